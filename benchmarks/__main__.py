@@ -16,10 +16,10 @@ from capsule_lab.system import environment
 
 
 def main(config: DictConfig) -> None:
-    """Time every case of ``config``, show tables, write ``config.out``."""
+    """Time every case of ``config``, print tables, and write ``config.out``."""
     check_bench(config)
     if config.out:
-        files.check_writable(Path(str(config.out)))  # before all the work
+        files.check_writable(Path(str(config.out)))  # fails before the work starts
     measure = scaling.scale if config.scaling else breakdown.profile if config.profile else timing.measure
     report = measure(config)
     hardware = environment.hardware(device_named(config.device))

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by the names of operators."""
+"""The time of a training step by operator."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ FAMILIES = {
         "_contractpending",
         "_emstep",
         "bmm",
-    ),  # without fused kernels votes and their sums are batched products
+    ),  # without fused kernels, votes and their sums are batched products
     "convolutions": ("conv", "cudnn", "mkldnn"),
     "matrix products": ("mm", "linear"),
     "optimiser": ("optimizer.", "_fused_adam", "_foreach"),
     "rest": ("",),
 }
-"""What time is spent on: the first family of which a part is in an operator's name. Elementwise arithmetic of routing
-outside of the fused kernels is among the rest."""
-LISTED = 12  # ours: operators that are named one by one
+"""An operator belongs to the first family with a part that its name contains. Elementwise arithmetic of routing outside
+of the fused kernels belongs to the rest."""
+LISTED = 12  # ours: number of operators listed
 
 
 def profile(config: DictConfig) -> dict[str, Any]:
-    """A row for each model, backend and precision: shares of the families, and the costliest operators.
+    """Return a row for each model, backend and precision: shares of the families, and the costliest operators.
 
     Raises:
-        ConfigError: for what cannot be timed.
+        ConfigError: if a case cannot be timed.
     """
     if not config.models:
-        raise ConfigError("profile is true, but models is empty; expected one or more")
+        raise ConfigError("profile is true, but models is empty; expected one or more models")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the workers' profiler
     rows = []
     for case in (case for group in model_groups(config, textbook=False) for case in group):
@@ -51,7 +51,7 @@ def profile(config: DictConfig) -> dict[str, Any]:
 
 
 def profile_case(case: Case, steps: int) -> dict[str, Any]:
-    """In a worker: so many steps under torch's profiler, after two without."""
+    """In a worker: run steps under torch's profiler, after two without."""
     step = build_step(case)
     for _ in range(2):  # ours: as in timing.CaseTimer
         take_step(step)
@@ -69,7 +69,7 @@ def profile_case(case: Case, steps: int) -> dict[str, Any]:
 
 
 def break_down(operators: dict[str, float]) -> dict[str, Any]:
-    """Seconds of a step, the share of each family, and the costliest operators, from the seconds of all operators."""
+    """Compute a step's seconds, the share of each family and the costliest operators from the seconds of operators."""
     total = sum(operators.values()) or 1.0
     shares: dict[str, float] = defaultdict(float)
     for name, seconds in operators.items():

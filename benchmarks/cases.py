@@ -1,4 +1,4 @@
-"""What is timed: a layer or a model, in one form, at one precision."""
+"""The cases to time: a layer or a model, in one form, at one precision."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from capsule_lab.kernels.backends import fused_kernels
 TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
 """The textbook form of the models that have one."""
 SIZES = ("batch_size", "image_shape", "num_classes")
-"""Of a model."""
+"""The sizes of a model."""
 AXES = {
     "batch": "batch_size", "children": "child_types", "parents": "parents", "iterations": "iterations",
     "image_size": "grid",
 }  # fmt: skip
-"""What ``scaling`` may be, and the size of the layer that it changes."""
+"""The values of ``scaling``, and the size of the layer that each changes."""
 FULL = "32-true"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to time.
+    """A layer or a model to time.
 
     Attributes:
         kind: ``"layer"`` or ``"model"``.
-        name: which.
+        name: name of the layer or the model.
         form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
-            ``"plain"`` for a model that does not route; for the GPU ``"graphs"``, fused steps as CUDA graphs.
-        precision: as of a Trainer.
+            ``"plain"`` for a model without routing; on a GPU also ``"graphs"``, fused steps as CUDA graphs.
+        precision: as in a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
-        sizes: of a layer: what ``conf/bench.yaml`` has under its name; of a model: batch, image and classes.
-        overrides: of a model's training configuration.
+        sizes: for a layer the sizes in ``conf/bench.yaml`` under its name; for a model batch, image and classes.
+        overrides: overrides of a model's training configuration.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def backend(self) -> str:
-        """Of the routing."""
+        """The backend of the routing."""
         return {"compiled": "matmul", "graphs": "fused"}.get(self.form, self.form)
 
     @property
@@ -67,21 +67,21 @@ class Case:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The case in a table."""
+        """The columns of a table that describe the case."""
         kind = {"kind": self.kind, "name": self.name, "form": self.form, "precision": self.precision}
         return {**kind, "device": self.device, **self.sizes}
 
 
 def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """``conf/bench.yaml``, for ``"gpu"`` with what ``conf/gpu.yaml`` changes, and overrides ``key=value``.
+    """Load ``conf/bench.yaml``, for ``"gpu"`` with the changes of ``conf/gpu.yaml``, and apply overrides ``key=value``.
 
     Raises:
-        ConfigError: for an override that is none, or of a key that does not exist.
+        ConfigError: if an override is malformed or its key does not exist.
     """
     folder = Path(__file__).parent / "conf"
     config = OmegaConf.merge(*(OmegaConf.load(folder / f"{file}.yaml") for file in dict.fromkeys(("bench", name))))
     OmegaConf.set_struct(config, True)
-    OmegaConf.set_struct(config.sizes, False)  # of any model
+    OmegaConf.set_struct(config.sizes, False)  # any model may be added
     try:
         return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
     except (OmegaConfBaseException, ValueError) as error:
@@ -89,15 +89,15 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def device_named(name: str) -> torch.device:
-    """``cpu``, ``cuda``, or with ``auto`` a GPU if there is one."""
+    """Return the device ``cpu`` or ``cuda``; with ``auto`` a GPU if there is one."""
     return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_bench(config: DictConfig) -> None:
-    """Everything that can be checked before a process starts.
+    """Check the configuration before a process starts.
 
     Raises:
-        ConfigError: for what cannot be timed.
+        ConfigError: if a case cannot be timed.
     """
     choices = {
         "layers": ("dynamic", "em_all_parents", "em_window"),
@@ -108,7 +108,7 @@ def check_bench(config: DictConfig) -> None:
     for option, names in choices.items():
         given = config[option]
         if not OmegaConf.is_list(given) or not set(given) <= set(names):
-            raise ConfigError(f"{option} is {given}; expected a list of some of {', '.join(names)}")
+            raise ConfigError(f"{option} is {given}; expected a list of values from {', '.join(names)}")
     rules = {
         f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
         f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
@@ -116,7 +116,7 @@ def check_bench(config: DictConfig) -> None:
         ),
         f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(config.rounds, config.steps) < 1,
         "backends or precisions is empty; expected one or more of each": not (config.backends and config.precisions),
-        "layers and models are both empty; expected something to time": not (config.layers or config.models),
+        "layers and models are both empty; expected one or more cases": not (config.layers or config.models),
         "device is cuda, but torch finds none; expected cpu or auto": (
             config.device == "cuda" and not torch.cuda.is_available()
         ),
@@ -126,11 +126,11 @@ def check_bench(config: DictConfig) -> None:
             raise ConfigError(message)
     kernels = fused_kernels(device_named(config.device).type)
     if "fused" in config.backends and isinstance(kernels, str):
-        raise ConfigError(f"backends has fused, which does not run here: {kernels}; expected backends=[matmul]")
+        raise ConfigError(f"backends contains fused, which does not run here: {kernels}; expected backends=[matmul]")
 
 
 def layer_groups(config: DictConfig) -> list[list[Case]]:
-    """One list per layer, its textbook form first; layers compute in float32 at every precision."""
+    """Return one list per layer, its textbook form first; layers compute in float32 at every precision."""
     device = str(device_named(config.device))
     return [
         [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
@@ -139,7 +139,7 @@ def layer_groups(config: DictConfig) -> list[list[Case]]:
 
 
 def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case]]:
-    """One list per model, its textbook form, if it has one, first."""
+    """Return one list per model, with the textbook form first if there is one."""
     device = str(device_named(config.device))
     groups = []
     for name in config.models:
@@ -156,7 +156,7 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
 
 
 def training_config(overrides: Sequence[str]) -> DictConfig:
-    """The configuration that ``python -m capsule_lab.train`` would have with these overrides."""
+    """Compose the configuration of ``python -m capsule_lab.train`` with these overrides."""
     try:
         config = compose("train", overrides)
         check(config)
@@ -166,12 +166,12 @@ def training_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) -> dict[str, Any]:
-    """Sizes of a layer, or of a model's training step.
+    """Return the sizes of a layer, or of a model's training step.
 
     Args:
-        config: the first that has a size gives it: ``batch_size`` and the like, then ``sizes``.
-        name: which.
-        chosen: of a model, its training configuration, whose data have the remaining sizes.
+        config: keys such as ``batch_size`` take precedence over ``sizes``.
+        name: name of the layer or the model.
+        chosen: a model's training configuration, whose data determine the remaining sizes.
     """
     sizes: dict[str, Any] = {}
     if chosen is not None:

@@ -1,8 +1,7 @@
-"""Time layers and training steps on a GPU that is lent for minutes: ``python -m benchmarks.gpu key=value ...``.
+"""Time layers and training steps on a GPU that is available for minutes: ``python -m benchmarks.gpu key=value ...``.
 
-One process times one case after the other, those that torch compiles last, and writes all rows to a JSON file after
-each, so that nothing is lost when the lease ends. Whether the numbers are right is for ``pytest -m gpu``, which comes
-first.
+One process times the cases in turn, with those that torch compiles last, and writes all rows to a JSON file after each
+case, so that nothing is lost when the time ends. Run ``pytest -m gpu`` before, which tests the results of the kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PROFILED = 5  # ours: steps under the profiler
 def main(config: DictConfig) -> None:
     """Time every case of ``config``, and write ``config.out`` after each.
 
-    A row has ``error`` instead of times where a case failed; it is ``out of memory`` if that did not suffice.
+    The row of a failed case has ``error`` instead of times, ``out of memory`` if the memory did not suffice.
     """
     end = time.monotonic() + config.limit
     cases = cases_of(config)
@@ -44,7 +43,7 @@ def main(config: DictConfig) -> None:
     report |= {"gpu": to_container(config), **environment.of_this_process()}
     report["rates"] = machine_rates(device, bfloat16=True)
     report |= {"rows": [], "not_reached": []}
-    full: set[str] = set()  # models of which a batch did not fit the memory
+    full: set[str] = set()  # models with a batch that did not fit into memory
     works: dict[str, Work] = {}
     for case, batch in cases:
         if time.monotonic() > end:
@@ -60,7 +59,7 @@ def main(config: DictConfig) -> None:
 
 
 def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
-    """Layers and steps in every form, then steps by size of the batch, which are marked; last what torch compiles."""
+    """Return layers and steps in every form, then steps by batch size, with ``True``; compiled cases are last."""
     graphs = "graphs" in config.backends
     config.backends = [backend for backend in config.backends if backend != "graphs"]
     check_bench(config)
@@ -73,12 +72,12 @@ def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
 
 
 def with_graphs(case: Case) -> Case:
-    """A fused step as CUDA graphs."""
+    """Return the case of a fused step as CUDA graphs."""
     return replace(case, form="graphs", overrides=(*case.overrides, "module.cuda_graphs=true"))
 
 
 def by_batch(config: DictConfig) -> Iterator[Case]:
-    """The step of each model of ``throughput`` at each size of the batch, as it is trained."""
+    """Yield the training step of each model of ``throughput`` at each batch size."""
     chosen = config.copy()
     chosen.models, chosen.backends = config.throughput, ["fused"]
     for ((*_, case),) in ([group] for group in model_groups(chosen, textbook=False)):
@@ -87,10 +86,10 @@ def by_batch(config: DictConfig) -> Iterator[Case]:
 
 
 def timed(case: Case, steps: int, rates: dict[str, float], works: dict[str, Work]) -> dict[str, Any]:
-    """Times, memory, lower bounds and of fused models the costliest operators; or ``error``."""
+    """Return times, memory, lower bounds, and for fused and plain models the costliest operators; or ``error``."""
     try:
         key = f"{case.name} {case.sizes}"
-        if key not in works:  # the same for all forms; counted in the one that needs the least memory
+        if key not in works:  # the same for all forms; counted in the form with the least memory
             works[key] = count(case if case.form == "plain" else replace(case, form="fused"))
         row = seconds_and_memory(case, steps)
         row |= beside_roofline(row, works[key], rates)
@@ -98,7 +97,7 @@ def timed(case: Case, steps: int, rates: dict[str, float], works: dict[str, Work
         return row | ({"profile": profile_case(case, PROFILED)} if profiled else {})
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}
-    except Exception as error:  # of a compiler or a kernel: other cases go on
+    except Exception as error:  # from a compiler or a kernel: continue with the other cases
         return {"error": f"{type(error).__name__}: {one_line(error)}"}
     finally:
         gc.collect()
@@ -114,7 +113,7 @@ def seconds_and_memory(case: Case, steps: int) -> dict[str, Any]:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Of a GPU."""
+    """Return properties of a GPU."""
     if device.type != "cuda":
         return {}
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""Layers to time: a forward pass to call, and what to differentiate by."""
+"""Layers to time: their forward pass, and the tensors to differentiate by."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ WARM_UP = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 
 
 
 def small(case: Case) -> dict[str, Any]:
-    """Sizes of the same layer that cost nothing, to warm up with."""
+    """Return small sizes of the same layer, for warming up."""
     return {name: min(size, WARM_UP.get(name, size)) for name, size in case.sizes.items()}
 
 
 def build_layer(case: Case, sizes: dict[str, Any] | None = None) -> tuple[Forward, list[Tensor]]:
-    """The forward pass of a layer, and its inputs and parameters, of which gradients are asked.
+    """Return the forward pass of a layer, and its inputs and parameters, which need gradients.
 
     Args:
-        case: which layer.
-        sizes: instead of the case's.
+        case: the case of the layer.
+        sizes: sizes in place of the case's sizes.
     """
     torch.manual_seed(0)
     builders: dict[str, Callable[..., tuple[Forward, list[Tensor]]]]
@@ -55,7 +55,7 @@ def _em_routing(case: Case, iterations: int) -> Any:
 def _em_window(
     case: Case, device: torch.device, *, rows: int, children: int, parents: int, iterations: int
 ) -> tuple[Forward, list[Tensor]]:
-    """Windows that are independent of each other."""
+    """EM routing of independent windows."""
     poses = _leaf(torch.randn(rows, children, POSE * POSE, device=device))
     activations = _leaf(torch.rand(rows, children, device=device))
     weight = torch.randn(children, POSE, parents, POSE, device=device) / 2
@@ -83,7 +83,7 @@ def _em_all_parents(
     stride: int,
     iterations: int,
 ) -> tuple[Forward, list[Tensor]]:
-    """A convolutional layer; the softmax of a child runs over all parents at all positions that see it."""
+    """A convolutional EM layer; the softmax of a child is over all parents at all positions that see it."""
     size = (grid, grid)
     poses = _leaf(torch.randn(batch_size, grid * grid * child_types, POSE * POSE, device=device))
     activations = _leaf(torch.rand(poses.shape[:2], device=device))
@@ -116,7 +116,7 @@ def _dynamic(
     parent_dim: int,
     iterations: int,
 ) -> tuple[Forward, list[Tensor]]:
-    """The digit capsules of a CapsNet."""
+    """Dynamic routing of the digit capsules of a CapsNet."""
     poses = _leaf(torch.randn(batch_size, children, child_dim, device=device))
     if case.form == "textbook":
         network = TextbookCapsNet(

@@ -1,4 +1,4 @@
-"""Whole training steps to time."""
+"""Training steps to time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Step:
     """A training step of one batch.
 
     Attributes:
-        loss: forward pass.
-        optimizer: of the parameters.
-        network: that has them.
+        loss: the forward pass.
+        optimizer: the optimizer of the parameters.
+        network: the network with the parameters.
     """
 
     loss: Callable[[], Tensor]
@@ -32,14 +32,14 @@ class Step:
 
 
 def take_step(step: Step) -> None:
-    """Forward, backward, and an update of the parameters."""
+    """Run the forward pass, the backward pass and an update of the parameters."""
     step.optimizer.zero_grad()
     step.loss().backward()
     step.optimizer.step()
 
 
 def build_step(case: Case) -> Step:
-    """What one batch of a case needs for training."""
+    """Build the training step of a case for one batch."""
     device = torch.device(case.device)
     config = training_config(case.overrides)
     batch = random_batch(case, case.sizes["batch_size"])
@@ -60,7 +60,7 @@ def build_step(case: Case) -> Step:
 
 
 def random_batch(case: Case, images: int) -> Batch:
-    """Random images and labels of a case's sizes."""
+    """Draw random images and labels of a case's sizes."""
     torch.manual_seed(0)
     pixels = torch.rand(images, *case.sizes["image_shape"], device=case.device)
     labels = torch.randint(case.sizes["num_classes"], (images,), device=case.device)
@@ -68,7 +68,7 @@ def random_batch(case: Case, images: int) -> Batch:
 
 
 def as_pairs(batch: Batch, module: Any) -> Batch:
-    """A batch with itself as targets and no change, for a module that is told one; any other batch as it is."""
+    """Return a batch with its images as targets and no change, if the module takes a change; else ``batch``."""
     change = getattr(module.network, "change_shape", ())
     if not change:
         return batch
@@ -76,20 +76,20 @@ def as_pairs(batch: Batch, module: Any) -> Batch:
 
 
 def loss_of(module: Any, batch: Batch) -> Tensor:
-    """What the module minimises."""
+    """Compute the loss that the module minimises."""
     terms = {**module.loss_terms(batch, module(*module.inputs_of(batch)), {}), **module.penalty()}
     return torch.stack(list(terms.values())).sum()
 
 
 def build_network(case: Case, config: DictConfig) -> Any:
-    """The module of a case, which routes as the case says."""
+    """Build the module of a case with the backend of the case."""
     if case.form not in ("plain", "textbook"):
         config.routing.backend = case.backend
     return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
 
 
 def build_textbook(case: Case, config: DictConfig) -> Any:
-    """The textbook network of the same sizes as the configuration's."""
+    """Build the textbook network with the sizes of the configuration."""
     network = TEXTBOOK_NETWORKS[case.name]
     model, same = config.model, {"iterations": config.routing.get("iterations", 1)}
     same |= {"channels": model.channels, "primary_types": model.primary.types}

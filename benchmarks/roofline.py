@@ -1,17 +1,16 @@
-"""Lower bounds on the time of a case: its operations and bytes, and how many of each this machine does in a second.
+"""Lower bounds on the time of a case, from its operations and bytes and this machine's rates of both.
 
-Counted are the multiply-adds of convolutions, linear layers and routing, two operations each, and each layer's inputs,
-outputs and parameters, moved once wherever they are needed: a form that computes votes twice, or stores them, has the
-same bound, the longer of the two times. torch counts convolutions and linear layers. Routing has formulas here, since
-torch sees neither elementwise arithmetic nor fused kernels, and its count would depend on the form. Per vote of d
-components, computed from rows of q, and T iterations:
+The count includes the multiply-adds of convolutions, linear layers and routing, two operations each, and each layer's
+inputs, outputs and parameters, moved once for each use. The bound is the longer of the two times; it is the same for a
+form that computes votes twice or stores them. torch counts convolutions and linear layers. Routing has formulas here,
+since torch counts neither elementwise arithmetic nor fused kernels, and its count would depend on the form. For each
+vote of d components, computed from rows of q, and T iterations:
 
 - EM: ``d q`` for the vote, ``2 d T`` for mean and variance, ``2 d (T - 1)`` for its distance;
 - dynamic: ``d q`` for the vote, ``d T`` for the sum, ``d (T - 1)`` for the agreement.
 
-The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass
-reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers per parameter and writes
-three.
+The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass reads
+the inputs and the outputs' gradients and writes the inputs' gradients. Adam reads four numbers per parameter, writes 3.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
 
-MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores, and for no cache; four times of each on a GPU
-PASSES = 3  # forward, and backward to each of two factors
+MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores and larger than any cache; four times as large on a GPU
+PASSES = 3  # forward, and backward for each of two factors
 ADAM = 4 + 3  # numbers per parameter, read and written
 OF_ROUTING = ("bmm", "baddbmm")  # votes and their sums are batched products; convolutions and linear layers are not
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of a forward and a backward pass, and for a model of Adam.
+    """The work of a forward and a backward pass and, for a model, of Adam.
 
     Attributes:
-        operations: of convolutions and linear layers, which may be in bfloat16.
-        routing_operations: in float32.
-        numbers: moved by convolutions and linear layers.
-        full_numbers: moved in float32: by routing, and parameters.
+        operations: operations of convolutions and linear layers, which may be in bfloat16.
+        routing_operations: operations of routing in float32.
+        numbers: numbers moved by convolutions and linear layers.
+        full_numbers: numbers moved in float32: by routing, and parameters.
     """
 
     operations: int = 0
@@ -58,7 +57,7 @@ class Work:
 
 
 def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float]) -> dict[str, float]:
-    """Lower bounds of a measured case, and its percent of the roofline."""
+    """Return the lower bounds of a measured case, and its percentage of the roofline."""
     bfloat16 = row["precision"] != FULL
     full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
     rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
@@ -75,12 +74,12 @@ def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float])
 
 
 def routing_operations(votes: int, dim: int, inner: int, iterations: int, *, em: bool) -> int:
-    """Of so many votes in a step."""
+    """Return the operations of routing for ``votes`` votes in a step."""
     return 2 * PASSES * votes * (dim * inner + (2 if em else 1) * dim * (2 * iterations - 1))
 
 
 def votes_of(case: Case) -> int:
-    """How many votes a layer has."""
+    """Return the number of votes of a layer."""
     sizes = case.sizes
     if case.name == "em_all_parents":
         positions = ((sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1) ** 2
@@ -89,12 +88,12 @@ def votes_of(case: Case) -> int:
 
 
 def count(case: Case) -> Work:
-    """The work of a case, the same for all of its forms."""
+    """Count the work of a case, which is the same for all of its forms."""
     return _of_layer(case) if case.kind == "layer" else _of_model(case)
 
 
 def _of_layer(case: Case) -> Work:
-    """Counted while the layer is called once."""
+    """Count the work of a layer by calling it once."""
     forward, inputs = build_layer(case)
     em = case.name != "dynamic"
     dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
@@ -103,13 +102,13 @@ def _of_layer(case: Case) -> Work:
 
 
 def _of_model(case: Case) -> Work:
-    """Counted while one image passes through the network."""
+    """Count the work of a model by passing one image through the network."""
     module = build_network(case, training_config(case.overrides)).to(case.device)
     calls: list[Work] = []
     for layer in module.network.modules():
         layer.register_forward_hook(lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output)))
     with FlopCounterMode(display=False) as counter:
-        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # compiles kernels for the workers, too
+        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # also compiles kernels for the workers
     counted = counter.get_flop_counts()["Global"].items()
     operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
     parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
@@ -127,7 +126,7 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
         passes = 2 + inputs[0].requires_grad  # forward, gradient of the weight, gradient of the input
         return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
-        parents = output[:2]  # logits are computed beside the activations
+        parents = output[:2]  # without logits, which come with the activations
         return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(parents))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
@@ -142,14 +141,14 @@ def _numbers(tensors: Iterable[Any]) -> int:
 
 
 def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float], list[Work]]:
-    """In a worker: rates of the machine, with those in bfloat16 if they are wanted, and the work of each case."""
+    """In a worker: return the rates of the machine, with bfloat16 on request, and the work of each case."""
     return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [count(case) for case in cases]
 
 
 def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
-    """Operations per second in square matrix products, bytes per second, read and written, in a sum of two arrays.
+    """Measure operations per second in square matrix products, and bytes per second moved in a sum of two arrays.
 
-    On a GPU whose convolutions may compute in TF32, its rate is there as well.
+    On a GPU whose convolutions may compute in TF32, the rate of TF32 is included.
     """
     kinds = {"float32": (torch.float32, "highest")}
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
@@ -170,7 +169,7 @@ def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
 
 
 def _fastest(call: Callable[[], object], device: torch.device, times: int = 5) -> float:
-    """Seconds of the fastest call, after one that warms up; the wait for a GPU is nothing beside them."""
+    """Return the seconds of the fastest call, after a warm-up; synchronising with a GPU takes negligible time."""
     best = math.inf
     for _ in range(times + 1):
         start_time = time.perf_counter()

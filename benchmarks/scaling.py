@@ -1,4 +1,4 @@
-"""How a convolutional EM layer's cost grows with its sizes."""
+"""The cost of a convolutional EM layer as a function of its sizes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.cases import AXES, FULL, Case, device_named, sizes_of
 from benchmarks.roofline import votes_of
 from benchmarks.timing import time_in_turn
 
-QUARTERS = (1, 2, 4, 8, 16)  # ours: of the layer's own size, from 1/4 to 4 times
-EDGES = (2, 3, 4, 6, 8)  # ours: quarters of a grid's edge, whose area then grows from 1/4 to 4 times
+QUARTERS = (1, 2, 4, 8, 16)  # ours: quarters of the layer's size, from 1/4 to 4 times
+EDGES = (2, 3, 4, 6, 8)  # ours: quarters of a grid's edge; the area grows from 1/4 to 4 times
 ITERATIONS = (1, 2, 3, 4, 6)  # ours: around the papers' 3
 
 
 def scale(config: DictConfig) -> dict[str, Any]:
-    """A row for each axis asked for, size and backend, with the seconds per vote and iteration."""
+    """Return a row for each chosen axis, size and backend, with the seconds per vote and iteration."""
     rows = []
     for axis in AXES if config.scaling == "all" else [config.scaling]:
         cases = scaled(config, axis)
@@ -30,7 +30,7 @@ def scale(config: DictConfig) -> dict[str, Any]:
 
 
 def scaled(config: DictConfig, axis: str) -> list[Case]:
-    """The layer at every size along ``axis``, in each backend."""
+    """Return the layer at every size along ``axis``, in each backend."""
     sizes, device = sizes_of(config, "scaling"), str(device_named(config.device))
     option = AXES[axis]
     values: set[int] = set(ITERATIONS)

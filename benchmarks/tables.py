@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 Row = dict[str, Any]
-WIDTH = 120  # ours: of tables in files and pipes
+WIDTH = 120  # ours: width of tables in files and pipes
 
 
 def _ms(seconds: float) -> str:
@@ -72,7 +72,7 @@ OPERATORS: Columns = {
 
 
 def show(report: dict[str, Any], hardware: str) -> None:
-    """Print the tables of a report: of layers and of models, of each axis, or of each profile."""
+    """Print the tables of a report: for layers and models, for each axis, or for each profile."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
@@ -81,14 +81,14 @@ def show(report: dict[str, Any], hardware: str) -> None:
         rates = {name.split("_")[0]: rate / 1e9 for name, rate in report["rates"].items()}
         memory = rates.pop("bytes")
         speeds = ", ".join(f"{rate:.0f} GFLOP/s in {name}" for name, rate in rates.items())
-        caption = f"ratio and share: to the first row of a name; least: at {speeds}, {memory:.1f} GB/s"
+        caption = f"ratio and share: relative to the first row of a name; least: at {speeds}, {memory:.1f} GB/s"
         for kind, of_kind in groupby(rows, key=lambda row: row["kind"]):
-            columns, memory_of = (LAYERS, "above its inputs") if kind == "layer" else (MODELS, "of the whole process")
+            columns, memory_of = (LAYERS, "without inputs") if kind == "layer" else (MODELS, "of the whole process")
             console.print(_table(f"{kind}s, {hardware}; memory: {memory_of}", caption, columns, of_kind))
     elif "axis" in rows[0]:
         for axis, of_axis in groupby(rows, key=lambda row: row["axis"]):
             title = f"a convolutional EM layer against {axis}, float32, {hardware}"
-            console.print(_table(title, "forward and backward; memory: above its inputs", SCALING, of_axis))
+            console.print(_table(title, "forward and backward; memory: without inputs", SCALING, of_axis))
     else:
         for row in rows:
             shares = ", ".join(f"{family} {share:.1%}" for family, share in row["shares"].items())

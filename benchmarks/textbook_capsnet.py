@@ -1,10 +1,10 @@
-"""The CapsNet of Sabour, Frosst and Hinton (NeurIPS 2017) as common PyTorch ports write it, without their mistakes.
+"""The CapsNet of Sabour, Frosst and Hinton (NeurIPS 2017) as in common PyTorch ports, without their mistakes.
 
-The baseline that the package's own speed is measured against, and an independent check of its numbers. What
-is kept of the ports: float32 throughout, votes as one broadcast matrix product of a five-dimensional weight,
-routing as elementwise multiply-and-sum over the whole vote tensor, gradients through all three iterations. What is
-right, unlike in many of them: the components of a primary capsule come from one position, the softmax runs
-over the parents, the official code's 1/32 and biases are there, and the reconstruction error is summed.
+It is the baseline for the package's speed, and an independent check of its numbers. Like the ports, it uses float32
+throughout, votes as one broadcast matrix product of a five-dimensional weight, routing as elementwise multiply-and-sum
+over the whole vote tensor, and gradients through all three iterations. Unlike many ports, it takes the components of a
+primary capsule from one position and the softmax over the parents, includes the official code's 1/32 and biases, and
+sums the reconstruction error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class TextbookCapsNet(nn.Module):
         return v.squeeze(1)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Loss of a training step: margin + 0.0005 * summed squared error of the reconstruction, mean over batch."""
+        """Compute the loss: margin + 0.0005 * summed squared error of the reconstruction, mean over the batch."""
         digits = self.digit_capsules(self.primary_capsules(images))
         lengths = torch.sqrt((digits**2).sum(dim=-1) + EPS)
         target = F.one_hot(labels, self.num_classes).to(lengths.dtype)

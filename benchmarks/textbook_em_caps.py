@@ -1,11 +1,11 @@
-"""EM capsules (Hinton, Sabour and Frosst, ICLR 2018) as common PyTorch ports write them, without their mistakes.
+"""EM capsules (Hinton, Sabour and Frosst, ICLR 2018) as in common PyTorch ports, without their mistakes.
 
-The baseline that the package's own speed is measured against, and an independent check of its numbers. What is kept
-of the ports: float32 throughout, the votes of the whole batch at once by one einsum, M- and E-step as elementwise
-arithmetic over that tensor, windows by indexing, the cost of the paper's procedure 1, biases in the primary capsules,
-coordinates as ``(i + 0.5) / n``, autograd through all iterations. What is right, unlike in many of them: a child's
-activation enters the M-step alone and is not cancelled, variances have a floor and no root is taken, the
-logarithm of an activation comes from its logit, and the last E-step, which nothing uses, is left out.
+They are the baseline for the package's speed, and an independent check of its numbers. Like the ports, they use float32
+throughout, one einsum for the votes of the whole batch, M- and E-step as elementwise arithmetic over that tensor,
+windows by indexing, the cost of the paper's procedure 1, biases in the primary capsules, coordinates as
+``(i + 0.5) / n``, and autograd through all iterations. Unlike in many ports, a child's activation enters only the
+M-step and is not cancelled, variances have a floor and no root is taken, the logarithm of an activation comes from its
+logit, and the last E-step, whose result is unused, is left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ EPS = 1e-7
 
 
 def saturating(final: float, iterations: int) -> list[float]:
-    """Inverse temperatures of the official code."""
+    """Return the inverse temperatures of the official code."""
     return [final * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
 
 
 def window_index(size: tuple[int, int], types: int, kernel: int, stride: int) -> Tensor:
-    """Which child each place of each window is, ``(positions, kernel * kernel * types)``; children are (y, x, type)."""
+    """Return the child at each place of each window, ``(positions, kernel * kernel * types)``; order (y, x, type)."""
     every = torch.arange(size[0] * size[1] * types).view(*size, types)
     rows, columns = ((n - kernel) // stride + 1 for n in size)
     windows = [
@@ -37,7 +37,7 @@ def window_index(size: tuple[int, int], types: int, kernel: int, stride: int) ->
 
 
 def share_over_all(scores: Tensor, child: Tensor) -> Tensor:
-    """Softmax over all parents at all positions that see a child, of scores (images * positions, places, parents)."""
+    """Softmax of scores (images * positions, places, parents) over all parents at all positions that see a child."""
     index, children = child.flatten(), int(child.max()) + 1
     by_image = scores.reshape(-1, len(index), scores.shape[2])
     largest = by_image.detach().amax(2)
@@ -57,9 +57,9 @@ def textbook_em(
     min_variance: float = 5e-4,
     child: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Procedure 1 on votes (rows, children, parents, 16): poses and activations of the parents.
+    """Apply procedure 1 to votes (rows, children, parents, 16), and return poses and activations of the parents.
 
-    Rows are independent, unless ``child``, of ``window_index``, says which places of an image's rows are one child.
+    Rows are independent unless ``child``, from ``window_index``, maps the places of an image's rows to children.
     """
     rows, children, parents, dim = votes.shape
     r = a.unsqueeze(2) / parents  # (rows, children, 1)
@@ -92,7 +92,7 @@ def textbook_em_layer(
     min_variance: float = 5e-4,
     child: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Poses (rows, children, 16) times transformations (children, parents, 4, 4), then ``textbook_em``."""
+    """Multiply poses (rows, children, 16) by transformations (children, parents, 4, 4), and apply ``textbook_em``."""
     votes = torch.einsum("nipq,ioqr->niopr", P.unflatten(2, (4, 4)), W).flatten(3)
     return textbook_em(votes, a, beta_u, beta_a, lambdas, min_variance, child)
 
@@ -100,8 +100,8 @@ def textbook_em_layer(
 class TextbookEMCaps(nn.Module):
     """Matrix capsules for smallNORB with spread loss.
 
-    The parents of each position compete among themselves, as in most ports: it is the cheaper of the two as well.
-    ``normalisation="all_parents"`` is the paper's.
+    The parents of each position compete separately, as in most ports, which is also cheaper. The paper's is
+    ``normalisation="all_parents"``.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class TextbookEMCaps(nn.Module):
         return textbook_em(votes, a, self.class_beta_u, self.class_beta_a, self.class_lambdas)[1]
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Spread loss of a training step, summed over the wrong classes, mean over the batch."""
+        """Compute the spread loss, summed over the wrong classes, mean over the batch."""
         a = self.class_activations(images)
         right = a.gather(1, labels[:, None])
         wrong = 1 - F.one_hot(labels, self.num_classes).to(a.dtype)

@@ -1,6 +1,6 @@
-"""Cases that take turns, round after round, so that changes of the machine's load affect all alike.
+"""Timing of cases in interleaved rounds, so that changes of the machine's load affect all cases alike.
 
-Every case has a process of its own, so that its peak memory is its own; one waits while another works.
+Every case has a separate process, so that its peak memory can be measured; only one process works at a time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from benchmarks.models import build_step
 from benchmarks.roofline import beside_roofline, measure_roofline
 from capsule_lab.errors import ConfigError, one_line
 
-PAUSE = 0.05  # ours: OpenMP's threads wait for more work in a loop for some milliseconds
+PAUSE = 0.05  # ours: OpenMP's threads busy-wait for some milliseconds after work
 
 Seconds = tuple[float, float]
-"""Of the forward pass, and of the whole step."""
+"""Seconds of the forward pass and of the whole step."""
 
 
 def measure(config: DictConfig) -> dict[str, Any]:
-    """Rates of the machine, and a row for each case: seconds, memory, lower bounds, ratios to the first of its group.
+    """Measure the machine's rates, and for each case seconds, memory, lower bounds, and ratios to its group's first.
 
     Raises:
-        ConfigError: for what cannot be timed.
+        ConfigError: if a case cannot be timed.
     """
     groups = [group for group in layer_groups(config) + model_groups(config) if group]
     bfloat16 = any(case.precision != FULL for group in groups for case in group)
@@ -56,7 +56,7 @@ def measure(config: DictConfig) -> dict[str, Any]:
 
 
 def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Seconds per step and memory of every case."""
+    """Measure seconds per step and memory of every case."""
     seconds: list[list[Seconds]] = [[] for _ in cases]
     with ExitStack() as stack:
         workers = []
@@ -72,7 +72,7 @@ def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str
 
 
 def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
-    """A case, and the seconds of its steps."""
+    """Return the table row of a case and the seconds of its steps."""
     forward, both = zip(*times, strict=True)
     row = {
         **case.row,
@@ -87,10 +87,10 @@ def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
 
 
 class Worker:
-    """One process; what a call leaves there, the next finds.
+    """A process whose state persists between calls.
 
     Args:
-        name: for messages.
+        name: name for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -104,14 +104,14 @@ class Worker:
         self._pool.shutdown()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``function``, of a module, returns there.
+        """Call ``function``, defined at module level, in the process and return its result.
 
         Raises:
             ConfigError: if it raises, or if the process dies.
         """
         try:
             return self._pool.submit(function, *arguments).result()
-        except ValueError as error:  # ours, or of a network that refuses its sizes
+        except ValueError as error:  # ours, or from a network that rejects its sizes
             raise ConfigError(f"{self.name}: {one_line(error)}") from error
         except (BrokenProcessPool, RuntimeError) as error:  # the latter are torch's own
             raise ConfigError(
@@ -122,7 +122,7 @@ class Worker:
 class CaseTimer:
     """A case, built and warmed up in this process.
 
-    On a GPU, times are those between events on the device, with no wait of the processor between steps, as in training.
+    On a GPU, times are between events on the device, and the CPU does not wait between steps, as in training.
     """
 
     def __init__(self, case: Case) -> None:
@@ -132,10 +132,10 @@ class CaseTimer:
         start_time = time.perf_counter()
         self.run(1)
         self.first_seconds = time.perf_counter() - start_time
-        self.run(1)  # ours: the first may build kernels and the optimiser's state, the second a gradient's memory
+        self.run(1)  # ours: the first run may build kernels and optimiser state, the second allocates gradients
 
     def run(self, steps: int) -> list[Seconds]:
-        """Time so many steps."""
+        """Time ``steps`` steps."""
         if self.device.type != "cuda":
             return [self._step() for _ in range(steps)]
         marks = [self._step_on_gpu() for _ in range(steps)]
@@ -143,7 +143,7 @@ class CaseTimer:
         return [(start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3) for start, between, end in marks]
 
     def memory(self) -> dict[str, int]:
-        """Bytes at the peak, and how many of them are above what was taken before the first step."""
+        """Return peak memory in bytes, and its increase over the memory before the first step."""
         peak = peak_memory(self.device)
         return {"peak_memory_bytes": peak, "memory_above_bytes": max(peak - self.memory_before, 0)}
 
@@ -168,26 +168,26 @@ _timer: CaseTimer  # of a worker's process
 
 
 def build_timer(case: Case) -> None:
-    """In a worker, before all other calls."""
+    """In a worker, before all other calls: build the timer of a case."""
     global _timer
     _timer = CaseTimer(case)
 
 
 def time_steps(steps: int) -> list[Seconds]:
-    """In a worker."""
+    """In a worker: time steps."""
     return _timer.run(steps)
 
 
 def read_memory() -> dict[str, int]:
-    """In a worker, after all steps."""
+    """In a worker, after all steps: return the memory."""
     return _timer.memory()
 
 
 def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """The forward pass of a case, and the rest of its step, to call with the result of it."""
+    """Return the forward pass of a case, and a function of its result for the rest of the step."""
     if case.kind == "layer":
         if case.device == "cpu" and case.form != "compiled":  # others compile for each size
-            forward, inputs = build_layer(case, small(case))  # compiles what has to be
+            forward, inputs = build_layer(case, small(case))  # compiles kernels
             torch.autograd.grad([output.sum() for output in forward()], inputs)
         forward, inputs = build_layer(case)
 
@@ -207,7 +207,7 @@ def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
 
 
 def memory_now(device: torch.device) -> int:
-    """Bytes that are taken; the peak is measured from here. Of a CPU on Linux only: 0 elsewhere."""
+    """Return the memory in use in bytes, and reset the peak; on a CPU only on Linux, 0 elsewhere."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -220,7 +220,7 @@ def memory_now(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise (on Linux)."""
+    """Return the peak memory in bytes: of tensors on a GPU, otherwise of the whole process (on Linux)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):

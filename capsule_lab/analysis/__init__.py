@@ -1,1 +1,1 @@
-"""What every run may use to look into a network: traces of its routing, figures and curves."""
+"""Tools for inspecting networks: traces of their routing, figures and curves."""

@@ -1,4 +1,4 @@
-"""Curves of a run, from its ``metrics.csv``: loss and error, the capsules of every layer, transfer to affNIST."""
+"""Curves of a run from its ``metrics.csv``: loss and error, the capsules of every layer, transfer to affNIST."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008
     *("#882255", "#332288", "#999933", "#888888", "#7B3F00", "#A040F0", "#A6D000", "#FF4D6D", "#004D40"),  # ours
 )
-"""The first seven are those that people with any colour vision tell apart; no other two are closer than two of them."""
-_MARKERS = "os^Dv<>P*Xp"  # as many as have no common divisor with the number of colours
+"""The first seven are distinguishable with any colour vision; all other pairs differ at least as much as these."""
+_MARKERS = "os^Dv<>P*Xp"  # 11, coprime with the number of colours
 _DASHES = ("-", "--", "-.", ":")
 _LEGEND_SIZE = 8  # ours: points
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
-"""What stands in place of the error of networks that do not classify."""
+"""Quantities drawn in place of the error for networks that do not classify."""
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
-"""Prefixes of what ``RoutingStats`` logs of each layer."""
+"""Prefixes of the quantities that ``RoutingStats`` logs for each layer."""
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the curve of this number: the first 176 all differ, the first 16 in colour."""
+    """Return colour, marker and dashes of a curve by its number: the first 176 differ, the first 16 in colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
@@ -47,14 +47,14 @@ def look(number: int) -> dict[str, Any]:
 
 
 def legend_below(figure: Figure) -> None:
-    """A legend of all curves under everything else, in as many columns as fit; the figure becomes higher by as much."""
+    """Add a legend of all curves below the figure, in as many columns as fit, and increase the figure's height."""
     curves: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
     widest = max(TextPath((0, 0), label, size=_LEGEND_SIZE).get_extents().width for label in curves)  # points
-    column = widest / 72 + 0.65  # ours: inches, of the line beside the text and the gap to the next
-    columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: a browser's font is wider
+    column = widest / 72 + 0.65  # ours: inches, for the line beside the text and the gap
+    columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: browser fonts are wider
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
     figure.legend(
         [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=_LEGEND_SIZE, frameon=False,
@@ -63,9 +63,9 @@ def legend_below(figure: Figure) -> None:
 
 
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
-    """The content of a ``metrics.csv``, of this sha256 if it is known; empty, with a column ``step``, if there is none.
+    """Read a ``metrics.csv``, and check its sha256 if it is given.
 
-    A damaged file counts as missing, which a warning says.
+    If the file is missing, or damaged, which causes a warning, the table is empty with a column ``step``.
     """
     try:
         return _checked(metrics.read_bytes(), sha256)
@@ -78,17 +78,17 @@ def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
 
 def _checked(content: bytes, sha256: str | None) -> pd.DataFrame:
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
-        raise ValueError("its checksum is not that in metrics.json")
+        raise ValueError("its checksum differs from that in metrics.json")
     table = pd.read_csv(io.BytesIO(content))
     if "step" not in table or not all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes):
-        raise ValueError("expected columns of numbers, and one of them step")
+        raise ValueError("expected numeric columns, one of them step")
     if not table["step"].is_monotonic_increasing:
-        raise ValueError("its steps are not in order")
+        raise ValueError("its steps are not ascending")
     return table
 
 
 def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
-    """Name and figure of all curves that a run's ``metrics.csv`` has the columns for; none if there is no such file."""
+    """Yield name and figure of all curves whose columns a run's ``metrics.csv`` has; nothing if there is no file."""
     if read_curves(metrics).empty:
         return
     yield "curves", training_curves(metrics)
@@ -99,9 +99,9 @@ def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def training_curves(metrics: Path) -> Figure:
-    """Loss and error of training and validation against the step; of pairs of images, the quality of poses.
+    """Draw loss and error of training and validation against the step; for pairs of images, the quality of poses.
 
-    Of training, means over epochs, and pale, those of ``callbacks.StepMetrics`` over a few steps.
+    Training curves are means over epochs; means of ``callbacks.StepMetrics`` over a few steps are pale.
     """
     table = read_curves(metrics)
     of_poses = {name: label for name, label in OF_PAIRS.items() if f"val/{name}" in table}
@@ -109,7 +109,7 @@ def training_curves(metrics: Path) -> Figure:
     quantities = ["loss", *(of_poses or ["error"])]
     if of_poses:
         axes[1].set(ylabel=of_poses[quantities[1]], yscale="linear")
-    elif not {"train/error", "val/error"} & {*table.columns}:  # of a network without classes and poses
+    elif not {"train/error", "val/error"} & {*table.columns}:  # a network without classes and poses
         axes[1].set_visible(False)
     for axis, quantity in zip(axes, quantities, strict=True):
         _draw(axis, table, f"train/{quantity}_step", "C0-", "train, a few steps", alpha=0.35)
@@ -121,7 +121,7 @@ def training_curves(metrics: Path) -> Figure:
 
 
 def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
-    """Loss and error of several runs, by name, against the step: training dashed, validation solid."""
+    """Draw loss and error of several runs, by name, against the step: training dashed, validation solid."""
     figure, axes = _loss_and_error()
     for number, (name, file) in enumerate(metrics.items()):
         table = read_curves(file)
@@ -135,7 +135,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
 
 
 def layer_curves(metrics: Path) -> Figure:
-    """Of a run with ``RoutingStats``, activation of each layer, mean and spread, and its share of dead capsules."""
+    """Draw mean and spread of each layer's activations and its share of dead capsules; needs ``RoutingStats``."""
     table = read_curves(metrics)
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     activation, dead = figure.subplots(1, 2)
@@ -147,7 +147,7 @@ def layer_curves(metrics: Path) -> Figure:
         activation.fill_between(steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12)
         dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)
     activation.set(xlabel="step", ylabel="activation, mean and spread", ylim=(0, 1))
-    dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))  # lines at 0 and 100 are off the frame
+    dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))  # lines at 0 and 100 are inside the frame
     for axis in (activation, dead):
         axis.grid(alpha=0.3)
         _finish(axis)
@@ -155,14 +155,14 @@ def layer_curves(metrics: Path) -> Figure:
 
 
 def layers_in(metrics: Path) -> list[str]:
-    """Names of the layers that ``RoutingStats`` logged, from the image upwards."""
+    """Return the names of the layers that ``RoutingStats`` logged, from the image upwards."""
     columns: list[str] = [*read_curves(metrics)]  # in alphabetical order
     names = [name.removeprefix(STD) for name in columns if name.startswith(STD)]
     return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
 
 
 def transfer_curve(metrics: Path) -> Figure:
-    """Accuracy on synthetic affNIST against that on the data of training (Sabour 2017, section 5.2)."""
+    """Draw accuracy on synthetic affNIST against accuracy on the training data set (Sabour 2017, section 5.2)."""
     rows = read_curves(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
     figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
     axis = figure.add_subplot()
@@ -190,11 +190,11 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, al
     if len(rows):
         (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha)
         if len(rows) == 1:
-            line.set_marker("o")  # a line of one point would not be seen
+            line.set_marker("o")  # a line of one point is invisible
 
 
 def _finish(axis: Axes) -> None:
-    """A legend; where no curve has more than one point, marks for the points, and axes with room around them."""
+    """Add a legend; if no curve has more than one point, add markers and widen the axes around the points."""
     lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
     if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
         steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
@@ -203,5 +203,5 @@ def _finish(axis: Axes) -> None:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
         for line in lines:
             line.set(marker="o", markersize=6)
-    if axis.get_legend_handles_labels()[0]:  # matplotlib warns where nothing was drawn
+    if axis.get_legend_handles_labels()[0]:  # matplotlib warns if nothing was drawn
         axis.legend()

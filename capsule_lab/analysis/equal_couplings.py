@@ -1,4 +1,4 @@
-"""A network whose children share themselves out equally: what routing adds to the weights that were trained with it."""
+"""Equal couplings in a trained network, to measure the contribution of routing beside the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capsule_lab.routing import AbstractRouting, Normaliser
 
 
 class EqualCouplings(Normaliser):
-    """``normaliser`` of log-couplings that are all alike, whatever the routing has found."""
+    """Applies ``normaliser`` to equal log-couplings in place of those that the routing computes."""
 
     def __init__(self, normaliser: Normaliser) -> None:
         super().__init__(leaky=normaliser.leaky)
@@ -30,11 +30,11 @@ class EqualCouplings(Normaliser):
 
 @contextmanager
 def equal_couplings(network: nn.Module) -> Iterator[None]:
-    """In all routings of ``network``, every child goes to all parents that see it in equal shares.
+    """Make all routings of ``network`` couple every child equally to all parents that see it.
 
-    The *routing gain* of a network is its error with equal couplings less that with its own. Its routings turn
-    log-couplings into couplings by the normaliser that they are given, as all of this project do whose couplings are
-    learned or found by iterations. A leaky one is a ``ValueError`` when it is called.
+    The *routing gain* of a network is its error with equal couplings minus its normal error. Its routings must compute
+    couplings from log-couplings by the normaliser that they receive, like all routings of this project whose couplings
+    are learned or iterated. A leaky routing raises a ``ValueError`` when it is called.
     """
     routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
     for routing in routings:
@@ -44,7 +44,7 @@ def equal_couplings(network: nn.Module) -> Iterator[None]:
                 "routing whose couplings sum to one over the parents of a child, which can have equal shares"
             )
     if not routings:
-        raise ValueError(f"{type(network).__name__} has no couplings; expected a network of capsules")
+        raise ValueError(f"{type(network).__name__} has no couplings; expected a capsule network")
     with ExitStack() as stack:
         for routing in routings:
             stack.callback(routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True).remove)

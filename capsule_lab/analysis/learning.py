@@ -1,8 +1,7 @@
-"""Why does a network not learn? How smooth its gradient is, what its capsules say of images, how far weights move.
+"""Why does a network not learn? Measures of the smoothness of its gradient, of its capsules, and of its weight updates.
 
-All measuring is done on a copy of the network in float32, in the mode (training or not) that the network is in: its
-weights, gradients, running statistics and the random state stay as they are. ``docs/guides/not_learning.md`` says what
-the numbers mean.
+All measurements use a copy of the network in float32, in the mode (training or evaluation) of the network: its weights,
+gradients, running statistics and the random state do not change. ``docs/guides/not_learning.md`` explains the numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
 _SLOPE = 0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
-_BYTES_OF_VOTES = 2**26  # ours: 64 MiB, of more votes a part is measured
+_BYTES_OF_VOTES = 2**26  # ours: 64 MiB; of larger votes, a part is measured
 FAR_BELOW, FAR_ABOVE = 0.01, 100.0  # ours: variance floor over variance of the votes; docs/guides/not_learning.md
 FAR_BELOW_NORMALISED = 0.1  # ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
 
@@ -35,9 +34,9 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class GradientMeasurement:
-    """The loss, the length of its gradient, and the cosine between the gradients before and after a small change.
+    """The loss, the norm of its gradient, and the cosine between the gradients before and after a small change.
 
-    Of all parameters, the mean over changes; NaN if a gradient is 0.
+    The gradient is that of all parameters; the cosine is the mean over changes, NaN if a gradient is 0.
     """
 
     loss: float
@@ -50,28 +49,28 @@ def measure_gradient(
     loss: Callable[[Network], Tensor],
     *,
     relative_change: float = 0.01,  # ours: about what a step of Adam changes
-    changes: int = 4,  # ours: where the gradient is chaotic, cosines after single changes were 0.17 to 0.61
+    changes: int = 4,  # ours: with a chaotic gradient, cosines after single changes were 0.17 to 0.61
     seed: int = 0,
 ) -> GradientMeasurement:
-    """The gradient, and the cosine between it and the gradient after a random relative change of all weights.
+    """Measure the gradient, and its cosine with the gradient after a random relative change of all weights.
 
-    A gradient that points elsewhere after a change as small as a step of the optimizer cannot be followed. Each weight
-    ``w`` becomes ``w (1 + relative_change z)``, z from the standard normal. Dropout draws the same in all passes.
+    If the gradient changes its direction after a change as small as an optimizer step, descent fails. Each weight ``w``
+    becomes ``w (1 + relative_change z)``, with z from the standard normal. Dropout masks are the same in all passes.
 
     Args:
-        network: in training or in evaluation mode.
-        loss: of a network, on one batch: ``lambda network: spread_loss(network(images).scores, labels)``. It must call
-            the network that it gets, which is a copy.
+        network: a network in training or in evaluation mode.
+        loss: the loss of a network on one batch: ``lambda network: spread_loss(network(images).scores, labels)``. It
+            must call its argument, which is a copy of ``network``.
         relative_change: standard deviation of the change.
-        changes: how many, all of the same weights.
-        seed: of the changes and of dropout.
+        changes: number of changes, all of the original weights.
+        seed: seed of the changes and of dropout.
     """
     check_number("relative_change", relative_change, above=0)
     check_number("changes", changes, 1)
     twin = _float32_copy(network)
     parameters = [each for each in twin.parameters() if each.requires_grad]
     if not parameters:
-        raise ValueError(f"{type(network).__name__} has no parameter that is trained; expected one with requires_grad")
+        raise ValueError(f"{type(network).__name__} has no trainable parameter; expected one with requires_grad")
 
     def gradient() -> tuple[float, Tensor]:
         with _reproducible(twin, seed), torch.enable_grad():
@@ -99,7 +98,7 @@ def _float32_copy(network: Network) -> Network:
 
 @contextmanager
 def _reproducible(network: nn.Module, seed: int) -> Iterator[None]:
-    """Full precision, and random numbers from ``seed``; afterwards the random state is what it was."""
+    """Use full precision and random numbers from ``seed``; restore the random state afterwards."""
     device = next(network.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
         torch.manual_seed(seed)
@@ -108,18 +107,18 @@ def _reproducible(network: nn.Module, seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LayerMeasurement:
-    """The capsules of a layer, of a batch of images.
+    """Statistics of a layer's capsules for a batch of images.
 
     Attributes:
         pose_std: standard deviation of all components of the poses.
         activation: mean of the activations.
         activation_std: standard deviation of a capsule's activation over images, mean over capsules.
-        saturated: percent of the activations on which the logistic is nearly flat, below 0.026 or above 0.974.
-        iterations: after each routing iteration, for a routing that calls ``on_iteration``: ``pose_std`` and
+        saturated: percentage of activations where the logistic is nearly flat, below 0.026 or above 0.974.
+        iterations: after each routing iteration, if the routing calls ``on_iteration``: ``pose_std`` and
             ``coupling_entropy``, 1 is uniform; if the routing reports them, ``activation`` and ``activation_std``.
-        votes_variance: see there; ``None`` for a layer without routing.
-        min_variance: what the routing adds to each variance; ``None`` if it adds nothing.
-        normalised: whether it normalises the evidence for a parent.
+        votes_variance: see the function ``votes_variance``; ``None`` for a layer without routing.
+        min_variance: the variance floor that the routing adds; ``None`` if there is none.
+        normalised: whether the routing normalises the evidence for a parent.
     """
 
     pose_std: float
@@ -133,7 +132,7 @@ class LayerMeasurement:
 
 
 def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, LayerMeasurement]:
-    """The capsules of every layer, from the image upwards, and their routing, of more than one image."""
+    """Measure the capsules of every layer and their routing, from the image upwards, for two or more images."""
     twin = _float32_copy(network)
     found: dict[str, LayerMeasurement] = {}
     for name, layer in twin.capsule_layers().items():
@@ -144,7 +143,7 @@ def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str,
 
 
 def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) -> None:
-    """Let a layer, of a copy of a network, measure itself into ``found`` when it is called."""
+    """Register hooks that write a layer's measurement to ``found`` when the layer is called."""
     iterations: list[dict[str, float]] = []
     variances: dict[str, Any] = {}
     routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
@@ -187,11 +186,11 @@ def _mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> dict[str, f
 def votes_variance(
     votes: Float[Tensor, "batch child parent dim"] | Votes, activations: Float[Tensor, "batch child"] | None = None
 ) -> float:
-    """Median of the variances of the votes for a parent: what EM routing's first M-step finds, without its floor.
+    """Return the median variance of the votes for a parent, as in EM routing's first M-step without its floor.
 
-    The variance is that of a component over the children, weighted by their activations. The median over images,
-    parents and components, as the coordinates that class capsules add are in two components alone. Of more than 64 MiB
-    of votes, rows of the batch at equal distances. Without activations, children weigh the same.
+    The variance is that of a component over the children, weighted by their activations (equally without activations).
+    It is a median over images, parents and components because class capsules add coordinates to two components only. If
+    votes exceed 64 MiB, equally spaced rows of the batch are used.
 
     >>> votes = torch.tensor([1.0, 2.0, 3.0, 10.0]).reshape(1, 4, 1, 1)
     >>> round(votes_variance(votes, torch.tensor([[1.0, 1.0, 1.0, 0.0]])), 4)
@@ -212,16 +211,16 @@ def votes_variance(
 
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
-    """What a routing adds to the variances of votes; ``None`` if it is none with such a floor."""
+    """Return the variance floor that a routing adds to the variances of votes; ``None`` if there is none."""
     return None if routing is None else routing.options.get("min_variance")
 
 
 def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
-    """A message for variance floors far below, and one for those far above, the variance of the votes.
+    """Return warnings about variance floors far below or far above the variance of the votes.
 
-    Far below it, with two or more iterations, the E-step divides squared distances by variances that may be as small as
-    the floor, and each iteration multiplies the gradient by that. Far above it all variances are nearly the floor, so
-    that activations hardly depend on the votes, unless the evidence is normalised.
+    If the floor is far below it, with two or more iterations, the E-step divides squared distances by variances that
+    may be as small as the floor, which amplifies the gradient in each iteration. If the floor is far above it, all
+    variances are nearly the floor: activations hardly depend on the votes, unless the evidence is normalised.
     """
     below, above = [], []
     for name, layer in layers.items():
@@ -242,17 +241,17 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
         )
     if above:
         found.append(
-            f"{floor} above the variance of the votes: {', '.join(above)}; whether votes agree then hardly changes an "
-            "activation: lower it, or normalise the evidence with routing=em_normalised"
+            f"{floor} above the variance of the votes: {', '.join(above)}; activations then hardly depend on the "
+            "agreement of votes: lower it, or normalise the evidence with routing=em_normalised"
         )
     return found
 
 
 @torch.no_grad()
 def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
-    """``|after - before| / |before|`` of each parameter, by the Euclidean norm of all its entries.
+    """Return ``|after - before| / |before|`` of each parameter, with the Euclidean norm over all its entries.
 
-    Parameters that are all zero, as biases are at first, are left out.
+    Parameters that are all zero before, such as initial biases, are left out.
 
     >>> before = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.zeros(1)}
     >>> relative_steps(before, {"weight": torch.tensor([3.0, 4.5]), "bias": torch.ones(1)})
@@ -263,7 +262,7 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
 
 
 def quantities(gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]) -> dict[str, float]:
-    """All numbers by name: ``<quantity>_<layer>``, of an iteration with ``_iteration_<number>``."""
+    """Return all numbers by name: ``<quantity>_<layer>``, for an iteration with the suffix ``_iteration_<number>``."""
     found = {"loss": gradient.loss, "gradient_norm": gradient.norm, "gradient_cosine": gradient.cosine}
     for name, layer in layers.items():
         found |= {f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float}

@@ -1,4 +1,4 @@
-"""Pictures in rows and columns, under captions."""
+"""Grids of pictures with captions, and other helpers for figures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from capsule_lab.analysis.axes import add_heading as add_heading
 from capsule_lab.analysis.axes import label_log_axis as label_log_axis
 from capsule_lab.analysis.axes import sequential_colours as sequential_colours
 
-_GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: white between pictures and between groups, in widths of a picture
+_GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: gaps between pictures and between groups, in widths of a picture
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
-_FRAME = "0.75"  # ours: grey around pictures, so that those with a white edge do not run into each other
-_FAINT = 0.2  # ours: difference of the darkest and the brightest pixel of a picture that shows next to nothing
-_ALIKE = 0.05  # ours: standard deviation over pictures, mean over pixels, of pictures that are next to the same
+_FRAME = "0.75"  # ours: grey frame, to separate pictures with white edges
+_FAINT = 0.2  # ours: pictures with a smaller range of pixels count as empty
+_ALIKE = 0.05  # ours: pictures with a smaller standard deviation over pictures, mean over pixels, count as equal
 
 Picture = Float[Tensor, "channel height width"]
 
 
 class Column(NamedTuple):
-    """A caption over pictures from top to bottom, in [0, 1], under each of which may be a text in a colour."""
+    """A caption above pictures in [0, 1] from top to bottom; ``below`` has an optional text and colour for each."""
 
     caption: str
     pictures: Sequence[Picture]
@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Columns side by side, under a common name."""
+    """Columns side by side under a common name."""
 
     name: str
     columns: Sequence[Column]
@@ -46,11 +46,11 @@ class Group(NamedTuple):
 def picture_grid(
     groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "", cell: float = _CELL
 ) -> Figure:
-    """All pictures in one image, groups of columns apart from each other.
+    """Draw all pictures in one image, with gaps between groups of columns.
 
-    Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white: of a stereo pair, the
-    left image. Pictures are of one size, ``cell`` inches from one to the next; groups without columns are left out.
-    Names of the rows are at the left, the title above the figure, the note below it.
+    Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white; for a stereo pair, it
+    is the left image. Pictures have equal sizes and are ``cell`` inches apart; groups without columns are left out. Row
+    names are at the left, the title above, the note below.
     """
     groups = [group for group in groups if group.columns]
     columns = [column._replace(caption=wrapped(column.caption, cell)) for group in groups for column in group.columns]
@@ -102,7 +102,7 @@ def picture_grid(
 
 
 def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
-    """Images of the same things, one row for each name, all in the range of the last row, or in [0, 1] if that is."""
+    """Draw corresponding images, one row per name, in the last row's range, or in [0, 1] if that contains it."""
     last = [*rows.values()][-1]
     low, high = (0.0, 1.0) if last.min() >= 0 and last.max() <= 1 else (float(last.min()), float(last.max()))
     columns = [
@@ -113,26 +113,26 @@ def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) 
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], title: str, **options: Any) -> tuple[Figure, Any]:
-    """A figure of this size in inches, under a title, and its axes in rows and columns."""
+    """Return a figure with a title, of a size in inches, and its axes in rows and columns."""
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, size=9)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) -> None:
-    """The first channel on axes of its own, dark on white."""
+    """Draw the first channel on ``axis``, dark on white."""
     axis.imshow(-picture[0].float().cpu().numpy(), **{"cmap": "gray", **options})
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=9)
 
 
 def name_of_class(classes: Sequence[str], label: int) -> str:
-    """The name of a class, or its number where classes have no names."""
+    """Return the name of a class, or its number if classes have no names."""
     return classes[label] if classes else str(label)
 
 
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:
-    """What to write under images that a decoder which is hardly trained makes of several; nothing, if it is."""
+    """Return a note for decoded images that are nearly empty or equal, as by a hardly trained decoder; else nothing."""
     pixels = decoded.detach().float().flatten(1)
     if float((pixels.amax(1) - pixels.amin(1)).median()) < _FAINT:
         return "decoded images are nearly one grey: the decoder has hardly been trained"

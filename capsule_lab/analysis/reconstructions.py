@@ -1,4 +1,4 @@
-"""What does a class capsule decode to? Inputs over reconstructions (Sabour 2017, figure 3)."""
+"""Reconstructions from class capsules, drawn below the inputs (Sabour 2017, figure 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 _ROWS = ("input", "output")
-_WIDE = 1.6  # ours: inches, of a picture with labels and predictions under it
+_WIDE = 1.6  # ours: width in inches of a picture with labels and predictions below it
 
 Images = Float[Tensor, "batch channel height width"]
 Labels = Int64[Tensor, " batch"]
@@ -25,15 +25,15 @@ Labels = Int64[Tensor, " batch"]
 def reconstruction_sheet(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Labels, *, names: Sequence[str] = ()
 ) -> Figure:
-    """Two rows: the images, and the reconstructions from the predicted class's capsule.
+    """Draw two rows: the images, and the reconstructions from the predicted class's capsule.
 
-    Each column is captioned with label and prediction; wrong predictions are red.
+    Captions contain label and prediction; wrong predictions are red.
 
     Args:
-        network: with a decoder.
-        output: of ``network`` for ``images``.
-        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
-        labels, names: their classes, and the names of all, if they have any.
+        network: a network with a decoder.
+        output: the output of ``network`` for ``images``.
+        images: images in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
+        labels, names: the labels of the images, and the names of all classes, if any.
     """
     predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)
@@ -57,10 +57,10 @@ def reconstruction_figure(
     correct: int = 4,  # Sabour 2017, figure 3
     failures: int = 3,  # ours: figure 3 has one
 ) -> Figure:
-    """Figure 3 of Sabour 2017: images over reconstructions, captioned (label, prediction, capsule decoded).
+    """Draw figure 3 of Sabour 2017: images above reconstructions, captioned (label, prediction, capsule decoded).
 
-    First images that are recognised, each of another class, then failures, each of them twice: decoded from the capsule
-    of its label, and from that of the prediction. All are the first in the batch; a note has the number of failures.
+    Recognised images, each of another class, come first, then failures, each of them twice: decoded from the capsule of
+    the label and from that of the prediction. All are the first in the batch; a note states the number of failures.
     """
     predictions = output.ranking.argmax(1)
     right = predictions == labels
@@ -95,10 +95,10 @@ def prediction_figure(
     names: Sequence[str] = (),
     side: int = 3,  # a tutorial's grid of overlapping digits
 ) -> Figure:
-    """A square of images with their labels and predictions, red where these differ; no decoder is needed.
+    """Draw a square of images with labels and predictions, red if they differ; no decoder is needed.
 
-    Of several labels, as many classes as there are labels are predicted, those that rank highest. Images that are
-    recognised come first, then at least a row of others, if there are so many; a note has their number.
+    With several labels per image, as many classes as labels are predicted, those that rank highest. Recognised images
+    come first, then at least a row of others, if there are enough; a note states their number.
     """
     labels = labels.reshape(len(labels), -1)
     predictions = predictions_by_label(ranking, labels)
@@ -120,7 +120,7 @@ def prediction_figure(
 
 
 def first_of_each_class(classes: Labels, wanted: Bool[Tensor, " batch"]) -> list[int]:
-    """Indices of the first wanted image of each class that has one, in ascending order."""
+    """Return the ascending indices of the first wanted image of each class that has one."""
     first: dict[int, int] = {}
     for number in wanted.nonzero().flatten().tolist():
         first.setdefault(int(classes[number]), number)
@@ -128,9 +128,9 @@ def first_of_each_class(classes: Labels, wanted: Bool[Tensor, " batch"]) -> list
 
 
 def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> CapsuleOutput:
-    """The part of ``output`` that belongs to some of the images."""
+    """Select the part of ``output`` that belongs to some of the images."""
     if output.capsules is None:
-        raise ValueError("this output has no capsules to decode; expected that of a CapsNet")
+        raise ValueError("this output has no capsules to decode; expected the output of a CapsNet")
     poses, activations, logits = output.capsules
     capsules = Capsules(poses[index], activations[index], None if logits is None else logits[index])
     return CapsuleOutput(output.scores[index], capsules, None if output.logits is None else output.logits[index])

@@ -1,4 +1,4 @@
-"""Which pixels belong to which digit? Composites over two reconstructions, red and green (Sabour 2017, figure 5)."""
+"""Which pixels belong to which digit? Composites above two reconstructions, red and green (Sabour 2017, figure 5)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Overlaps = Float[Tensor, " batch"]
 
 
 class Case(NamedTuple):
-    """A column of the figure: the image's index in the batch, the capsules decoded, first in red, then in green.
+    """A column of the figure: the image's index in the batch, and the decoded capsules, first in red, second in green.
 
-    ``kind`` is ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a wrong class on purpose.
+    ``kind`` is ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a deliberately wrong class.
     """
 
     image: int
@@ -40,16 +40,16 @@ class Case(NamedTuple):
 def overlaid_reconstructions(
     network: Reconstructs, output: CapsuleOutput, classes: Pairs
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Two reconstructions of each image on black, the first in red and the second in green; yellow where both are."""
+    """Decode two classes of each image on black, the first in red and the second in green; their overlap is yellow."""
     red, green = (network.reconstruct(output, each).mean(1) for each in classes.unbind(1))
     return torch.stack([red, green, torch.zeros_like(red)], 1)
 
 
 @torch.no_grad()
 def segmentation_sheet(network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs) -> Figure:
-    """Two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
+    """Draw two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
 
-    Captions are ``L:`` the labels and ``R:`` the classes decoded, blue where these differ.
+    Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
     predictions = predictions_by_label(output.ranking, labels).tolist()
     cases = [Case(number, (first, second)) for number, (first, second) in enumerate(predictions)]
@@ -70,9 +70,9 @@ def segmentation_figure(
     controls: int = 2,  # Sabour 2017, figure 5
     failures: int = 2,  # Sabour 2017, figure 5
 ) -> Figure:
-    """Figure 5 of Sabour 2017: composites over what two capsules decode to, captioned ``L:`` labels, ``R:`` decoded.
+    """Draw figure 5 of Sabour 2017: composites above two reconstructions, captioned ``L:`` labels, ``R:`` decoded.
 
-    ``parts`` are the two digits alone, in their places; numbers of images see ``choose_cases``.
+    ``parts`` are the two digits alone, in their places; see ``choose_cases`` for the numbers of images.
     """
     chosen = choose_cases(
         output.ranking, labels, overlap(parts),
@@ -91,16 +91,16 @@ def segmentation_figure(
 def choose_cases(
     scores: Scores, labels: Pairs, overlaps: Overlaps, *, correct: int, overlapping: int, controls: int, failures: int
 ) -> dict[str, list[Case]]:
-    """The columns of figure 5 in groups; no image is in two of them.
+    """Return the columns of figure 5 in groups; no image is in two groups.
 
     Args:
-        scores, labels, overlaps: of the classes; the two of each image; see ``overlap``.
-        correct: images of which both classes are predicted, the first in the batch.
-        overlapping: others of them, those that overlap most.
-        controls: others again, the first in the batch, with the second class replaced by the one with the third score,
-            the nearest to be predicted that is neither label nor prediction.
-        failures: the first images of which a prediction is wrong; each is there twice, decoded from its labels and
-            from its predictions.
+        scores, labels, overlaps: scores of the classes; the two labels of each image; see ``overlap``.
+        correct: number of images whose two classes are both predicted, the first in the batch.
+        overlapping: number of other such images, those that overlap most.
+        controls: number of further such images, the first in the batch, with the second class replaced by the class
+            with the third score, the highest that is neither label nor prediction.
+        failures: number of images with a wrong prediction, the first in the batch; each is decoded twice, from its
+            labels and from its predictions.
     """
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
@@ -122,7 +122,7 @@ def choose_cases(
 
 
 def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tensor, " batch"]:
-    """Ink that two digits share, as a share of the smaller one's, in [0, 1]."""
+    """Return the ink that two digits share, relative to the ink of the smaller digit, in [0, 1]."""
     ink = parts.flatten(2)
     return ink.amin(1).sum(1) / ink.sum(2).amin(1).clamp_min(torch.finfo(ink.dtype).tiny)
 

@@ -1,6 +1,6 @@
-"""Everything that routing did with a batch of images, layer by layer, on request only.
+"""Records of the routing of a batch of images, layer by layer.
 
-Forward hooks keep it, and are removed afterwards: without a trace, a network computes nothing more.
+Forward hooks record it and are removed afterwards: without a trace, a network has no additional cost.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from capsule_lab.types import CapsuleOutput, Capsules, RoutingTrace, Votes
 
 
 class ChildGrid(NamedTuple):
-    """Where the children of a layer lie: positions, and kinds of capsule for each.
+    """The layout of a layer's children: a grid of positions, and the number of capsule types at each.
 
-    ``by_type``: capsules are ordered (type, y, x); otherwise (y, x, type).
+    With ``by_type``, capsules are ordered (type, y, x); otherwise (y, x, type).
     """
 
     height: int
@@ -37,12 +37,12 @@ class ChildGrid(NamedTuple):
 
     @property
     def type_of_child(self) -> Int64[Tensor, " child"]:
-        """The kind of each, from 0."""
+        """The type of each child, from 0."""
         child = torch.arange(self.types * self.height * self.width)
         return child // (self.height * self.width) if self.by_type else child % self.types
 
     def at_positions(self, values: Float[Tensor, "*shape child"]) -> Float[Tensor, "*shape type height width"]:
-        """Values of the children, those of one type on a grid."""
+        """Arrange values of the children on a grid for each type."""
         if self.by_type:
             return values.unflatten(-1, (self.types, self.height, self.width))
         return values.unflatten(-1, (self.height, self.width, self.types)).movedim(-1, -3)
@@ -52,18 +52,18 @@ class ChildGrid(NamedTuple):
 class LayerTrace:
     """The routing of one layer, for a batch of images.
 
-    A row is an image; in a convolutional layer a window, ordered (image, position), as routing sees them.
+    A row is an image or, in a convolutional layer, a window, ordered (image, position), as in the routing's input.
 
     Attributes:
-        iterations: the trace of each iteration; the last has activations and logits in any case.
-        children: the capsules below, ``(image, child, …)``; where a layer makes its children of those, these.
-        parents: the capsules of the layer, ``(image, parent, …)``; of a convolutional layer ordered (position, type).
-        routing: of the layer.
-        given: votes as the routing got them.
-        present: activations of the children of each row, ``(row, child)``; ones for children without any.
-        windows: which children each position sees; ``None`` where every parent sees every child.
-        ring: how many rings of children of activation 0 are around the others, which ``windows`` counts.
-        child_grid: where the children lie; ``None`` if the layer below has no positions.
+        iterations: the trace of each iteration; the last always has activations and logits.
+        children: the capsules below, ``(image, child, …)``, or the children that the layer computes from them.
+        parents: the capsules of the layer, ``(image, parent, …)``; in a convolutional layer ordered (position, type).
+        routing: the routing of the layer.
+        given: the votes as passed to the routing.
+        present: activations of the children of each row, ``(row, child)``; ones for children without activations.
+        windows: which children each position sees; ``None`` if every parent sees every child.
+        ring: number of rings of padding (children with activation 0), which ``windows`` includes.
+        child_grid: the layout of the children; ``None`` if the layer below has no positions.
     """
 
     iterations: tuple[RoutingTrace, ...]
@@ -78,7 +78,7 @@ class LayerTrace:
 
     @property
     def inner(self) -> Int64[Tensor, " child"] | None:
-        """The children of ``windows`` that are in no ring of padding; ``None`` where every parent sees every child."""
+        """The children of ``windows`` that are not padding; ``None`` if every parent sees every child."""
         if self.windows is None:
             return None
         height, width = self.windows.size
@@ -87,7 +87,7 @@ class LayerTrace:
         return grid[self.ring : height - self.ring, self.ring : width - self.ring].flatten()
 
     def seen(self) -> Bool[Tensor, "child parent"] | None:
-        """Which parents see a child and compete for it; ``None`` where all do."""
+        """Return which parents see a child and compete for it; ``None`` if all do."""
         if self.windows is None:
             return None
         windows = self.windows
@@ -97,7 +97,7 @@ class LayerTrace:
 
     @property
     def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
-        """The matrices of the votes, without what adds coordinates; ``None`` if the routing got votes."""
+        """The votes' transformations without the rows for coordinates; ``None`` if the routing received dense votes."""
         if not isinstance(self.given, Votes):
             return None
         votes = self.given
@@ -109,15 +109,15 @@ class LayerTrace:
 
     @torch.no_grad()
     def votes(self) -> Float[Tensor, "row child parent dim"]:
-        """The votes, coordinates and biases included, computed at every call."""
+        """Compute the votes, coordinates and biases included."""
         return self.routing.counted_votes(self.given, self.present)
 
     def couplings(
         self, iteration: int = -1, children: Int64[Tensor, " chosen"] | None = None
     ) -> Float[Tensor, "image chosen parent"]:
-        """Share of each child of the layer below that goes to each parent of the layer, of all positions.
+        """Return the couplings of each child of the layer below with the layer's parents at all positions.
 
-        0 for the parents whose window a child is not in. ``children`` are some of them, for layers of very many.
+        They are 0 for parents whose window does not contain the child. ``children`` selects some of a large layer's.
         """
         found = self.iterations[iteration].couplings  # [row place type]
         if self.windows is None:
@@ -134,13 +134,13 @@ class LayerTrace:
         return torch.stack(images)
 
     def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
-        """What each parent of the layer gets, ``sum_i a_i R_ij``."""
+        """Return the mass of each parent of the layer, ``sum_i a_i R_ij``."""
         found = self.iterations[iteration].couplings
         return torch.einsum("bij,bi->bj", found, self.present).reshape(self.parents.activations.shape)
 
 
 def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
-    """The trace of all images of several batches."""
+    """Concatenate the traces of several batches."""
     first = traces[0]
     votes: list[Any] = [each.given for each in traces]
     given = (
@@ -159,7 +159,7 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
 
 
 def joined_capsules(records: Sequence[Capsules]) -> Capsules:
-    """The capsules of several batches."""
+    """Concatenate the capsules of several batches."""
     return Capsules(*_joined(*records))
 
 
@@ -168,7 +168,7 @@ def _joined(*records: Sequence[Tensor | None]) -> Any:
 
 
 class _LayerHooks:
-    """Keeps what one layer and its routing get and give in one call of the network."""
+    """Hooks that record inputs and outputs of a layer and its routing during one call of the network."""
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
         self.layer, self.routing = layer, routing
@@ -191,7 +191,7 @@ class _LayerHooks:
         return inputs, {**options, "on_iteration": on_iteration}
 
     def trace(self, below: tuple[tuple[int, int], bool]) -> LayerTrace:
-        """Below are so many positions, and capsules ordered by type or not."""
+        """Return the trace; ``below`` is the layer below: its grid size, and whether it is ordered by type."""
         if not self.iterations:
             name = type(self.routing).__name__
             raise ValueError(f"{name} does not call on_iteration; expected a routing that does after each iteration")
@@ -203,11 +203,11 @@ class _LayerHooks:
         children = given.shape[1] if self.windows is None else poses.shape[1]
         child_grid = None
         if (height, width) != (1, 1) and children % (height * width) == 0:
-            by_type = by_type and isinstance(self.layer, DenseCapsules)  # others get them by position
+            by_type = by_type and isinstance(self.layer, DenseCapsules)  # other layers receive them by position
             child_grid = ChildGrid(height, width, children // (height * width), by_type)
         present = others[0] if others and others[0] is not None else given.new_ones(given.shape[:2])
         of_children = activations[0] if activations and activations[0] is not None else present
-        if self.windows is None and present.shape[1] != of_children.shape[1]:  # made of several capsules below each
+        if self.windows is None and present.shape[1] != of_children.shape[1]:  # computed from several capsules
             poses, of_children = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2), present
         *before, last = self.iterations
         rows = last.couplings.shape[0], last.couplings.shape[2]
@@ -230,9 +230,9 @@ class _LayerHooks:
 def trace(
     network: AbstractCapsuleNetwork, images: Float[Tensor, "batch channel height width"]
 ) -> tuple[CapsuleOutput, Mapping[str, LayerTrace]]:
-    """The output for images, and the routing of every layer that routes, by name, from the image upwards.
+    """Return the output for images, and the trace of every layer with routing, by name, from the image upwards.
 
-    The network stays in the mode that it is in; analyses are made in evaluation mode.
+    The mode of the network does not change; use evaluation mode for analyses.
     """
     hooks: dict[str, _LayerHooks] = {}
     sizes, by_type = [(1, 1)], False

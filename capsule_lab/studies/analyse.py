@@ -1,4 +1,4 @@
-"""Ask a trained network a question: ``python -m capsule_lab analyse ckpt=runs/… what=…``."""
+"""Analyse a trained network: ``python -m capsule_lab analyse ckpt=runs/… what=…``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _SPLITS = {"val": "validation", "test": "test"}
 
 @command("analyse")
 def main(config: DictConfig) -> dict[str, Any]:
-    """Ask ``config.ckpt``, print the numbers, and write them beside the checkpoint, with figures."""
+    """Analyse ``config.ckpt``, print the numbers, and write them with figures to the run."""
     outcome = analyse(config)
     show_and_keep(outcome, [table(outcome.result)], config.get("logger"), pdf=True)
     return outcome.result
 
 
 def analyse(config: DictConfig) -> Outcome:
-    """What a question finds of a run's network, and of the same network before training, see ``study.conduct``."""
-    return conduct(config, "what", "analyses", _asked)
+    """Answer a question about a run's network, and about the same network before training; see ``study.conduct``."""
+    return conduct(config, "what", "analyses", _find)
 
 
-def _asked(setting: Setting) -> Found:
+def _find(setting: Setting) -> Found:
     from capsule_lab.studies.images import StudyImages
     from capsule_lab.studies.subject import open_subject
 
@@ -58,12 +58,12 @@ def _asked(setting: Setting) -> Found:
         from capsule_lab.analysis.plotting import add_heading
 
         source = runs.results.short_name(run.provenance)
-        asked = f"asked with {result['images']} {_SPLITS[config.split]} images of {source}"
+        data = f"{result['images']} {_SPLITS[config.split]} images of {source}"
         endings = {"trained": (f"step {run.step}", ""), "untrained": ("untrained", "_untrained")}
         for weights, answer in answers.items():
             of, ending = endings[weights]
             for name, figure in answer.draw().items():
-                add_heading(figure, f"{run.directory.name}, {of}, {asked}")
+                add_heading(figure, f"{run.directory.name}, {of}, {data}")
                 yield f"{stem}_{name}{ending}", figure
 
     rows = [{"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows]
@@ -76,7 +76,7 @@ def _asked(setting: Setting) -> Found:
 
 
 def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
-    """What the network says of all images: ranks of classes, or poses and presences if it does not classify."""
+    """Yield the network's outputs for all images: class scores, or poses and presences if it does not classify."""
     from capsule_lab.networks import AbstractPairNetwork
 
     network: Any = subject.network
@@ -88,7 +88,7 @@ def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
 
 
 def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork:
-    """The run's network with new weights, and statistics of batch normalisation as of these images."""
+    """Build the run's network with new weights; its batch normalisation has the statistics of these images."""
     import torch
 
     from capsule_lab.config import build
@@ -102,7 +102,7 @@ def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Numbers of the trained network and, beside it, of the untrained one, for a terminal."""
+    """Return a table of the numbers of the trained network and, if there is one, of the untrained network."""
     title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
     shown = Table(title=Text(printable(title)), title_justify="left")
     shown.add_column("")

@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from capsule_lab.tables.summary import Entry
 
 _COLUMNS = {
-    "success_of_right": "success on those right before %",
+    "success_of_right": "success on images right before attack %",
     "mean_grey_levels": "mean change, grey levels",
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
-"""Of what is printed; ``summary.of_budgets`` says what they are."""
-_CPU_BATCH = 128  # ours: a gradient by so many images stays in the caches, and takes 0.7 of the time of 500
-_FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
+"""Headings of the printed quantities, which ``summary.of_budgets`` defines."""
+_CPU_BATCH = 128  # ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500
+_FOR_THRESHOLD = 1000  # ours: validation images, 50 of which are above the threshold
 
 
 @command("attack")
 def main(config: DictConfig) -> dict[str, Any]:
-    """Attack ``config.ckpt``, print accuracy and checks, and write both beside the checkpoint, with figures."""
+    """Attack ``config.ckpt``, print accuracy and checks, and write both with figures to the run."""
     outcome = attack(config)
     show_and_keep(outcome, tables(outcome.result), config.get("logger"))
     return outcome.result
 
 
 def attack(config: DictConfig) -> Outcome:
-    """What an attack finds by a configuration of ``conf/attack.yaml``, see ``study.conduct``."""
+    """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.conduct``."""
     return conduct(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
 
 
 def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
-    """Figures of a table with rows that this command evaluates, by name."""
+    """Return the figures, by name, of a table with rows that this command evaluates."""
     from capsule_lab.studies.attack_tables import accuracy_under_attack
 
     return accuracy_under_attack(entries)
@@ -112,7 +112,7 @@ def _figures(
 
     yield f"attack_{stem}", accuracy_figure([record])
     target = 0 if record["targeted"] else None
-    answers = {"as it is": measured.clean}
+    answers = {"original": measured.clean}
     answers |= {f"epsilon {each:g}": found for (each, to), found in measured.attacked.items() if each and to == target}
     bins = {key: reliability(each.logits.double().softmax(1), measured.labels) for key, each in answers.items()}
     aim = "" if target is None else f" towards class {target}"
@@ -125,7 +125,7 @@ def _figures(
 
 
 def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
-    """The strengths that are given, or those of the kind of attack; of pixels none is beyond what changes anything."""
+    """Return the configured strengths or the attack's defaults; strengths must not exceed the range of the pixels."""
     strengths = kind_of(config.attack).strengths
     is_length, in_grey_levels = config.attack.get("norm") == "l2", config.space == "grey_levels"
     box, shape = attacked.batches[0].box, attacked.batches[0].images.shape[1:]
@@ -143,37 +143,37 @@ def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
     wrong = [] if strengths else [epsilon for epsilon in epsilons if not 0 <= epsilon <= most]
     if wrong:
         raise ConfigError(
-            f"epsilons has {wrong[0]:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
-            f"{shape[1]}x{shape[2]} and a range of pixels of {span:g}"
+            f"epsilons contains {wrong[0]:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
+            f"{shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
         )
     return epsilons
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Accuracy over budgets, and the verdicts of the checks, for a terminal."""
+    """Return tables of the accuracy at each epsilon and of the results of the checks."""
     from capsule_lab.studies.attacks.figures import attack_of, images_of
     from capsule_lab.studies.attacks.summary import by_epsilon
 
     clean = 100 - result[result["split"]]["error"]
-    title = f"{attack_of(result)} on {result['checkpoint']}: {clean:.1f} % of {images_of(result)} are right as they are"
+    title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
     budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
     known = {key for each in budgets.values() for key, value in each.items() if value is not None}
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
     shown = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     if "mean_grey_levels" in columns:
-        shown.caption = "mean change: of a pixel, of 255, after what leaves the pixels' range is cut off"
+        shown.caption = "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
         shown.caption_justify = "left"
     for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
         longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
-        shown.add_column(heading, justify="right", width=len(longest))  # rich would cut words off
+        shown.add_column(heading, justify="right", width=len(longest))  # otherwise rich truncates words
     for epsilon, each in budgets.items():
         numbers = ["" if each.get(key) is None else f"{each[key]:.1f}" for key in columns]
         bounds = f"{each['lowest']:.1f} to {each['highest']:.1f}"
         shown.add_row(f"{epsilon:g}", f"{each[first]:.1f}", bounds, *numbers)
     if not result["checks"]:
         return [shown]
-    verdicts = Table("check", "", "found", title="can it be believed?", title_justify="left")
+    verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
     for each in result["checks"]:
         verdict = {True: "passed", False: "FAILED", None: ""}[each["passed"]]
         verdicts.add_row(each["name"], verdict, each["found"], style="red" if each["passed"] is False else None)
@@ -182,7 +182,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 
 @contextmanager
 def _progress(attacked: AttackedRun, task: str, passes: int | None) -> Iterator[None]:
-    """A bar, on a terminal, with the time left if it is known how often all images are attacked."""
+    """Show a progress bar on a terminal, with the remaining time if the number of passes is known."""
     total = None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
     console = Console(stderr=True)
     columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""Figures of tables whose rows are attacked."""
+"""Figures of tables whose rows are evaluated by ``attack``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capsule_lab.tables.summary import Entry, Run
 
 
 class _Curve(NamedTuple):
-    """A row under attack, and the labels of the rows that are attacked and, for a transfer, attacked with."""
+    """An attack row, with the labels of the attacked network's row and, for a transfer, of the source's row."""
 
     label: str
     network: str
@@ -24,10 +24,10 @@ class _Curve(NamedTuple):
 
 
 def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
-    """Curves of the rows that ``attack`` evaluates, by name: ``attacks``, ``targeted_attacks``.
+    """Draw the rows that ``attack`` evaluates as curves; the figures are named ``attacks`` and ``targeted_attacks``.
 
-    Of several seeds, the mean, and in place of an interval the smallest and the largest. Published values of the
-    accuracy, or of the success, are pale points, beside results on real data only.
+    Rows with several seeds show the mean, with the minimum and maximum in place of an interval. Published accuracies or
+    success rates are pale points; they are drawn beside results on real data only.
     """
     attacked = [entry for entry in entries if entry.row.by == "attack"]
     several = len({entry.column.overrides for entry in attacked}) > 1
@@ -58,7 +58,7 @@ def _figure(curves: Sequence[_Curve], known: Sequence[str]) -> Figure:
     attacks = [attack_of(curve.runs[0].result, curve.source) for curve in curves]
     places = [(attack, curve.network) for attack, curve in zip(attacks, curves, strict=True)]
     networks = [
-        curve.network if places.count(place) == 1 else curve.label  # two such attacks that differ in an option
+        curve.network if places.count(place) == 1 else curve.label  # two attacks that differ only in an option
         for place, curve in zip(places, curves, strict=True)
     ]
     results = [_over_seeds(curve.runs) for curve in curves]
@@ -66,7 +66,7 @@ def _figure(curves: Sequence[_Curve], known: Sequence[str]) -> Figure:
 
 
 def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
-    """A record of an attack, with means over several."""
+    """Merge the records of several seeds into one record of their means."""
     results = [run.result for run in runs]
     if len(results) == 1:
         return results[0]
@@ -75,7 +75,7 @@ def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
     drawn = "success" if results[0].get("targeted") else "accuracy"
     for name, values in numbers.items():
         epsilon, _, key = str(name).partition("/")
-        if key == drawn and values.count() > 1:  # cells may share no epsilon
+        if key == drawn and values.count() > 1:  # runs may have different epsilons
             merged |= {f"{epsilon}/lowest": values.min(), f"{epsilon}/highest": values.max()}
     split = results[0]["split"]
     clean = statistics.fmean(result[split]["error"] for result in results)

@@ -1,8 +1,8 @@
-"""EM on a mixture of Gaussians, step by step: what EM routing is made of; docs/algorithms/em_routing.md draws it.
+"""EM on a mixture of Gaussians, step by step: the basis of EM routing; docs/algorithms/em_routing.md shows its figure.
 
-Points become votes, how much each counts the activation of its child, responsibilities couplings. EM routing differs
-in two things: parents have activations, from what it costs to describe their votes, in place of mixing proportions;
-and a temperature.
+In EM routing, points are votes, their weights are the activations of the children, and responsibilities are couplings.
+EM routing differs in two things: in place of mixing proportions, parents have activations, computed from the cost of
+describing their votes; and it has a temperature.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from capsule_lab.analysis.curves import COLOURS
 
 
 class Mixture(NamedTuple):
-    """Gaussians in one dimension."""
+    """A mixture of Gaussians in one dimension."""
 
     means: Float[Tensor, " component"]
     variances: Float[Tensor, " component"]
     proportions: Float[Tensor, " component"]
 
     def log_densities(self, points: Float[Tensor, " point"]) -> Float[Tensor, "point component"]:
-        """Logarithm of each component's density at each point."""
+        """Return the logarithm of each component's density at each point."""
         squared = (points.unsqueeze(1) - self.means).square() / self.variances
         return -0.5 * (squared + self.variances.log() + math.log(2 * math.pi))
 
 
 class MixtureStep(NamedTuple):
-    """One E-step, with the log-likelihood before it and its responsibilities (couplings), and the M-step after it."""
+    """The log-likelihood before an E-step, its responsibilities (couplings), and the mixture after the M-step."""
 
     log_likelihood: float
     responsibilities: Float[Tensor, "point component"]
@@ -42,7 +42,7 @@ class MixtureStep(NamedTuple):
 
 
 def example() -> tuple[Float[Tensor, " point"], Mixture]:
-    """Eight points and two Gaussians, one of which ends on three points: the reason for a floor under variances."""
+    """Return eight points and two Gaussians, one of which collapses onto three points: variances need a floor."""
     points = torch.tensor([-2.1, -1.9, -1.5, -0.4, 0.3, 1.2, 1.8, 2.2], dtype=torch.float64)  # ours
     means = torch.tensor([-0.5, 0.5], dtype=torch.float64)  # ours
     return points, Mixture(means, torch.ones_like(means), torch.full_like(means, 1 / 2))
@@ -51,7 +51,7 @@ def example() -> tuple[Float[Tensor, " point"], Mixture]:
 def fit_mixture(
     points: Float[Tensor, " point"], start: Mixture, steps: int, *, min_variance: float = 0.0
 ) -> list[MixtureStep]:
-    """E- and M-steps in turn; ``min_variance`` is added to each variance, as EM routing does."""
+    """Alternate E- and M-steps; ``min_variance`` is added to each variance, as in EM routing."""
     mixture, found = start, []
     for _ in range(steps):
         log_joint = mixture.proportions.log() + mixture.log_densities(points)  # [point component]
@@ -66,7 +66,7 @@ def fit_mixture(
 
 
 def mixture_figure(points: Float[Tensor, " point"], start: Mixture, shown: Sequence[int] = (0, 1, 2, 5, 50)) -> Figure:
-    """Densities of two components after so many steps, points coloured by whom they belong to; and the likelihood."""
+    """Draw two components after each number of steps, points coloured by responsibility, and the log-likelihood."""
     steps = fit_mixture(points, start, max(*shown, 1) + 1)
     figure = Figure(figsize=(2.3 * (len(shown) + 1), 2.6), layout="constrained")  # inches
     *panels, last = figure.subplots(1, len(shown) + 1)

@@ -1,4 +1,4 @@
-"""The images of a study: as stored, and as the network sees them."""
+"""The images of a study, before and after preprocessing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs.open_run import stored_batches
 from capsule_lab.types import Batch
 
-_BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
+_BACKGROUND = 16  # ours: largest mean grey level, of 255, of the outermost pixels of a black background
 
 
 class StudyImages:
-    """Images of a split, ``"val"`` or ``"test"``, of one label each, on the device of the network.
+    """The images of a split, ``"val"`` or ``"test"``, with one label each, on the device of the network.
 
-    ``stored`` are name of the set and batch before preprocessing, ``seen`` batches as the network sees them.
+    ``stored`` contains pairs of a set's name and a batch before preprocessing; ``seen`` the preprocessed batches.
     """
 
     def __init__(self, data: Any, split: str, device: torch.device) -> None:
@@ -26,33 +26,33 @@ class StudyImages:
         self.device = device
         self.stored = [(name, on_device(batch, device)) for name, batch in stored_batches(data, split)]
         if not self.stored:
-            raise RunError(f"there are no images in split={split} of this data; expected split=test, or other data")
+            raise RunError(f"this data has no images in split={split}; expected split=test, or other data")
         if self.stored[0][1].labels.ndim != 1:
             raise RunError(f"images of {type(data).__name__} have several labels; expected data with one label each")
         self.seen = [data.unpaired_batch(batch, name) for name, batch in self.stored]
         if self.seen[0].images.ndim != 4:
-            raise RunError("images are seen through several crops; expected data.test_crops=1")
+            raise RunError("each image is evaluated in several crops; expected data.test_crops=1")
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> list[Batch]:
-        """As the network sees them after a change of their grey levels, which are floating-point numbers."""
+        """Return the preprocessed batches after a change of their grey levels, which are floating-point numbers."""
         return [
             self.data.unpaired_batch(batch._replace(images=change(batch.images.float())), name)
             for name, batch in self.stored
         ]
 
     def preprocessed(self, grey_levels: Tensor) -> Tensor:
-        """Any grey levels as the network sees them, differentiable."""
+        """Preprocess images in grey levels; the result is differentiable."""
         nothing = torch.zeros(len(grey_levels), dtype=torch.int64, device=grey_levels.device)
         seen: Tensor = self.data.unpaired_batch(Batch(grey_levels, nothing, nothing), self.stored[0][0]).images
         return seen
 
     def check_preprocessing(self, instead: str) -> None:
-        """Check that grey levels are preprocessed alike where they are floating-point numbers; else use ``instead``."""
+        """Check that integer and floating-point grey levels are preprocessed alike; else recommend ``instead``."""
         for again, seen in zip(self.changed(lambda images: images), self.seen, strict=True):
             if not torch.allclose(again.images, seen.images, atol=1e-4):  # ours: rounding of float32
                 raise RunError(
-                    f"images of {type(self.data).__name__} are moved by preprocessing, or preprocessed otherwise "
-                    f"where they are floating-point numbers; expected {instead}"
+                    f"preprocessing by {type(self.data).__name__} moves images, or treats floating-point grey levels "
+                    f"differently; expected {instead}"
                 )
 
     @property
@@ -62,7 +62,7 @@ class StudyImages:
         return float(edges.mean()) <= _BACKGROUND
 
     def of_training(self, images: int) -> list[Batch]:
-        """So many images of training, in the order of its first epoch, as those of validation are seen."""
+        """Return the first ``images`` training images of the first epoch, preprocessed like validation images."""
         found: list[Batch] = []
         for _, batch in stored_batches(self.data, "train"):
             left = images - sum(len(each.labels) for each in found)
@@ -73,7 +73,7 @@ class StudyImages:
 
 
 def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
-    """Images, labels, keys and factors of a stored batch on a device, of the first ``images`` or of all."""
+    """Move a stored batch, or its first ``images``, to a device."""
     factors = None if batch.factors is None else batch.factors[:images].to(device)
     pixels, labels, key = (each[:images].to(device) for each in batch[:3])
     return Batch(pixels, labels, key, factors)

@@ -1,4 +1,4 @@
-"""What the commands ``attack`` and ``analyse`` share: a run, its images, a record beside its checkpoint, figures."""
+"""Code shared by the commands ``attack`` and ``analyse``: open a run, load images, write a record and figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What a study works with; ``options`` are those of the data that differ from training."""
+    """The inputs of a study; ``options`` are the data options that differ from training."""
 
     config: DictConfig
     run: runs.Run
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a study finds, for the record; the images; what draws figures of the record, whose file has this stem."""
+    """The results of a study for the record, its images, and a function of record and file stem that draws figures."""
 
     result: dict[str, Any]
     batches: Sequence[Any]
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A record and its file, the run whose network was studied, what draws its figures, and rows for a CSV file."""
+    """A record and its path, the run that was studied, a function that draws the figures, and rows for a CSV file."""
 
     result: dict[str, Any]
     path: Path
@@ -57,11 +57,11 @@ class Outcome(NamedTuple):
 def conduct(
     config: DictConfig, group: str, folder: str, find: Callable[[Setting], Found], *, cpu_batch: int | None = None
 ) -> Outcome:
-    """What a study finds of ``config.ckpt``, for records in a folder of the run. Writes nothing.
+    """Run a study of ``config.ckpt`` and return its outcome, whose path is in ``folder`` of the run. Writes nothing.
 
     Args:
-        group: of the attack or question, in ``config``.
-        cpu_batch: images in a batch at most, on a CPU; ``None`` for the run's own number.
+        group: the key of the attack or question in ``config``.
+        cpu_batch: the largest batch size on a CPU; ``None`` for the run's batch size.
     """
     import torch
     from hydra.utils import instantiate
@@ -109,7 +109,7 @@ def conduct(
 
 
 def show_and_keep(outcome: Outcome, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
-    """Print tables, and write record, rows and figures beside the checkpoint; ``logger`` is of ``conf/logger``."""
+    """Print the tables, and write record, rows and figures to the run; ``logger`` is an option of ``conf/logger``."""
     console = Console(highlight=False)
     say = functools.partial(console.print, soft_wrap=True, markup=False)
     for table in tables:

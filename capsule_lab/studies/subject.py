@@ -1,4 +1,4 @@
-"""What questions are asked of, a network and its images, and what an answer is made of."""
+"""The input of a question (a network and its images) and its result (an answer)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from capsule_lab.types import Batch, CapsuleOutput
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_BYTES = 8 * 2**30  # ours: of couplings and votes
+_MOST_BYTES = 8 * 2**30  # ours: limit for couplings and votes
 
 Change = Callable[[Tensor, float], Tensor]
-"""Images ``(batch, channel, height, width)`` in grey levels and a strength, to images of the same shape."""
+"""Maps images ``(batch, channel, height, width)`` in grey levels and a strength to images of the same shape."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in evaluation mode and float32, and held-out images of one label each as it sees them, on its device.
+    """A network in evaluation mode and float32, with preprocessed held-out images of one label each on its device.
 
     Attributes:
         network: an ``AbstractNetwork``, or for questions about pairs of images an ``AbstractPairNetwork``.
-        changed: the images after a change before preprocessing, so that what comes in at the edges is background.
-        changes: what can be done to images, by name: rotation, translation, scaling and shear.
-        training: so many of the images of training, not augmented.
-        factors, classes: names of the columns of ``Batch.factors`` and of the classes; empty where there are none.
+        changed: returns the images after a change and preprocessing, so that pixels from outside are background.
+        changes: the available changes of images by name: rotation, translation, scaling and shear.
+        training: returns the given number of training images, not augmented.
+        factors, classes: names of the columns of ``Batch.factors`` and of the classes; empty if there are none.
     """
 
     network: Any
@@ -51,23 +51,23 @@ class Subject:
     num_classes: int
 
     def check_network(self, kind: type[nn.Module], message: str) -> None:
-        """Check that the network is of a kind; the message says what another has not, and what is expected."""
+        """Raise a ``ValueError`` if the network is not a ``kind``: the name of its class, followed by ``message``."""
         if not isinstance(self.network, kind):
-            raise ValueError(f"{type(self.network).__name__} {message}")  # noqa: TRY004 - of an option, not of a type
+            raise ValueError(f"{type(self.network).__name__} {message}")  # noqa: TRY004 - an option is wrong
 
     @cached_property
     def labels(self) -> Int64[Tensor, " image"]:
-        """Of all images."""
+        """The labels of all images."""
         return torch.cat([batch.labels for batch in self.batches])
 
     @cached_property
     def images(self) -> Float[Tensor, "image channel height width"]:
-        """All images, as the network sees them."""
+        """All images after preprocessing."""
         return torch.cat([batch.images for batch in self.batches])
 
     @torch.no_grad()
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
-        """The network's output for all images, or for other ``batches``."""
+        """Return the network's output for all images, or for other ``batches``."""
         found = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
         scores, capsules, logits = zip(*found, strict=True)
         return CapsuleOutput(
@@ -77,14 +77,14 @@ class Subject:
         )
 
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
-        """Other images in place of the subject's, in batches of the same sizes."""
+        """Return the subject's batches with other images in place of its images."""
         parts = images.split([len(batch.labels) for batch in self.batches])
         return [batch._replace(images=each) for batch, each in zip(self.batches, parts, strict=True)]
 
     @cached_property
     def traces(self) -> Mapping[str, LayerTrace]:
         """The routing of all images, by layer."""
-        self.check_network(AbstractCapsuleNetwork, "has no routing to look at; expected a network of capsules")
+        self.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
         found = []
         for batch in self.batches:
             found.append(trace(self.network, batch.images)[1])
@@ -92,7 +92,7 @@ class Subject:
             if per_image * len(self.labels) > _MOST_BYTES:
                 size, most = (each / 2**30 for each in (per_image * len(self.labels), _MOST_BYTES))
                 raise ValueError(
-                    f"the couplings of {len(self.labels)} images take {size:.0f} GiB, and {most:.0f} are allowed; "
+                    f"the couplings of {len(self.labels)} images take {size:.0f} GiB, the limit is {most:.0f} GiB; "
                     f"expected images={int(_MOST_BYTES / per_image)} or fewer"
                 )
         return {name: concatenate([each[name] for each in found]) for name in found[0]}
@@ -101,13 +101,13 @@ class Subject:
 def _bytes(layer: LayerTrace) -> int:
     couplings = sum(each.couplings.numel() for each in layer.iterations)
     votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2] if layer.windows is None else 0
-    return 4 * (couplings + 3 * votes)  # 3: distances and weights beside them
+    return 4 * (couplings + 3 * votes)  # 3: votes, their distances and their weights
 
 
 class Answer(NamedTuple):
-    """What a question finds: numbers by name, rows of a CSV file for what does not fit them, and what draws figures.
+    """The result of a question: numbers by name, rows of a CSV file for all other results, and a function for figures.
 
-    Names are ``<layer>/<quantity>`` of a layer, ``<layer>/<iteration>/<quantity>`` of an iteration, counted from 1.
+    Names are ``<layer>/<quantity>``, or ``<layer>/<iteration>/<quantity>`` with iterations counted from 1.
     """
 
     numbers: Mapping[str, float]
@@ -118,14 +118,14 @@ class Answer(NamedTuple):
 Question = Callable[..., Answer]
 
 OF_PAIRS: set[str] = set()
-"""Questions to networks that do not classify, by name."""
+"""Names of the questions about networks that do not classify."""
 
 
 def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
-    """Make a function an option ``what=<its name>``: it gets a ``Subject`` and gives an ``Answer``.
+    """Make a function the option ``what=<its name>``: it takes a ``Subject`` and returns an ``Answer``.
 
-    Keyword-only arguments are the options of users. ``of_pairs`` is also of networks that are trained on pairs of
-    images and do not classify.
+    Its keyword-only arguments become configuration keys. With ``of_pairs``, the question also accepts networks that are
+    trained on pairs of images and do not classify.
     """
 
     def register(function: Question) -> Question:
@@ -137,8 +137,8 @@ def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
 
 
 def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
-    """A network, that of a run or another, in evaluation mode and float32, and what can be asked about images."""
-    images.check_preprocessing("a transformation that takes grey levels of 0 to 255 as either")
+    """Return the subject of a question: a network, in evaluation mode and float32, with a run's images."""
+    images.check_preprocessing("a transformation that treats integer and floating-point grey levels of 0 to 255 alike")
     fill = "black" if images.has_black_background else "border"
 
     def change(shift: Callable[..., Tensor], pixels: Tensor, strength: float) -> Tensor:
@@ -158,10 +158,10 @@ def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
 
 
 def set_running_statistics(network: nn.Module, images: Sequence[Float[Tensor, "batch channel height width"]]) -> None:
-    """Give the batch normalisation of a network that was never trained the statistics of these images."""
+    """Set the running statistics of an untrained network's batch normalisation to those of these images."""
     update_bn(images, network)
 
 
 def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:
-    """Share of images whose highest score is another class."""
+    """Return the percentage of images whose highest score is not that of the label."""
     return 100 * float((output.ranking.argmax(1) != labels).double().mean())

@@ -52,7 +52,7 @@ def test_of_dynamic_routing_is_its_first_iteration() -> None:
 def test_networks_without_equal_couplings() -> None:
     """Those of children that compete do not come from the normaliser: equal ones would silently be the network's."""
     for network, message in [
-        (SmallCNN((1, 17, 17), 3), "SmallCNN has no couplings; expected a network of capsules"),
+        (SmallCNN((1, 17, 17), 3), "SmallCNN has no couplings; expected a capsule network"),
         (
             small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=AttentionOverChildren),
             "AttentionOverChildren sum to one over the children of a parent",

@@ -115,7 +115,7 @@ def test_wrong_arguments_are_refused() -> None:
     for network, options, message in [
         (cnn(), {"relative_change": 0}, "relative_change is 0; expected more than 0"),
         (cnn(), {"changes": 0}, "changes is 0; expected 1 or more"),
-        (frozen, {}, "BaselineCNN has no parameter that is trained; expected one with requires_grad"),
+        (frozen, {}, "BaselineCNN has no trainable parameter; expected one with requires_grad"),
     ]:
         with pytest.raises(ValueError, match=message):
             measure_gradient(network, loss, **options)
@@ -224,4 +224,4 @@ def test_floor_is_warned_of_where_it_does_harm() -> None:
     low = replace(classes, min_variance=5e-4)
     below, above = floor_warnings({"a": low, "b": replace(classes, min_variance=20.0), "c": low})
     assert "far below the variance of the votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or" in below
-    assert "far above the variance of the votes: b (20 beside 0.1); whether votes agree" in above
+    assert "far above the variance of the votes: b (20 beside 0.1); activations then hardly" in above

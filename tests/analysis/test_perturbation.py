@@ -62,7 +62,7 @@ def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> No
     assert captions(figure) == [
         "-0.25", "-0.20", "-0.15", "-0.10", "-0.05", "0", "+0.05", "+0.10", "+0.15", "+0.20", "+0.25"
     ]  # fmt: skip
-    assert texts(figure)[:3] == ["subtracted", "as it is", "added"]
+    assert texts(figure)[:3] == ["subtracted", "unchanged", "added"]
     assert figure.get_suptitle().startswith("class 0")
 
 

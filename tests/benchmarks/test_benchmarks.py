@@ -66,9 +66,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 WRONG = {
     "rounds=0": "rounds is 0 and steps 1; expected 1 or more",
-    "models=[capsnot]": "models is ['capsnot']; expected a list of some of capsnet, ",
-    "models=capsnet": "models is capsnet; expected a list of some of capsnet, ",
-    "layers=[em]": "layers is ['em']; expected a list of some of dynamic, em_all_parents, em_window",
+    "models=[capsnot]": "models is ['capsnot']; expected a list of values from capsnet, ",
+    "models=capsnet": "models is capsnet; expected a list of values from capsnet, ",
+    "layers=[em]": "layers is ['em']; expected a list of values from dynamic, em_all_parents, em_window",
     "backends=[]": "backends or precisions is empty",
     "layers=[] models=[]": "layers and models are both empty",
     "profile=true models=[]": "profile is true, but models is empty",

@@ -66,7 +66,7 @@ def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) 
     outcome = asked(a_copy, "what=couplings", "what.shown=1")
     headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
     assert headings
-    assert all("asked with 20 validation images of stand-in for MNIST" in heading for heading in headings)
+    assert all(", 20 validation images of stand-in for MNIST" in heading for heading in headings)
     assert outcome.result["analyse"]["digits/1/static_share"] is None
     assert str(table(outcome.result).caption).startswith("empty: not defined")
 

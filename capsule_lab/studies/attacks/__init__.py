@@ -1,1 +1,1 @@
-"""Attacks and shifts of images for trained networks, and the checks that say whether an attack can be believed."""
+"""Attacks on and shifts of the images of trained networks, and checks of whether an attack is reliable."""

@@ -1,7 +1,7 @@
-"""Whether an attack can be believed: what Athalye et al. 2018 and Carlini et al. 2019 ask of an evaluation.
+"""Checks of whether an attack is reliable, as required by Athalye et al. 2018 and Carlini et al. 2019.
 
-A network may look robust because its gradient says nothing: activations that saturate, losses that are clamped, layers
-that are dead. Each check compares what such a network would show with what a sound attack shows.
+A network may look robust because its gradient is uninformative: saturated activations, clamped losses, dead layers.
+Each check tests for a symptom of such a network.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from capsule_lab.studies.attacks.session import AttackedRun, logits_of
 from capsule_lab.studies.attacks.square import square
 
 STEPS = (1, 5, 10, 50, 200)
-"""Of BIM, by which is seen whether more steps help."""
-QUERIES = 1000  # ours: a fifth of what Square has by itself
+"""Numbers of BIM steps, to test whether more steps help."""
+QUERIES = 1000  # ours: a fifth of Square's default
 _EXACT = 2  # ours: images for finite differences, each of which costs dozens of passes in float64
-_SLACK = 3  # ours: images by which attacks of one strength may differ
+_SLACK = 3  # ours: tolerance, in images, when two attacks are compared
 _FAR = 5.0  # ours: percentage points
 _SETTLED = 3.0  # ours: percentage points, within the interval of 1,000 images
 _SMALL = 1e-300
 
 
 class Check(NamedTuple):
-    """A check and what was found, in words; ``passed`` is ``None`` where it needs another network to compare with."""
+    """A check and its result in words; ``passed`` is ``None`` if the check needs a baseline and there is none."""
 
     name: str
     passed: bool | None
@@ -49,10 +49,10 @@ def checks(
     images: int,
     baseline: Attacked | None = None,
 ) -> Iterator[Check]:
-    """All checks, on the first ``images``, at the middle one of the budgets that is not 0.
+    """Run all checks on the first ``images``, at the median of the epsilons above 0.
 
-    Beyond the largest budget, four times as much is tried. ``baseline`` is another network on the same images, with
-    whose gradients its own are compared, and against which images are made that its own attack should beat.
+    One check uses four times the largest epsilon. ``baseline`` is another network on the same images: the gradients are
+    compared with its gradients, and the attack should be stronger than images crafted against it.
     """
     few = attacked.first(images)
     count = sum(len(batch.labels) for batch in few.batches)
@@ -75,21 +75,21 @@ def checks(
     yield gradient_size(own, theirs)
     found = accuracy(attack)
     noisy, once, several = (accuracy(functools.partial(each, norm=norm)) for each in (noise, fgsm, bim))
-    far = found < noisy - _FAR or found <= 1  # else its gradient says nothing
+    far = found < noisy - _FAR or found <= 1  # otherwise the gradient is uninformative
     yield Check("random noise", far, f"{found:.1f} %, under random signs {noisy:.1f} %, {at}")
     yield stronger("multi-step", several, once, f"BIM in 10 steps against FGSM, {at}", count)
     of_training = accuracy(attack, loss="training")
-    yield stronger("loss", found, of_training, f"{loss} on logits against the loss of training, {at}", count)
+    yield stronger("loss", found, of_training, f"{loss} on logits against the training loss, {at}", count)
     other: LossName = "cross_entropy" if loss == "margin" else "margin"
-    by_other = accuracy(attack, loss=other)  # says as well what the network is to be led to
+    by_other = accuracy(attack, loss=other)  # a sound loss with the same goal
     both = f"{loss} and {other}, {at}: {found:.1f} % and {by_other:.1f} %"
     yield Check("other loss", abs(found - by_other) <= _FAR, both)
     by_steps = {}
-    for steps in STEPS:  # as large as PGD's, that the same number of them could reach any point
+    for steps in STEPS:  # step sizes as in PGD, so that every point can be reached
         size = middle if steps == 1 else 2.5 * middle / steps
         by_steps[steps] = accuracy(functools.partial(bim, steps=steps, step_size=size, norm=norm))
     yield converged(by_steps, count)
-    left = accuracy(attack, 4 * largest)  # where anything can be made of an image, nothing is classified right
+    left = accuracy(attack, 4 * largest)  # nearly unbounded, so that no image should be classified right
     yield Check("large budget", left <= 1, f"{left:.1f} % at epsilon {4 * largest:g}")  # ours: 1 %
     if baseline is not None:
         of_logits: LossName = "cross_entropy" if loss == "training" else loss
@@ -98,18 +98,17 @@ def checks(
     if norm == "linf":
         without = accuracy(functools.partial(square, queries=QUERIES))
         yield stronger("gradient-free", found, without, f"against Square, {QUERIES} queries, {at}", count)
-    # of the margin, which does not saturate, in float64, where central differences are exact enough
+    # the margin does not saturate, and float64 makes central differences exact enough
     exact = attacked.batches[0].first(_EXACT)
     network: Any = copy.deepcopy(attacked.run.network).to("cpu", torch.float64)
     objective = NetworkObjective("margin", exact.labels.cpu(), None, logits_of(network, attacked.preprocess))
-    error = gradient_error(objective, exact.images.to("cpu", torch.float64))  # no part of the graph is cut
+    error = gradient_error(objective, exact.images.to("cpu", torch.float64))  # large if the graph is cut somewhere
     yield Check("finite differences", error < 1e-5, f"largest relative error {error:.1e}")  # ours
 
 
 class Gradients(NamedTuple):
-    """Percent of pixels whose gradient is exactly 0, and of images all of whose pixels have none.
-
-    And over images, of the mean size of a pixel's gradient, the median, the 1st and the 99th percentile.
+    """Percentages of pixels with a gradient of exactly 0 and of images where all pixels have such a gradient; and the
+    median, 1st and 99th percentile over images of the mean absolute gradient of a pixel.
     """
 
     zero_pixels: float
@@ -120,7 +119,7 @@ class Gradients(NamedTuple):
 
     @classmethod
     def of(cls, gradients: Float[Tensor, " images *shape"]) -> Gradients:
-        """Statistics of the gradients of a loss by the images."""
+        """Compute the statistics of a loss's gradients with respect to the images."""
         sizes = gradients.abs().flatten(1)
         means = sizes.double().mean(1)
         lowest, median, highest = means.quantile(means.new_tensor([0.01, 0.5, 0.99])).tolist()
@@ -129,7 +128,7 @@ class Gradients(NamedTuple):
 
 
 def zero_gradients(found: Gradients, baseline: Gradients | None) -> Check:
-    """Few gradients are exactly 0; not many more than of a network of rectified linear units."""
+    """Check that few gradients are exactly 0, and not many more than in the baseline."""
     text = f"{found.zero_pixels:.1f} % of pixels, {found.zero_images:.1f} % of images have no gradient"
     most = 1.0  # ours: %
     if baseline is not None:
@@ -139,9 +138,9 @@ def zero_gradients(found: Gradients, baseline: Gradients | None) -> Check:
 
 
 def gradient_size(found: Gradients, baseline: Gradients | None) -> Check:
-    """Gradients are no more than a thousand times smaller than those of a CNN.
+    """Check that gradients are at most a thousand times smaller than those of the baseline.
 
-    Hinton 2018, section 5.3, has two orders of magnitude; where gradients are masked, Brendel and Bethge 2017 find 16.
+    Hinton 2018, section 5.3, reports two orders of magnitude; Brendel and Bethge 2017 find 16 for masked gradients.
     """
     text = f"median {found.median:.3g}, 1st and 99th percentile {found.lowest:.3g} and {found.highest:.3g}"
     if baseline is None:
@@ -151,13 +150,13 @@ def gradient_size(found: Gradients, baseline: Gradients | None) -> Check:
 
 
 def stronger(name: str, strong: float, weak: float, described: str, images: int) -> Check:
-    """Accuracy in percent under what should be the stronger attack is not above that under the weaker."""
+    """Check that the accuracy in percent under the stronger attack is not above that under the weaker attack."""
     passed = strong <= weak + 100 * _SLACK / images
     return Check(name, passed, f"{described}: {strong:.1f} % against {weak:.1f} %")
 
 
 def converged(accuracies: Mapping[int, float], images: int) -> Check:
-    """More steps do not help much any more; accuracies in percent are by number of steps, which rises."""
+    """Check that more steps hardly help; ``accuracies`` maps ascending numbers of steps to percentages."""
     text = ", ".join(f"{accuracy:.1f} % after {count}" for count, accuracy in accuracies.items())
     pairs = [*pairwise(accuracies.values())]
     falls = all(more <= few + 100 * _SLACK / images for few, more in pairs)
@@ -167,14 +166,14 @@ def converged(accuracies: Mapping[int, float], images: int) -> Check:
 def gradient_error(
     objective: Objective, images: Images, *, directions: int = 10, steps: Sequence[float] = (1e-6, 1e-7, 1e-8)
 ) -> float:
-    """How far the gradient is from central differences: the largest relative error, along random lines and its sign.
+    """Return the largest relative error of the gradient against central differences, along random lines and its sign.
 
-    Of several steps the one that agrees best: a difference over a large one may have the kink of a rectified linear
-    unit in it, of which a network has thousands, and none agrees with a gradient whose graph is cut.
+    Of several step sizes, the one that agrees best counts: a large step may cross the kink of a rectified linear unit,
+    of which a network has thousands. No step size agrees with a gradient whose graph is cut.
 
     Args:
         objective, images: in float64.
-        directions, steps: how many random lines; of the difference, per pixel.
+        directions, steps: the number of random lines; the step sizes of the differences, per pixel.
     """
     gradient = gradient_of(objective, images)
     generator = torch.Generator().manual_seed(0)
@@ -182,7 +181,7 @@ def gradient_error(
     worst = 0.0
     for line in (*lines, gradient.sign()):
         along = (gradient * line).flatten(1).sum(1)
-        scale = (gradient * line).flatten(1).norm(dim=1).clamp(min=_SMALL)  # a line may be across the gradient
+        scale = (gradient * line).flatten(1).norm(dim=1).clamp(min=_SMALL)  # a line may be orthogonal to the gradient
         errors: list[Tensor] = []
         with torch.no_grad():
             for step in steps:

@@ -1,9 +1,9 @@
-"""Corruptions of MNIST-C (Mu and Gilmer 2019), which took most from ImageNet-C (Hendrycks and Dietterich 2019).
+"""Corruptions of MNIST-C (Mu and Gilmer 2019), most of which come from ImageNet-C (Hendrycks and Dietterich 2019).
 
-Those kinds are here that torch, torchvision and scipy can make. Constants are those of MNIST-C's ``corruptions.py``,
-for images of 28 x 28 pixels in [0, 1]; lengths are pixels whatever the size of an image. All draws derive from the key
-of an image, so that they are not those of the published files, but the same in any batch and at any severity. Images
-are not rounded to whole grey levels, as the published ones are, except by JPEG.
+Only the kinds that torch, torchvision and scipy can produce are included. Constants are those of MNIST-C's
+``corruptions.py``, for images of 28 x 28 pixels in [0, 1]; lengths are in pixels, whatever the image size. Random draws
+derive from the key of an image: they differ from the published files, but are the same in every batch and at every
+severity. Unlike the published images, images are not rounded to whole grey levels, except by JPEG.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Pictures = Float[Tensor, "batch channel height width"]
 def corruption(
     objective: object, images: Pictures, epsilon: float, key: Key, box: Box = UNIT, *, kind: str = "gaussian_noise"
 ) -> Pictures:
-    """Corruptions of MNIST-C (Mu and Gilmer 2019); a strength is a severity, 1 to 5.
+    """Apply a corruption of MNIST-C (Mu and Gilmer 2019); the strength is a severity, 1 to 5.
 
-    Strength 0 is the image itself, bit for bit. Bounds of the box are black and white, so that standardised images need
-    an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other channels are grey images
-    of one scene, as the eyes of smallNORB: noise is drawn for each, geometry, fog and spatter for all.
+    Strength 0 returns the image bit for bit. The bounds of the box are black and white, so that standardised images
+    need ``space=grey_levels``. Three channels are red, green and blue. Otherwise the channels are grey images of one
+    scene, like the stereo pairs of smallNORB: noise is drawn for each channel; geometry, fog and spatter are shared.
     """
     check_choice("kind", kind, tuple(KINDS))
     check_choice("epsilon, a severity,", epsilon, (0, 1, 2, 3, 4, 5))
     if math.isinf(box.high - box.low):
         raise ValueError(
-            "pixels have no bounds, as those of standardised images, and a corruption needs black and white; "
-            "expected an attack in space=grey_levels"
+            "pixels have no bounds, as in standardised images, but a corruption needs black and white; "
+            "expected space=grey_levels"
         )
     if epsilon == 0:
         return images
@@ -59,22 +59,22 @@ def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
 
 
 def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
-    """Of a camera that counts so many photons where an image is white."""
+    """Simulate a camera that counts ``photons`` photons in a white pixel."""
     uniform = _uniform(key, 0, tuple(images.shape[1:]))
     counts = scipy.stats.poisson.ppf(uniform.cpu().numpy(), (photons * images).double().cpu().numpy())
     return torch.from_numpy(counts).to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
 
 
 def _impulse_noise(images: Pictures, share: float, key: Key) -> Pictures:
-    """So many of the pixels are black or white, half of them each."""
+    """Make a share of the pixels black or white, with equal probability."""
     uniform = _uniform(key, 0, tuple(images.shape[1:])).to(images.device)
     return torch.where(uniform < share, (uniform < share / 2).to(images), images)
 
 
 def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pictures:
-    """Of a camera that moves along a line within 45 degrees of horizontal, one-sided as in ImageMagick.
+    """Simulate a camera that moves along a line within 45 degrees of horizontal, one-sided as in ImageMagick.
 
-    Between pixels it interpolates, where ImageMagick takes the nearest.
+    It interpolates between pixels; ImageMagick takes the nearest pixel.
     """
     radius, deviation = constants
     angle = random_uniform(key, 0, -torch.pi / 4, torch.pi / 4).to(images)
@@ -91,38 +91,38 @@ def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pi
 
 
 def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
-    """As if of so many times the height and width: pixels become the mean of their block, as by Pillow's box filter."""
+    """Reduce height and width to a share of them: pixels become the mean of their block, as by Pillow's box filter."""
     rows, columns = (_block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:])
     return rows @ images @ columns.T
 
 
 def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
-    """The matrix that replaces each of ``pixels`` in a line by the mean of those of its block."""
-    middle = (2 * torch.arange(pixels) + 1) * blocks  # of each pixel, in parts of a block, of which it has 2 * pixels
-    # Pillow: a middle between two blocks counts in the mean of the first, and is drawn as the second
+    """Return the matrix that replaces each pixel of a line by the mean of its block."""
+    middle = (2 * torch.arange(pixels) + 1) * blocks  # middle of each pixel in units of 1 / (2 * pixels) of a block
+    # Pillow: a pixel centred between two blocks counts in the mean of the first and gets the mean of the second
     same = (middle[:, None] // (2 * pixels) == (middle - 1) // (2 * pixels)).float()
     return same / same.sum(1, keepdim=True)
 
 
 def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
-    """Compressed and decompressed by Pillow; channels that are not three are grey images of their own."""
+    """Compress and decompress with Pillow; unless there are three channels, each channel is a grey image."""
     levels = (images * 255).round().to(torch.uint8).cpu()
     pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
-    # torchvision deprecates what it does with tensors here, not with Pillow's images
+    # torchvision deprecates this for tensors, but not for Pillow images
     compressed = (torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(each), quality) for each in pictures)
     found = torch.stack([torchvision_transforms.pil_to_tensor(each) for each in compressed])
     return found.view_as(levels).to(images) / 255
 
 
 def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
-    """Of three channels, the value of HSV is raised, which keeps hue and saturation."""
+    """Raise the brightness; with three channels, raise HSV's value, which keeps hue and saturation."""
     value = images.amax(1, keepdim=True) if images.shape[1] == 3 else images
     brighter = (value + added).clamp(max=1)
     return torch.where(value > 0, images / value * brighter, brighter)
 
 
 def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
-    """Black and white exchanged in so much of the width, on the left and on the right."""
+    """Invert a share of the width on the left and on the right."""
     width = images.shape[3]
     stripe = round(share * width)
     column = torch.arange(width, device=images.device)
@@ -130,19 +130,19 @@ def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
 
 
 def _fog(images: Pictures, constants: tuple[float, float], key: Key) -> Pictures:
-    """Clouds added, and everything darkened until the brightest pixel could be as bright as before."""
+    """Add clouds, then scale all pixels such that the brightest pixel can be as bright as before."""
     amount, decay = constants
     height, width = images.shape[2:]
-    side = max(256, 2 ** (max(height, width) - 1).bit_length())  # MNIST-C: 256, of which a corner is used
+    side = max(256, 2 ** (max(height, width) - 1).bit_length())  # MNIST-C: 256, cropped to a corner
     clouds = _plasma(key, side, decay)[:, None, :height, :width].to(images)
     brightest = images.amax((1, 2, 3), keepdim=True)
     return (images + amount * clouds) * brightest / (brightest + amount)
 
 
 def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side"]:
-    """Random heights in [0, 1] by the diamond-square algorithm, whose edges fit together; ``side`` is a power of 2.
+    """Draw periodic random heights in [0, 1] by the diamond-square algorithm; ``side`` is a power of 2.
 
-    What is added at random shrinks by the square of ``decay`` from one level to the next, as in ImageNet-C.
+    The random offsets shrink by the square of ``decay`` from one level to the next, as in ImageNet-C.
     """
     heights = torch.zeros(len(key), side, side, device=key.device)
     step, size, stream = side, 1.0, 0
@@ -165,7 +165,7 @@ _MUD = (63 / 255, 42 / 255, 20 / 255)  # red, green and blue, of ImageNet-C; MNI
 
 
 def _spatter(images: Pictures, constants: tuple[float, float, float, float, float], key: Key) -> Pictures:
-    """Drops of mud, where smoothed noise is above a threshold."""
+    """Draw drops of mud where smoothed noise is above a threshold."""
     mean, deviation, smoothing, threshold, edge = constants
     height, width = images.shape[2:]
     liquid = _smoothed(mean + deviation * _normal(key, 0, (height, width)), smoothing)
@@ -176,9 +176,9 @@ def _spatter(images: Pictures, constants: tuple[float, float, float, float, floa
 
 
 def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) -> Pictures:
-    """A random affine map of three points, then each pixel moved by smoothed noise; black around the image.
+    """Apply a random affine map of three points, then move each pixel by smoothed noise; black enters from outside.
 
-    Interpolated once, where MNIST-C does it after each. Constants are shares of the shorter side.
+    The image is interpolated once; MNIST-C interpolates after each step. Constants are shares of the shorter side.
     """
     height, width = images.shape[2:]
     side = min(height, width)
@@ -202,14 +202,14 @@ def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " b
 
 
 def _normal(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
-    uniform = _uniform(key, stream, shape).double() + 2**-25  # half of a step of the draws, as 0 and 1 give infinity
+    uniform = _uniform(key, stream, shape).double() + 2**-25  # half a step of the draws: avoids infinity at 0
     return torch.special.ndtri(uniform).float()
 
 
 def _smoothed(
     images: Float[Tensor, "*batch height width"], deviation: float, mode: str = "nearest", truncate: float = 4.0
 ) -> Float[Tensor, "*batch height width"]:
-    """By a Gaussian of ``deviation`` pixels, as by skimage, which calls the same function of scipy."""
+    """Smooth with a Gaussian of ``deviation`` pixels, like skimage, which calls the same function of scipy."""
     array = images.cpu().numpy()
     smooth = scipy.ndimage.gaussian_filter(array, deviation, mode=mode, truncate=truncate, axes=(-2, -1))
     return torch.from_numpy(smooth).to(images)
@@ -231,7 +231,7 @@ KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]
         lambda images, factor, _: contrast(images, images.new_full((len(images),), factor)),
         (0.4, 0.3, 0.2, 0.1, 0.05),
     ),
-    # share of the width, on each side; MNIST-C has no severities of it, and 0.25, 7 of 28 pixels
+    # share of the width on each side; MNIST-C has only 0.25, 7 of 28 pixels
     "stripe": (_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
     # clouds added, and decay of their roughness
     "fog": (_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
@@ -245,11 +245,11 @@ KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]
             (0.67, 0.4, 1.0, 0.65, 1.5),
         ),
     ),
-    # strength and smoothing of the noise, and jitter of the three points, shares of the shorter side; in MNIST-C as
-    # well 1 and 2 move whole images, and 3 to 5 do not
+    # strength and smoothing of the noise, and jitter of the three points, as shares of the shorter side; as in MNIST-C,
+    # severities 1 and 2 move the whole image, 3 to 5 do not
     "elastic": (
         _elastic,
         ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
     ),
 }
-"""Functions of images in [0, 1], and constants of severities 1 to 5: those of MNIST-C but for what is marked ours."""
+"""Functions of images in [0, 1], and their constants for severities 1 to 5, from MNIST-C unless marked "ours"."""

@@ -1,8 +1,8 @@
-"""What attacks raise of a network, and what it says of images that were attacked over several budgets.
+"""Objectives of attacks, and the evaluation of a network on images that were attacked with several budgets.
 
-Losses are per image, and larger the nearer the network is to the wrong answer. Of scores that saturate, such as lengths
-and activations of capsules, the gradient vanishes on just the images that a network is sure of, and it looks robust
-where it is not; so all of these take logits, see ``CapsuleOutput.logits``.
+Losses are per image, and larger the nearer the network is to a wrong answer. Scores that saturate, such as lengths and
+activations of capsules, have a vanishing gradient on exactly those images that the network classifies confidently, so
+that it looks more robust than it is; all losses therefore take logits, see ``CapsuleOutput.logits``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ AttackFunction = Callable[..., Images]
 LossName = Literal["cross_entropy", "margin", "dlr", "training"]
 
 _PICTURES = 8  # ours: what fits a page
-_SMALL = 1e-12  # Croce and Hein 2020's code: of logits that are all alike
+_SMALL = 1e-12  # Croce and Hein 2020's code: for logits that are all equal
 
 
 def cross_entropy(
     logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
 ) -> Float[Tensor, " batch"]:
-    """Softmax cross-entropy of the label; targeted, less that of the target (Goodfellow et al. 2015).
+    """Compute the softmax cross-entropy of the label, or minus that of the target (Goodfellow et al. 2015).
 
-    ``classes`` are the labels or, if it is targeted, the target classes.
+    ``classes`` are the labels or, if ``targeted``, the target classes.
     """
     loss = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
     return -loss if targeted else loss
@@ -41,9 +41,8 @@ def cross_entropy(
 def margin(
     logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
 ) -> Float[Tensor, " batch"]:
-    """By how much the best other class is ahead of the label, or the target of all others (Carlini and Wagner 2017).
-
-    It never saturates, and is above 0 just where the attack succeeds. Arguments are those of ``cross_entropy``.
+    """Compute the lead of the best other class over the label, or of the target over all others (Carlini and Wagner
+    2017). It never saturates, and is above 0 exactly if the attack succeeds; arguments as in ``cross_entropy``.
     """
     own = _logit_of(logits, classes)
     others = logits.scatter(1, classes[:, None], -torch.inf).amax(1)
@@ -56,13 +55,13 @@ def dlr(
     *,
     targets: Int64[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, whatever the logits' scale.
+    """Compute the difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, invariant to scale.
 
-    ``classes`` are the labels, and ``targets`` the target classes; ``None`` is anything but the label.
+    ``classes`` are the labels, ``targets`` the target classes; ``None`` means any class but the label.
     """
     least = 3 if targets is None else 4
     if logits.shape[1] < least:
-        raise ValueError(f"the logits are of {logits.shape[1]} classes; the loss dlr needs {least}, margin needs 2")
+        raise ValueError(f"the logits have {logits.shape[1]} classes; dlr needs {least} or more, margin 2 or more")
     ordered = logits.sort(dim=1, descending=True).values
     if targets is None:
         return margin(logits, classes) / (ordered[:, 0] - ordered[:, 2]).clamp(min=_SMALL)
@@ -75,9 +74,9 @@ def _logit_of(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 class Prepared(NamedTuple):
-    """A batch in the space of an attack, the keys that random draws derive from, and the pixels that there are.
+    """A batch in the space of an attack, the keys for random draws, and the range of its pixels.
 
-    ``grey_levels`` are how many grey levels of 255 one unit of the space is, of each image.
+    ``grey_levels`` is the number of grey levels, of 255, in one unit of the space, for each image.
     """
 
     images: Images
@@ -87,16 +86,16 @@ class Prepared(NamedTuple):
     grey_levels: Float[Tensor, " batch"]
 
     def first(self, images: int) -> Prepared:
-        """The first so many images."""
+        """Return the first ``images`` of the batch."""
         pixels, labels, key, box, grey_levels = self
         return Prepared(pixels[:images], labels[:images], key[:images], box, grey_levels[:images])
 
 
 class Answers(NamedTuple):
-    """What a network says of images under one attack, all on the CPU.
+    """The outputs of a network for images under one attack, all on the CPU.
 
-    ``change`` is the mean change of a pixel in units of the space. ``reconstruction_errors`` are of the winning class,
-    none if they were not asked for; ``pictures`` the first of the attacked images.
+    ``change`` is the mean absolute change of a pixel in units of the space. ``reconstruction_errors`` are those of the
+    winning class, empty unless they are measured; ``pictures`` are the first attacked images.
     """
 
     logits: Float[Tensor, "images class"]
@@ -106,12 +105,12 @@ class Answers(NamedTuple):
 
     @property
     def found(self) -> Int64[Tensor, " images"]:
-        """The class that each image is taken for."""
+        """The predicted class of each image."""
         return self.logits.argmax(1)
 
 
 class Measured(NamedTuple):
-    """What was found of images as they are, and by epsilon and target, ``None`` being any class but the label."""
+    """Outputs for clean images, and for attacked images by epsilon and target; ``None`` is any class but the label."""
 
     labels: Int64[Tensor, " images"]
     grey_levels: Float[Tensor, " images"]
@@ -120,20 +119,20 @@ class Measured(NamedTuple):
 
     @property
     def was_right(self) -> Bool[Tensor, " images"]:
-        """Which images the network takes for what they are when nothing attacks them."""
+        """Which images the network classifies right without an attack."""
         return self.clean.found == self.labels
 
     def accuracy(self, epsilon: float) -> float:
-        """Percent of all images that are classified right when attacked, without a target."""
+        """Return the percentage of all images that are classified right under the untargeted attack."""
         return 100 * (self.attacked[epsilon, None].found == self.labels).double().mean().item()
 
 
 @dataclass(frozen=True)
 class NetworkObjective:
-    """What an attack on the images of a batch raises: a loss of the logits of the network that it sees.
+    """The objective that an attack on a batch maximises: a loss of the logits of the network that it attacks.
 
-    ``target`` is the class that the network shall say, ``None`` any but the label; ``training_loss``, of the loss
-    ``"training"``, that of images and classes which the network was trained with.
+    ``target`` is the class that the attack aims at, ``None`` for any class but the label. ``training_loss`` is the
+    network's training loss as a function of images and classes, for the loss ``"training"``.
     """
 
     loss: LossName
@@ -143,15 +142,15 @@ class NetworkObjective:
     training_loss: TrainingLoss | None = None
 
     def at(self, chosen: Int64[Tensor, " part"]) -> NetworkObjective:
-        """That of some of the images."""
+        """Return the objective for some of the images."""
         return replace(self, labels=self.labels[chosen])
 
     def success(self, images: Images) -> Float[Tensor, " batch"]:
-        """Above 0 where the attack has succeeded: the margin."""
+        """Return the margin, which is above 0 where the attack has succeeded."""
         return replace(self, loss="margin")(images)
 
     def __call__(self, images: Images) -> Float[Tensor, " batch"]:
-        """One number per image."""
+        """Return one number per image."""
         targeted = self.target is not None
         classes = torch.full_like(self.labels, self.target) if self.target is not None else self.labels
         if self.loss == "training":
@@ -169,10 +168,10 @@ class Attacked:
     """A network under attack, and the images.
 
     Attributes:
-        batches: in the space of the attack.
-        logits: of the network that is to be fooled, of images in that space.
-        crafted_with: logits that attacks see, if they are others: of another network, or with equal couplings.
-        training_loss: of images and labels, for the objective ``"training"``, which shows masking.
+        batches: images in the space of the attack.
+        logits: maps images in that space to the logits of the attacked network.
+        crafted_with: logits for crafting the images, if different: of another network, or with equal couplings.
+        training_loss: maps images and labels to the objective ``"training"``, which reveals masked gradients.
         on_step: called with the number of images after each batch, epsilon and target.
     """
 
@@ -183,7 +182,7 @@ class Attacked:
     on_step: Callable[[int], None] = lambda _: None
 
     def first(self, images: int) -> Attacked:
-        """The same network and the first so many images; reconstruction errors are not kept."""
+        """Return the same network with the first ``images``; reconstruction errors are not measured."""
         kept: list[Prepared] = []
         for batch in self.batches:
             left = images - sum(len(each.labels) for each in kept)
@@ -192,37 +191,37 @@ class Attacked:
         return Attacked(kept, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step)
 
     def logits_and_errors(self, images: Images) -> tuple[Tensor, Tensor]:
-        """The logits, and the reconstruction errors of the decoder: none."""
+        """Return the logits, and the decoder's reconstruction errors, which are empty here."""
         return self.logits(images), images.new_empty(0)
 
     def objective(self, loss: LossName, batch: Prepared, target: int | None = None) -> NetworkObjective:
-        """What an attack on a batch raises."""
+        """Return the objective that an attack on a batch maximises."""
         return NetworkObjective(loss, batch.labels, target, self.crafted_with or self.logits, self.training_loss)
 
     def measure(
         self, attack: AttackFunction, loss: LossName, epsilons: Sequence[float], targets: Iterable[int | None] = (None,)
     ) -> Measured:
-        """Attack every batch with every budget, and keep what the network says.
+        """Attack every batch with every budget, and keep the network's outputs.
 
         Args:
-            attack, loss: one of this package, with its options bound, and what it raises.
+            attack, loss: an attack of this package with its options bound, and the loss that it maximises.
             epsilons: budgets, in units of the space.
-            targets: classes to reach, one after another.
+            targets: target classes, one attack each.
         """
         parts: dict[Any, list[tuple[Tensor, ...]]] = {}
 
         @torch.no_grad()
-        def ask(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
+        def evaluate(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
             change = (images - batch.images).abs().flatten(1).mean(1)
             found = (*self.logits_and_errors(images), change, images[: 0 if key in parts else _PICTURES])
             parts.setdefault(key, []).append(tuple(each.cpu() for each in found))
 
         for batch in self.batches:
-            ask(None, batch.images, batch)
+            evaluate(None, batch.images, batch)
             for target in targets:
                 objective = self.objective(loss, batch, target)
                 for epsilon in epsilons:
-                    ask((epsilon, target), attack(objective, batch.images, epsilon, batch.key, batch.box), batch)
+                    evaluate((epsilon, target), attack(objective, batch.images, epsilon, batch.key, batch.box), batch)
                     self.on_step(len(batch.labels))
         answers = {key: Answers(*map(torch.cat, zip(*found, strict=True))) for key, found in parts.items()}
         _, labels, _, _, grey_levels = zip(*self.batches, strict=True)

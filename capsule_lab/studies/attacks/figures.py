@@ -21,7 +21,7 @@ from capsule_lab.studies.attacks.kind import kind_of
 from capsule_lab.studies.attacks.summary import by_epsilon
 
 _ACROSS = 3  # ours: panels side by side
-_TITLE = 36  # ours: letters above one of them
+_TITLE = 36  # ours: characters per line of a panel's title
 _UNITS = {"input": "in units of the network's input", "grey_levels": "in grey levels of 255"}
 
 
@@ -32,16 +32,16 @@ def accuracy_figure(
     published: Sequence[Mapping[float, float]] = (),
     numbered: Sequence[str] = (),
 ) -> Figure:
-    """Curves of records of ``capsule_lab.attack``: accuracy, or success where attacks have targets.
+    """Draw records of the command ``attack`` as curves of accuracy, or of success for targeted attacks.
 
-    A panel for each attack, in which each network has a curve; the same network looks the same in all. Bands are the
-    intervals of the records: those of Wilson, of one choice of images, or the extremes of several seeds.
+    Each attack has a panel, and each network a curve of the same style in all panels. Bands are the intervals in the
+    records: Wilson's interval of one run, or minimum and maximum of several seeds.
 
     Args:
         results: records in one space; all with targets, or none.
-        networks, attacks: that each record is of; default: its run and weights, and ``attack_of``.
-        published: of each record, percentages by epsilon, drawn as pale points.
-        numbered: networks in the order of their looks, so that they look the same in several figures; default: as here.
+        networks, attacks: names for each record; default: its run and weights, and ``attack_of``.
+        published: for each record, percentages by epsilon, drawn as pale points.
+        numbered: networks in the order of their styles, to share styles between figures; default: ``networks``.
     """
     networks = networks or [weights_of(result) for result in results]
     attacks = attacks or [attack_of(result) for result in results]
@@ -61,12 +61,12 @@ def accuracy_figure(
         axis.set_title(fill(attack, _TITLE) if across > 1 else attack, fontsize="medium")
         axis.set_xlabel(labels[number], fontsize="small")
         axis.tick_params(labelbottom=True, labelsize="small")
-    quantity = "taken for the target, % of images" if results[0]["targeted"] else "accuracy, % of images"
+    quantity = "classified as the target, % of images" if results[0]["targeted"] else "accuracy, % of images"
     for axis in axes[:, 0]:
         axis.set(ylabel=quantity, ylim=(-2, 102))
     legend_below(figure)
     data = "; ".join(dict.fromkeys(map(images_of, results)))
-    add_heading(figure, f"{data}. Bands: 95 % intervals, or of several seeds the smallest and the largest")
+    add_heading(figure, f"{data}. Bands: 95 % intervals, or minimum and maximum of several seeds")
     return figure
 
 
@@ -91,13 +91,13 @@ def _draw(
 def sheet(
     measured: Measured, target: int | None, box: Box, result: Mapping[str, Any], classes: Sequence[str] = ()
 ) -> Figure:
-    """Images as they are, and for each epsilon what the attack adds, as large as can be shown, and what comes out.
+    """Draw the original images and, for each epsilon, the change, scaled to the full range, and the attacked images.
 
-    Under each image stands what the network takes it for.
+    The predicted class is written under each image.
     """
     images = measured.clean.pictures
     low, high = box if box.high < torch.inf else (images.min().item(), images.max().item())
-    rows, pictures, found = ["as it is"], [(images - low) / (high - low)], [measured.clean.found.tolist()]
+    rows, pictures, found = ["original"], [(images - low) / (high - low)], [measured.clean.found.tolist()]
     for (epsilon, other), answers in measured.attacked.items():
         if epsilon and other == target:
             change = answers.pictures - images
@@ -114,27 +114,27 @@ def sheet(
         below = [(text, "black" if text in ("", name) else "red") for text in texts]
         columns.append(Column(f"label {name}", [each[number] for each in pictures], below=below))
     note = (
-        "Under an image: what the network takes it for, red where that is wrong. "
-        f"Numbers are {_strength_of(result)}. In a change, grey is none."
+        "Under each image: the predicted class, red if it is wrong. "
+        f"Numbers are {_strength_of(result)}. In the changes, grey is no change."
     )
     return picture_grid([Group("", columns)], rows, note=note)
 
 
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
-    """Run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c01ab, best.ckpt``."""
+    """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
     path = Path(result[key])
     return f"{path.parents[1].name}, {path.name}"
 
 
 def images_of(result: Mapping[str, Any]) -> str:
-    """What was attacked: ``1,000 test images of stand-in for MNIST``."""
+    """Describe the attacked images: ``1,000 test images of stand-in for MNIST``."""
     return f"{result['images']:,} {result['split']} images of {short_name(result['provenance'])}"
 
 
 def attack_of(result: Mapping[str, Any], source: str = "") -> str:
-    """What a network was attacked with: ``PGD in L2``, ``BIM against equal couplings``.
+    """Describe the attack: ``PGD in L2``, ``BIM against equal couplings``.
 
-    ``source`` is a name of the network that images were made against, if it was another; default: its run and weights.
+    ``source`` is the name of the network of a transfer attack; default: its run and weights.
     """
     options = result["options"]
     parts = [kind_of(options).label, *([options["kind"]] if "kind" in options else [])]
@@ -145,6 +145,6 @@ def attack_of(result: Mapping[str, Any], source: str = "") -> str:
 
 
 def _strength_of(result: Mapping[str, Any]) -> str:
-    """What the numbers of an attack are."""
+    """Describe what the strength of an attack is."""
     of_change = "epsilon, the length of the change" if result["options"].get("norm") == "l2" else "epsilon"
     return kind_of(result["options"]).unit or f"{of_change}, {_UNITS[result['space']]}"

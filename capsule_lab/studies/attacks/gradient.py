@@ -1,8 +1,8 @@
-"""Attacks along the gradient: FGSM, BIM and PGD, targeted by a loss that is; and random signs, their control.
+"""Attacks along the gradient: FGSM, BIM and PGD, targeted if their loss is; and random signs, their control.
 
-An objective maps images to what the attack raises, one number per image, in whatever space the images are. It has to
-treat images apart from each other (evaluation mode), so that an image in a batch is attacked as it would be alone. PGD
-and Square need an ``evaluation.NetworkObjective``: of restarts and queries any success counts, whatever is raised.
+An objective maps images, in any space, to the numbers that the attack maximises, one per image. It must treat images
+independently (evaluation mode), so that the batch has no influence on the attack of an image. PGD and Square need an
+``evaluation.NetworkObjective``: they choose restarts and queries by its ``success``, whatever the loss.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Objective = Callable[[Images], Float[Tensor, " batch"]]
 Norm = Literal["linf", "l2"]
 
 _SMALL = 1e-30
-"""Below any length that is not 0, in float32."""
+"""Smaller than any length above 0 that occurs in float32."""
 
 
 class Box(NamedTuple):
-    """The values that a pixel can have."""
+    """The range of a pixel's values."""
 
     low: float = -torch.inf
     high: float = torch.inf
@@ -41,17 +41,17 @@ UNIT, GREY_LEVELS = Box(0.0, 1.0), Box(0.0, 255.0)
 def fgsm(
     objective: Objective, images: Images, epsilon: float, key: Any = None, box: Box = UNIT, *, norm: Norm = "linf"
 ) -> Images:
-    """One step of epsilon along the sign of the gradient (Goodfellow et al. 2015).
+    """Take one step of epsilon along the sign of the gradient (Goodfellow et al. 2015).
 
-    A pixel without gradient stays as it is, so that a network whose gradients vanish looks robust: see ``checks``.
+    A pixel without gradient does not change, so that a network whose gradients vanish looks robust: see ``checks``.
 
     Args:
-        objective: what is raised; of no use to attacks that follow nothing.
-        images: to attack.
+        objective: maximised by the attack; not used by attacks without a loss.
+        images: the images to attack.
         epsilon: largest change of a pixel.
-        key: a number for each image, from which the draws derive of attacks that draw.
-        box: the pixels that there are; an image outside of it is clipped only as far as it is changed.
-        norm: what ``epsilon`` bounds; in ``"l2"`` the step is along the gradient and ``epsilon`` its length.
+        key: a number for each image from which random draws derive.
+        box: the range of pixels; pixels of ``images`` outside of it stay, but move no further.
+        norm: the norm that ``epsilon`` bounds; in ``"l2"``, the step is along the gradient and has length ``epsilon``.
     """
     return bim(objective, images, epsilon, key, box, steps=1, step_size=epsilon, norm=norm)
 
@@ -68,9 +68,9 @@ def bim(
     step_size: float | None = None,
     norm: Norm = "linf",
 ) -> Images:
-    """Several steps of FGSM, kept within epsilon (Kurakin et al. 2017); Hinton 2018 does not say how many.
+    """Take several steps of FGSM within epsilon (Kurakin et al. 2017); Hinton 2018 does not state how many.
 
-    A ``step_size`` of ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
+    A ``step_size`` of ``None`` is ``epsilon / steps``, which reaches the bound if the sign never changes.
     """
     check_number("steps", steps, 1)
     size = epsilon / steps if step_size is None else step_size
@@ -85,15 +85,15 @@ def pgd(
     key: Key,
     box: Box = UNIT,
     *,
-    steps: int = 50,  # ours: more do not help, which the checks show
+    steps: int = 50,  # ours: the checks show that more do not help
     step_size: float | None = None,
     restarts: int = 5,  # ours
     norm: Norm = "linf",
 ) -> Images:
-    """Steps along the gradient from random starts, the most successful of which counts (Madry et al. 2018).
+    """Take steps along the gradient from random starts, and keep the most successful restart (Madry et al. 2018).
 
-    A ``step_size`` of ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point. An image is not
-    started again once an attack on it has succeeded.
+    A ``step_size`` of ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point. An image has no
+    further restarts once an attack on it has succeeded.
     """
     check_number("steps", steps, 1)
     check_number("restarts", restarts, 1)
@@ -116,25 +116,25 @@ def pgd(
 
 @attack("random signs")
 def noise(objective: Any, images: Images, epsilon: float, key: Key, box: Box = UNIT, *, norm: Norm = "linf") -> Images:
-    """Every pixel up or down by epsilon, by chance: the control of every attack. Arguments are those of ``fgsm``."""
+    """Add epsilon with a random sign to every pixel: the control of every attack; arguments as in ``fgsm``."""
     size = epsilon if norm == "linf" else epsilon / images[0].numel() ** 0.5
     signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
     return _projected(images, images + size * signs, epsilon, box, norm)
 
 
 def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: Norm) -> Images:
-    """A point of the ball around each image: uniform in the cube, or of a uniform direction and radius."""
+    """Draw a point of the ball around each image: uniform in the cube, or with uniform direction and radius."""
     uniform = random_uniform(element_keys(key, images.shape[1:]), stream, -1.0, 1.0).to(images)
     if norm == "linf":
         return images + epsilon * uniform
     other = random_uniform(element_keys(key, images.shape[1:]), stream + 2**20, 0.0, 1.0).to(images)
-    normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # of a uniform number
+    normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # from the uniform number
     lengths = _lengths(normal)
     return images + epsilon * other.flatten(1)[:, 0].view_as(lengths) * normal / lengths.clamp(min=_SMALL)
 
 
 def gradient_of(objective: Objective, images: Images) -> Images:
-    """Of the objective, by the images; nothing else gets a gradient, and grad mode is as it was afterwards."""
+    """Compute the gradient of the objective with respect to the images; nothing else gets a gradient."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(objective(images).sum(), images)
@@ -154,13 +154,13 @@ def _ascend(
 
 
 def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm: Norm) -> Images:
-    """Within ``epsilon`` of the images, then in the box, which takes nothing further away from them."""
+    """Project onto the ``epsilon`` ball around the images, then onto the box, which increases no distance to them."""
     if norm == "linf":
         attacked = torch.minimum(torch.maximum(attacked, images - epsilon), images + epsilon)
     else:
         change = attacked - images
         attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
-    # pixels of an image that are outside of the box stay, but get no further
+    # pixels of an image outside of the box stay, but move no further
     return torch.minimum(torch.maximum(attacked, images.clamp(max=box.low)), images.clamp(min=box.high)).detach()
 
 

@@ -1,4 +1,4 @@
-"""What an attack is, beside its function: its name in figures, and the strengths that it is tried with."""
+"""Properties of an attack beside its function: its name in figures and its default strengths."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PIXEL_STRENGTHS = {
 
 
 class Kind(NamedTuple):
-    """An attack's label in titles; its strengths by default, none being ``PIXEL_STRENGTHS``, and their unit.
+    """An attack's label in titles, its default strengths (if empty, ``PIXEL_STRENGTHS``), and their unit.
 
-    ``along_gradients`` says whether it follows the gradient, which ``checks`` are about.
+    ``along_gradients`` is true for attacks that follow the gradient, to which ``checks`` apply.
     """
 
     label: str
@@ -32,11 +32,11 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {}
-"""By name of the function; those of modules that have been imported."""
+"""The kinds of all imported attacks by the name of the function."""
 
 
 def attack(label: str, **facts: Any) -> Callable[[Function], Function]:
-    """Make a function, called as ``gradient.fgsm`` is, an option whose keys are its keyword-only arguments."""
+    """Register a function with the signature of ``gradient.fgsm``; its keyword-only arguments are its options."""
 
     def register(function: Function) -> Function:
         KINDS[function.__name__] = Kind(label, **facts)
@@ -46,12 +46,12 @@ def attack(label: str, **facts: Any) -> Callable[[Function], Function]:
 
 
 def name_of(options: Mapping[str, Any]) -> str:
-    """The name of an attack, or of a question, from its options in a configuration or a record."""
+    """Return the name of an attack or a question from its options in a configuration or a record."""
     return str(options["_target_"]).rpartition(".")[2]
 
 
 def kind_of(options: Mapping[str, Any]) -> Kind:
-    """The kind of an attack from its options; of one that is not known any more, its name."""
+    """Return the kind of an attack from its options; for an attack that no longer exists, a kind with its name."""
     name = name_of(options)
     if name not in KINDS:
         for file in pkgutil.iter_modules([str(Path(__file__).parent)]):  # attacks register themselves

@@ -1,4 +1,4 @@
-"""The network of a run under attack, and in which space: pixels that it sees, or grey levels before preprocessing."""
+"""The network of a run under attack, in the space of its input or of grey levels before preprocessing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Space = Literal["input", "grey_levels"]
 
 
 class AttackedRun(Attacked):
-    """A run's network on a device, in evaluation mode, with images; parameters need no gradient: a third of the time.
+    """A run's network in evaluation mode on a device, with images; no gradients of parameters (a third of the time).
 
     Args:
-        source: the run whose network images are made against; ``None`` is the same.
-        couplings: ``"equal"`` makes them against networks whose couplings are equal.
+        source: the run whose network is used to craft the images; ``None`` is the same run.
+        couplings: ``"equal"`` crafts the images on the network with equal couplings.
 
     Attributes:
-        preprocess: from the space of the attack to the network's input.
+        preprocess: maps the space of the attack to the network's input.
         keeps_errors: whether reconstruction errors are measured; the network needs a decoder.
     """
 
@@ -55,7 +55,7 @@ class AttackedRun(Attacked):
         super().__init__(prepare(images, space), logits_of(own, self.preprocess), crafted_with, self._training_loss)
 
     def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the squared distance of an image and what its winning class decodes to, if that is kept."""
+        """Return the logits and, if ``keeps_errors``, the squared reconstruction errors of the winning class."""
         if not self.keeps_errors:
             return super().logits_and_errors(images)
         seen = self.preprocess(images)
@@ -63,7 +63,7 @@ class AttackedRun(Attacked):
         return output.logits, winning_reconstruction_error(self.run.network, seen, output=output)
 
     def _training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of classification that the network was trained with, a mean over images."""
+        """Compute the classification loss that the network was trained with, a mean over images."""
         seen = self.preprocess(images)
         module = cast("AbstractClassifierModule", self.run.module)
         (loss,) = module.classification_term(Batch(seen, labels, labels), self.run.network(seen), {}).values()
@@ -71,7 +71,7 @@ class AttackedRun(Attacked):
 
 
 def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> LogitsOf:
-    """Logits of a network, of images in the space of an attack."""
+    """Return a function from images in the space of an attack to the network's logits."""
 
     def logits(images: Tensor) -> Tensor:
         found: Tensor | None = network(preprocess(images)).logits
@@ -83,7 +83,7 @@ def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> Log
 
 
 def check_same_data(run: Run, other: Run) -> None:
-    """Check that two runs were trained on the same data, real or a stand-in."""
+    """Check that two runs were trained on the same data, from the same source (real or stand-in)."""
     own, theirs = (
         {
             "image_shape": tuple(each.spec.image_shape),
@@ -100,9 +100,9 @@ def check_same_data(run: Run, other: Run) -> None:
 
 
 def detection_threshold(run: Run, data: Any) -> float | None:
-    """The reconstruction error that 5 % of the validation images of ``data`` exceed (Frosst, Sabour and Hinton 2018).
+    """Return the reconstruction error that 5 % of the validation images exceed (Frosst, Sabour and Hinton 2018).
 
-    ``None`` for a network without a decoder, or data without validation images.
+    It is ``None`` for a network without a decoder, or data without validation images.
     """
     network: Any = run.network
     if not reconstructs(run.network):
@@ -117,11 +117,11 @@ def detection_threshold(run: Run, data: Any) -> float | None:
 
 
 def prepare(images: StudyImages, space: Space) -> list[Prepared]:
-    """Batches in the space of an attack.
+    """Return the batches in the space of an attack.
 
-    In ``"input"``, pixels are as the network sees them: within [0, 1] where those of all images are, which is where
-    preprocessing divides by 255; without bounds where it standardises, as in Hinton 2018. In ``"grey_levels"`` they are
-    those of the stored image, 0 to 255, and preprocessing is part of what is attacked.
+    In ``"input"``, pixels are those of the network's input: bounded by [0, 1] if all images are in this range, because
+    preprocessing divides by 255; unbounded if it standardises, as in Hinton 2018. In ``"grey_levels"``, pixels are
+    those of the stored image, 0 to 255, and preprocessing is part of the attacked function.
     """
     if space == "grey_levels":
         images.check_preprocessing("space=input")
@@ -142,10 +142,10 @@ def prepare(images: StudyImages, space: Space) -> list[Prepared]:
 def grey_levels_per_unit(
     stored: Shaped[Tensor, "batch channel height width"], seen: Float[Tensor, "batch channel rows columns"]
 ) -> Float[Tensor, " batch"]:
-    """How many grey levels are one unit of the network's input: of standardised images, their standard deviation.
+    """Return the grey levels per unit of the network's input: for standardised images, their standard deviation.
 
-    It is the slope of the line between the stored image's central pixels and those that the network sees; ``nan``
-    where they are on no line, as of images that are composed or moved.
+    The inverse is the slope of the line from the stored image's central pixels to the pixels of the network's input;
+    ``nan`` if they are on no line, as for composed or moved images.
     """
     height, width = seen.shape[2:]
     top, left = (stored.shape[2] - height) // 2, (stored.shape[3] - width) // 2  # as transforms.centre_corner

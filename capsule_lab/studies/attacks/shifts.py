@@ -1,9 +1,9 @@
-"""Images turned, scaled, sheared and moved: shifts of a strength that may be negative, called like attacks.
+"""Rotation, scaling, shear and translation of images: shifts with a signed strength and the signature of an attack.
 
-Images are resampled about their centre, bilinearly, by ``transforms.affine``, without a low-pass filter before they are
-made smaller. Strength 0 is the image itself, bit for bit. ``fill`` is what comes in from outside: ``"black"``, the
-lower bound of the box; or ``"border"``, the outermost pixels repeated, for images without a black background, or
-without bounds, as standardised ones, of which 0 is the mean.
+Images are resampled about their centre, bilinearly, by ``transforms.affine``, without a low-pass filter before
+downscaling. Strength 0 returns the image bit for bit. ``fill`` determines the pixels from outside: ``"black"`` is the
+lower bound of the box; ``"border"`` repeats the outermost pixels, for images without a black background or without
+bounds, such as standardised images, whose mean is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fill = Literal["black", "border"]
 def rotation(
     objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
 ) -> Pictures:
-    """Turned about the centre; a strength is degrees counter-clockwise, and may be negative."""
+    """Rotate about the centre; the strength is in degrees counter-clockwise and may be negative."""
     return _resampled(images, epsilon, fill, box, rotation=math.radians(epsilon))
 
 
@@ -40,7 +40,7 @@ def rotation(
 def scaling(
     objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
 ) -> Pictures:
-    """Scaled about the centre; a strength is the factor minus 1: 0.2 is a fifth larger, -0.5 half the size."""
+    """Scale about the centre; the strength is the factor minus 1: 0.2 is a fifth larger, -0.5 half the size."""
     check_number("epsilon", epsilon, above=-1)
     return _resampled(images, epsilon, fill, box, scale_x=1 + epsilon, scale_y=1 + epsilon)
 
@@ -53,7 +53,7 @@ def scaling(
 def shear(
     objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
 ) -> Pictures:
-    """Sheared; a strength is pixels to the right for each pixel above the centre, and may be negative."""
+    """Shear; the strength is in pixels to the right for each pixel above the centre and may be negative."""
     return _resampled(images, epsilon, fill, box, shear=epsilon)
 
 
@@ -68,15 +68,15 @@ def translation(
     direction: Literal["right", "down"] = "right",
     fill: Fill = "black",
 ) -> Pictures:
-    """Moved without wrapping around; a strength is pixels, whole or not, and may be negative."""
+    """Translate without wrapping around; the strength is in pixels, may be fractional and may be negative."""
     return _resampled(images, epsilon, fill, box, **{direction: epsilon})
 
 
 def _resampled(images: Pictures, strength: float, fill: Fill, box: Box, **moves: float) -> Pictures:
     if fill == "black" and math.isinf(box.low):
         raise ValueError(
-            "fill is 'black', and pixels have no lower bound, as those of standardised images; "
-            "expected fill='border', or an attack in space=grey_levels"
+            "fill is 'black', but pixels have no lower bound, as in standardised images; "
+            "expected fill='border' or space=grey_levels"
         )
     if strength == 0:
         return images
@@ -85,4 +85,4 @@ def _resampled(images: Pictures, strength: float, fill: Fill, box: Box, **moves:
     values = {"rotation": 0.0, "shear": 0.0, "right": 0.0, "down": 0.0, "scale_x": 1.0, "scale_y": 1.0} | moves
     of_images = {name: images.new_full((len(images),), value) for name, value in values.items()}
     moved = affine(images - black, **of_images, around="zeros" if fill == "black" else "border")
-    return torch.clamp(moved + black, low, high)  # weights that sum to 1 but for rounding
+    return torch.clamp(moved + black, low, high)  # weights sum to 1 except for rounding

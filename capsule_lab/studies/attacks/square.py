@@ -1,4 +1,4 @@
-"""The Square attack, which asks for logits and needs no gradient, so that nothing can be hidden from it."""
+"""The Square attack, which queries logits and needs no gradient, so that masked gradients do not stop it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capsule_lab.studies.attacks.gradient import UNIT, Box
 from capsule_lab.studies.attacks.kind import attack
 
 _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""After how many of 10,000 queries the share of changed pixels is halved (Andriushchenko et al. 2020, section 4)."""
+"""The queries, of 10,000, after which the share of changed pixels is halved (Andriushchenko et al. 2020, section 4)."""
 
 
 @attack("square")
@@ -28,13 +28,13 @@ def square(
     queries: int = 5000,  # Croce and Hein 2020
     share: float = 0.8,  # Andriushchenko et al. 2020, of MNIST
 ) -> Float[Tensor, "batch channel height width"]:
-    """Random squares, without gradients (Andriushchenko et al. 2020): what no masked gradient can hide from.
+    """Change random squares, without gradients (Andriushchenko et al. 2020).
 
-    It begins with vertical stripes. Each query moves one square of an image's by epsilon up or down, each channel by
-    chance, and keeps it if that raises the objective's ``success``. Images that are fooled are asked about no more.
+    The attack begins with vertical stripes. Each query changes one square of an image by plus or minus epsilon, with a
+    random sign per channel, and keeps it if it increases the objective's ``success``. Queries end at the first success.
 
     Args:
-        queries, share: how many at most for each image; of the pixels, that the first squares have.
+        queries, share: largest number of queries for each image; share of the pixels in the first squares.
     """
     check_number("queries", queries, 1)
     check_number("share", share, 0, 1, above=0)
@@ -60,7 +60,7 @@ def square(
 
 
 def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
-    """Which pixels are in a square of each image's own place, ``(batch, height, width)``."""
+    """Return which pixels are in a square at a random place of each image, ``(batch, height, width)``."""
     top = random_bits(key, 4 * query + 1) % (height - side + 1)
     start = random_bits(key, 4 * query + 2) % (width - side + 1)
     rows = torch.arange(height, device=key.device) - top[:, None]

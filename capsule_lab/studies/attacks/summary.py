@@ -1,4 +1,4 @@
-"""What is written down of images that were attacked: percentages with intervals, as plain numbers."""
+"""The record of an attack: percentages with intervals, as plain numbers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Record = dict[str, float | None]
 
 
 def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
-    """A flat mapping of ``<epsilon>/<quantity>`` to a number; percentages are of all images, unless said otherwise.
+    """Map ``<epsilon>/<quantity>`` to a number; percentages are of all images unless stated otherwise.
 
     =================== ==================================================================================
-    accuracy, error     classified right or wrong, also of those that were wrong before
-    lowest, highest     of the accuracy: 95 % interval of Wilson 1927, of one random choice of images
-    success             taken for the target; without targets, for anything but the label
-    success_of_right    the same, of images that were right before and do not have the target as their label
-    success_of_class_3  of target 3; with targets, lowest and highest are of the success
-    mean_change         of a pixel, in units of the space; ``mean_grey_levels`` in grey levels of 255
-    calibration_error   expected (Guo 2017) of the softmax of the logits, in percent; ``brier``: their Brier score
-    detected            above the threshold of reconstruction errors (Frosst 2018)
-    undetected_error    wrong, and below it
-    detection_area      under the curve of detected attacked against detected clean images, in percent
+    accuracy, error     images classified right or wrong, including images that were wrong before
+    lowest, highest     95 % interval (Wilson 1927) of the accuracy; with targets, of the success
+    success             images classified as the target; without targets, as any class but the label
+    success_of_right    the same, of images that were right before and whose label is not the target
+    success_of_class_3  the success with target 3
+    mean_change         mean change of a pixel in units of the space; ``mean_grey_levels``: in grey levels of 255
+    calibration_error   expected calibration error (Guo 2017) of the softmax in percent; ``brier``: its Brier score
+    detected            images whose reconstruction error is above the threshold (Frosst 2018)
+    undetected_error    images that are classified wrong and not detected
+    detection_area      area under the ROC curve of detecting attacked images, in percent
     =================== ==================================================================================
 
-    With targets, everything is a mean over them. ``threshold`` is of reconstruction errors, above which an image counts
-    as attacked; ``None`` if there are none.
+    With targets, each quantity is a mean over them. ``threshold`` is the reconstruction error above which an image
+    counts as attacked; ``None`` if there is none.
     """
     record: Record = {}
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
@@ -43,7 +43,7 @@ def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
 
 
 def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
-    """``of_budgets`` by epsilon, as it is drawn."""
+    """Group the result of ``of_budgets`` by epsilon."""
     parts: dict[float, Record] = {}
     for name, value in record.items():
         epsilon, _, key = name.partition("/")
@@ -52,7 +52,7 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
 
 
 def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
-    """Quantities of ``of_budgets`` of the images as they are; ``detected`` are false alarms."""
+    """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
     record = {"error": _percent(~measured.was_right), **_calibration(measured.clean.logits, measured.labels)}
     if threshold is not None:
         record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
@@ -102,8 +102,8 @@ def _calibration(logits: Float[Tensor, "images class"], labels: Int64[Tensor, " 
 
 
 def interval(successes: int, trials: int) -> tuple[float, float]:
-    """Of a share, in percent: the 95 % interval of Wilson 1927."""
-    from scipy.stats import binomtest  # takes a second
+    """Return the 95 % interval (Wilson 1927) of a share, in percent."""
+    from scipy.stats import binomtest  # the import takes a second
 
     found = binomtest(successes, trials).proportion_ci(method="wilson")
     return 100 * float(found.low), 100 * float(found.high)

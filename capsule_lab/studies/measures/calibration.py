@@ -1,4 +1,4 @@
-"""Can the confidence of a network be believed? Calibration error, Brier score and a reliability diagram, in float64."""
+"""Is the confidence of a network calibrated? Calibration error, Brier score and a reliability diagram, in float64."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Probabilities = Float[Tensor, "batch class"]
 Labels = Int64[Tensor, " batch"]
 
 BINS = 15
-"""Of Guo et al. 2017, table 1."""
+"""Number of bins of Guo et al. 2017, table 1."""
 
 
 class Reliability(NamedTuple):
-    """Images in bins of equal width, by the probability of the class that they are taken for, its mean in [0, 1], and
-    the share that is classified right; ``nan`` in an empty bin.
+    """Number of images, mean probability in [0, 1] and accuracy, in bins of equal width of the predicted class's
+    probability; means are ``nan`` in an empty bin.
     """
 
     images: Int64[Tensor, " bin"]
@@ -30,17 +30,17 @@ class Reliability(NamedTuple):
 
     @property
     def expected_error(self) -> float:
-        """Distance of accuracy and confidence, a mean over images, in [0, 1] (Guo et al. 2017, section 2)."""
+        """Mean distance of accuracy and confidence over images, in [0, 1] (Guo et al. 2017, section 2)."""
         return float((self.images * (self.accuracy - self.confidence).abs()).nansum() / self.images.sum())
 
 
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
-    """Confidence and accuracy in bins (Guo et al. 2017, section 2).
+    """Compute confidence and accuracy in bins (Guo et al. 2017, section 2).
 
-    Bin ``m`` of ``M`` is ``((m - 1) / M, m / M]``, so that a confidence of 1 is in the last one. ``torchmetrics`` has
-    ``[(m - 1) / M, m / M)`` and another bin for 1, which attacked networks are often sure of: its error is another.
+    Bin ``m`` of ``M`` is ``((m - 1) / M, m / M]``, so that a confidence of 1 is in the last bin. ``torchmetrics`` uses
+    ``[(m - 1) / M, m / M)`` and a separate bin for 1, frequent in attacked networks, so that its error differs.
 
-    ``probabilities`` are of the classes, such as the softmax of logits; lengths of capsules are none.
+    ``probabilities`` are class probabilities, such as a softmax of logits; lengths of capsules are no probabilities.
     """
     confidence, found = probabilities.double().max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
@@ -53,7 +53,7 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
 
 
 def brier_score(probabilities: Probabilities, labels: Labels) -> float:
-    """Squared distance of probabilities and truth, summed over classes, a mean over images, in [0, 2] (Brier 1950).
+    """Return the squared distance of probabilities and one-hot labels, a mean over images, in [0, 2] (Brier 1950).
 
     >>> brier_score(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))  # 0.5^2 + 0.5^2
     0.5
@@ -64,7 +64,7 @@ def brier_score(probabilities: Probabilities, labels: Labels) -> float:
 
 
 def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
-    """Accuracy over confidence, and how many images have it, by the name of a curve (Guo et al. 2017, figure 1)."""
+    """Draw accuracy over confidence and the distribution of confidence by name (Guo et al. 2017, figure 1)."""
     figure = Figure(figsize=(6.4, 6.4), layout="constrained")  # inches
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], "--", color="0.5", label="calibrated")

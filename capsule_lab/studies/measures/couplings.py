@@ -1,8 +1,8 @@
 """Measures of couplings: how unequal they are, how much they depend on the image, and whether they form trees.
 
-Functions of couplings such as ``LayerTrace.couplings`` gives; ``seen`` says which parents see a child, in a
-convolutional layer, ``None`` for all. Most of what they measure an untrained network has as well: without its numbers
-beside them, none of these is a finding.
+Functions take couplings as returned by ``LayerTrace.couplings``; ``seen`` contains which parents see a child in a
+convolutional layer, ``None`` means all. Untrained networks have most of these properties as well: compare results with
+those of an untrained network.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-STARVED = 0.01  # ours: of the mean mass of a parent
-DEAD = 0.01  # ours: activation that a capsule has for no image, as of ``metrics.DeadCapsuleRate``
-TREE_LEVELS = 11  # Renzulli 2022, from memory: of a quantised coupling
+STARVED = 0.01  # ours: share of the mean mass of a parent
+DEAD = 0.01  # ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``
+TREE_LEVELS = 11  # Renzulli 2022, from memory: levels of a quantised coupling
 
 Couplings = Float[Tensor, "image child parent"]
 Labels = Int64[Tensor, " image"]
@@ -24,10 +24,10 @@ Number = Float[Tensor, ""]
 
 
 def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tensor, "image child"]:
-    """How evenly each child is shared: entropy of its couplings over that of equal ones; 1 equal, 0 decided.
+    """Return the entropy of each child's couplings over that of equal couplings: 1 equal, 0 a single parent.
 
-    Couplings of a child that do not sum to one, as of a leaky routing, are renormalised; below 0, as a prior may make
-    them, they count as 0. Of a child that one parent sees: 0; of one that none does: NaN.
+    Couplings of a child that do not sum to one, as in leaky routing, are normalised; couplings below 0, possible with a
+    prior, count as 0. The result is 0 for a child seen by one parent, NaN for a child seen by none.
 
     >>> child_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor([[1., 0.]])
@@ -44,31 +44,31 @@ def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tenso
 def weighted_entropy(
     couplings: Couplings, activations: Float[Tensor, "image child"], seen: Seen | None = None
 ) -> Number:
-    """Mean of ``child_entropy`` over children as far as they are there: absent ones have nothing to share."""
+    """Return the mean of ``child_entropy`` over children, weighted by their activations."""
     entropy = child_entropy(couplings, seen)
     known = ~entropy.isnan()
     return (activations * known * entropy.nan_to_num()).sum() / (activations * known).sum()
 
 
 def t_score(couplings: Couplings, seen: Seen | None = None) -> Number:
-    """1 if couplings are a tree, each child with one parent; 0 if they are equal (Peer 2018)."""
+    """Return the T-score (Peer 2018): 1 if couplings form a tree, each child with one parent; 0 if they are equal."""
     return 1 - child_entropy(couplings, seen).nanmean()
 
 
 def d_score(activations: Float[Tensor, "image capsule"]) -> Number:
-    """The largest standard deviation over images that the activation of a capsule has (Peer 2018).
+    """Return the largest standard deviation over images of a capsule's activation (Peer 2018).
 
-    0 for parents that are alike for all images. Of hidden layers: the loss makes the classes' differ. Peer's code
-    takes it per batch, so that it depends on their size; here over all images given, divided by their number.
+    It is 0 if no activation depends on the image. Use it for hidden layers: the loss separates those of classes. Peer's
+    code computes it per batch, so that it depends on the batch size; here it is over all images, without correction.
     """
     return activations.std(0, correction=0).max()
 
 
 def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
-    """How much of the variation of a child's couplings is the same for all images; 1: routing does not look at them.
+    """Return the share of the variation of a child's couplings that is common to all images; 1: independent of images.
 
-    1 less the variance over images, mean over pairs, over the variance over images and parents, mean over children.
-    NaN for equal couplings, which do not vary.
+    It is 1 minus the variance over images (mean over pairs), divided by the variance over images and parents (mean over
+    children). It is NaN for equal couplings, which do not vary.
     """
     every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.to(couplings.dtype)
     count = every.sum(1).clamp_min(1)  # [child]
@@ -80,9 +80,9 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
 
 
 def class_information(couplings: Couplings, labels: Labels, classes: int) -> Number:
-    """Mutual information, in bits, of the parent with most of a child and the label, mean over children.
+    """Return the mutual information in bits of the label and each child's strongest parent, mean over children.
 
-    Of the counts of ``argmax_j R_ij`` and the label; from few images it is too high, by about
+    It is computed from counts of ``argmax_j R_ij`` and labels; with few images it is too high, by about
     ``(J - 1) (classes - 1) / (2 images ln 2)`` bits: compare with ``class_information`` of shuffled labels.
     """
     parents = couplings.shape[2]
@@ -97,16 +97,16 @@ def class_information(couplings: Couplings, labels: Labels, classes: int) -> Num
 
 
 def starved_share(mass: Float[Tensor, "image parent"]) -> Number:
-    """Share of parents that get less than 1 % of a parent's mean mass, ``sum_i a_i R_ij``, from every image."""
+    """Return the share of parents with less than 1 % of the parents' mean mass, ``sum_i a_i R_ij``, in every image."""
     return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
 
 
 def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
-    """How many different trees the images of a class have, matrices of quantised couplings (Renzulli 2022).
+    """Count the different trees (matrices of quantised couplings) of the images of a class (Renzulli 2022).
 
-    Couplings are rounded to levels of the largest of their child, so that many parents are no fewer trees. Means over
-    classes: the number of trees, the entropy of their distribution in bits, and the images, which there can be as many
-    trees of.
+    Couplings are rounded to levels of their child's largest coupling, so that many parents do not reduce the count. The
+    results are means over classes: the number of trees, the entropy of their distribution in bits, and the number of
+    images, the largest possible number of trees.
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
     rounded = ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
@@ -120,15 +120,15 @@ def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
 
 
 def logit_change(votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]) -> Number:
-    """How much logits change after an iteration with these poses: mean of ``|u_hat_ij . v_j|`` (Sabour, appendix A)."""
+    """Return the mean change of logits by an iteration with these poses, ``|u_hat_ij . v_j|`` (Sabour, appendix A)."""
     return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
 
 
 def distance_from_orthogonal(weight: Float[Tensor, "child inner parent columns"]) -> float:
-    """How far transformations are from rotations: distance to the nearest one of any scale over the own norm, mean.
+    """Return the mean distance of transformations to the nearest scaled orthogonal matrix, relative to their norm.
 
-    The nearest orthogonal matrix to ``W = U S V^T`` is ``U V^T``, here times the mean singular value, as a scale common
-    to all components is no matter of shape. Nothing in training makes them rotations.
+    The nearest orthogonal matrix to ``W = U S V^T`` is ``U V^T``, here times the mean singular value, because a common
+    scale of all components does not change the shape. Training does not constrain transformations to be rotations.
     """
     values = torch.linalg.svdvals(weight.transpose(1, 2).flatten(0, 1))  # [child·parent value]
     spread = (values - values.mean(1, keepdim=True)).norm(dim=1) / values.norm(dim=1)

@@ -1,8 +1,8 @@
 """A mixture of factor analysers, fitted by EM (Ghahramani and Hinton 1996, "The EM algorithm for mixtures of factor
 analyzers", technical report CRG-TR-96-1).
 
-What poses of one class may be: a change of viewpoint moves all poses of an object linearly, so that a class seen from
-everywhere is near a linear subspace. Shapes are ``(point, dim)``, ``(component, dim, factor)``.
+It is a model of the poses of a class: a change of viewpoint moves all poses of an object linearly, so that a class seen
+from all viewpoints is near a linear subspace. Shapes are ``(point, dim)``, ``(component, dim, factor)``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from capsule_lab.errors import check_number
 
-_CHUNK = 4096  # ours: points at a time, so that expectations of all fit into memory
-_FLOOR = 1e-3  # ours: least variance of the noise, of standardised points
-_LOADINGS = 0.1  # ours: standard deviation of the first loadings, of standardised points
+_CHUNK = 4096  # ours: points at a time, to limit memory
+_FLOOR = 1e-3  # ours: smallest variance of the noise, for standardised points
+_LOADINGS = 0.1  # ours: standard deviation of the initial loadings, for standardised points
 
 
 class FactorAnalysers(NamedTuple):
-    """Components ``y = mean + loadings z + noise`` with ``z ~ N(0, I)`` and independent noise of these variances.
+    """Components ``y = mean + loadings z + noise`` with ``z ~ N(0, I)`` and independent noise with variances ``noise``.
 
-    Proportions sum to 1. Loadings are directions in which points of a component vary together; of no factors for a
-    Gaussian whose components are independent.
+    Proportions sum to 1. Loadings are directions in which points of a component vary together; without factors, each
+    component is a Gaussian with independent dimensions.
     """
 
     proportions: Float[Tensor, " component"]
@@ -35,7 +35,7 @@ class FactorAnalysers(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Logarithm of proportion times density; expectation of the factors; and their covariance, alike for all points."""
+    """Log of proportion times density; expectation of the factors; and their covariance, the same for all points."""
 
     log_joint: Float[Tensor, "point component"]
     factors: Float[Tensor, "point component factor"]
@@ -43,14 +43,14 @@ class Posterior(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The mixture of the restart with the largest likelihood, and this before each step, a mean over points."""
+    """The mixture of the restart with the largest likelihood, and its mean log-likelihood before each step."""
 
     mixture: FactorAnalysers
     log_likelihoods: list[float]
 
 
 def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Posterior:
-    """The E-step: densities by Woodbury's identity, in matrices of the size of the factors.
+    """Compute the E-step; Woodbury's identity reduces densities to matrices of the size of the factors.
 
     >>> one = FactorAnalysers(torch.ones(1), torch.zeros(1, 2), torch.zeros(1, 2, 1), torch.ones(1, 2))
     >>> posterior(torch.zeros(1, 2), one).log_joint.item()  # -ln 2 pi
@@ -75,7 +75,7 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
 def em_step(
     points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = _FLOOR
 ) -> tuple[FactorAnalysers, float]:
-    """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls."""
+    """Take one E- and one M-step; also return the mean log-likelihood of the points before, which never decreases."""
     components, dim, factors = mixture.loadings.shape
     mass = points.new_zeros(components)
     of_squares = points.new_zeros(components, dim)  # sums over points of r y^2
@@ -115,14 +115,14 @@ def fit_factor_analysers(
     floor: float = _FLOOR,
     seed: int = 0,
 ) -> Fit:
-    """The mixture of the largest likelihood of several restarts, never chosen by anything else.
+    """Fit the mixture with several restarts, and return the one with the largest likelihood.
 
     Args:
-        points: standardised.
-        components, factors: how many; 0 factors are a mixture of Gaussians with independent dimensions.
-        steps: of EM at most, in each restart, which ends when the mean log-likelihood gains less than ``tolerance``.
-        restarts: how many, from other centres (k-means++) and loadings.
-        floor: least variance of the noise.
+        points: standardised points.
+        components, factors: their numbers; without factors, a mixture of Gaussians with independent dimensions.
+        steps: most EM steps of a restart, which ends when the mean log-likelihood gains less than ``tolerance``.
+        restarts: number of restarts, each with new centres (k-means++) and loadings.
+        floor: smallest variance of the noise.
     """
     for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
         check_number(name, value, 1)
@@ -144,7 +144,7 @@ def fit_factor_analysers(
 
 
 def _start(points: Tensor, components: int, factors: int, floor: float, generator: torch.Generator) -> FactorAnalysers:
-    """Centres by k-means++ (Arthur and Vassilvitskii 2007), small random loadings, variances around the centres."""
+    """Return centres by k-means++ (Arthur and Vassilvitskii 2007), small random loadings, variances around centres."""
     first = int(torch.randint(len(points), (1,), generator=generator))
     centres = points[first : first + 1]
     nearest = (points - centres).square().sum(1)

@@ -1,6 +1,6 @@
-"""What a network has of an image in one short vector: the pose of the label's capsule, or a CNN's last features.
+"""A short feature vector for each image, the pose of the label's capsule or a CNN's last features; linear maps of them.
 
-One linear map for all images: how much of the change of a pose it explains, and whether such maps form a group.
+A single linear map for all images: how much of the change of a pose it explains, and whether such maps form a group.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Features = Callable[[Sequence[Batch]], Float[Tensor, "image component"]]
 
 
 def pose_features(subject: Subject) -> Features:
-    """A function from images to one vector each, in float64.
+    """Return a function from batches to one vector per image, in float64.
 
-    Of a network whose class capsules have poses, the pose of the label's capsule: the label is given, so that telling
-    classes apart is no part of it. Of another, the 16 principal components of what its last layer with weights gets.
+    If class capsules have poses, it is the pose of the label's capsule: with the label given, classification plays no
+    role. Otherwise, it is 16 principal components of the input of the last layer with weights.
     """
     output = subject.outputs(subject.batches[:1])
     if output.capsules is not None and output.capsules.poses.shape[2]:
@@ -36,19 +36,19 @@ def pose_features(subject: Subject) -> Features:
 
 
 def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image dim"]:
-    """The pose of each label's capsule, in float64."""
+    """Return the pose of each label's capsule, in float64."""
     capsules = subject.outputs(batches).capsules
     assert capsules is not None
     return of_label(capsules.poses, torch.cat([batch.labels for batch in batches])).double()
 
 
 def of_label(values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]) -> Float[Tensor, "image ..."]:
-    """What each image has of its label, of values of all classes."""
+    """Select the value of each image's label from the values of all classes."""
     return values[torch.arange(len(labels), device=labels.device), labels]
 
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
-    """What the last layer with weights of a network gets."""
+    """Return the input of the network's last layer with weights."""
     layers = [each for each in subject.network.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
     kept: list[Tensor] = []
     with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
@@ -57,9 +57,9 @@ def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "
 
 
 class LinearMap(NamedTuple):
-    """``after ~ before @ matrix + shift``, fitted to one half of the images and judged on the other.
+    """``after ~ before @ matrix + shift``, fitted to one half of the images and evaluated on the other.
 
-    Errors are squared distances over those of the mean: of the prediction, and of ``before`` itself.
+    Errors, of the prediction and of ``before`` itself, are squared distances relative to those of the mean.
     """
 
     matrix: Matrix
@@ -68,9 +68,9 @@ class LinearMap(NamedTuple):
 
 
 def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
-    """Ridge regression, of poses in float64, on every second image; the penalty draws to the identity, not to 0.
+    """Fit a ridge regression of poses in float64 on every second image; the penalty shrinks to the identity, not to 0.
 
-    It is in units of the mean variance of ``before``.
+    The penalty is in units of the mean variance of ``before``.
     """
     fitted, judged = slice(0, None, 2), slice(1, None, 2)
     mean = before[fitted].mean(0)
@@ -90,9 +90,9 @@ def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
 
 
 def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | None = None) -> float:
-    """How far ``first`` and then ``second`` are from ``both``, over how far that is from the identity.
+    """Return the distance of ``first`` and then ``second`` from ``both``, over the distance of that from the identity.
 
-    ``unit`` is in place of ``both`` where that is the identity.
+    ``unit`` replaces ``both`` in the denominator if ``both`` is the identity.
 
     >>> turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.1], [-0.1, 0.0]]))
     >>> round(group_law(turn, turn, turn @ turn), 4)
@@ -105,7 +105,7 @@ def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | Non
 def principal_components(
     features: Float[Tensor, "image feature"], components: int = _COMPONENTS
 ) -> Callable[[Float[Tensor, "other feature"]], Float[Tensor, "other component"]]:
-    """A function to the first principal components of these features, in float64."""
+    """Return a function that projects onto the first principal components of these features, in float64."""
     mean = features.double().mean(0)
     _, _, directions = torch.linalg.svd(features.double() - mean, full_matrices=False)
     return lambda others: (others.double() - mean) @ directions[:components].t()

@@ -1,4 +1,4 @@
-"""The parse tree of an image: children that routing gives to a class, down to the primary capsules; its drawing."""
+"""The parse tree of an image, from a class down to the primary capsules by the largest couplings, and its drawing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Votes
 
 ACTIVE = 0.1  # ours: activation above which a capsule is a node
-_DRAWN = 60  # ours: branches of a node at most, for a drawing that can be read
+_DRAWN = 60  # ours: most branches of a node, for a readable drawing
 _KEPT = 0.9  # ours: share of a node's mass that the drawn branches carry
 
 
 class Branch(NamedTuple):
-    """An edge of a tree, by numbers of the capsules in their layers; the weight is ``a_i R_ij``."""
+    """An edge of a tree, with indices of the capsules in their layers and the weight ``a_i R_ij``."""
 
     child: int
     parent: int
@@ -34,7 +34,7 @@ Tree = Mapping[str, list[Branch]]
 
 
 def parse(layers: Layers, root: int) -> Tree:
-    """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes."""
+    """Return the tree of one image below a class capsule: for each node, the branches with nine tenths of its mass."""
     found: dict[str, list[Branch]] = {}
     parents = {root}
     for name, layer in reversed([*layers.items()]):
@@ -53,7 +53,7 @@ def parse(layers: Layers, root: int) -> Tree:
 
 
 def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column (middles, from 0 to 1) and type of each capsule."""
+    """Return row, column (centres, from 0 to 1) and type of each capsule."""
     child = torch.arange(capsules)
     if grid is None:
         return torch.full((capsules,), 0.5), (child + 0.5) / capsules, child
@@ -64,7 +64,7 @@ def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tenso
 def draw_on_image(
     axis: Axes, picture: Tensor, network: AbstractCapsuleNetwork, layers: Layers, found: Tree, types: int
 ) -> None:
-    """The children of the class capsule where they look, as large as what they give, in colours of ``types``."""
+    """Draw the class capsule's children at their receptive fields, sized by weight, in colours of ``types``."""
     draw_image(axis, picture[0], alpha=0.5)
     name, layer = [*layers.items()][-1]
     branches = found[name]
@@ -73,7 +73,7 @@ def draw_on_image(
     rows, columns, kinds = places(layer.child_grid, layer.children.activations.shape[1])
     chosen = [branch.child for branch in branches]
     largest = max(branch.weight for branch in branches)
-    spread = 0.6 * (kinds[chosen] / layer.child_grid.types - 0.5)  # so that types at one place are beside each other
+    spread = 0.6 * (kinds[chosen] / layer.child_grid.types - 0.5)  # types at the same position side by side
     (top, down), (left, right) = receptive_centres(network, picture)
     axis.scatter(
         left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
@@ -86,7 +86,7 @@ def draw_on_image(
 
 
 def draw_graph(axis: Axes, layers: Layers, found: Tree, types: int) -> None:
-    """Layers from the class at the top to the primary capsules, capsules by their column, coloured by their type."""
+    """Draw layers from the class at the top to the primary capsules; capsules by column, coloured by type."""
     colours = sequential_colours(types)
     names = [*layers]
     above = torch.tensor([0.5])  # the class
@@ -95,7 +95,7 @@ def draw_graph(axis: Axes, layers: Layers, found: Tree, types: int) -> None:
         layer, branches = layers[name], found[name]
         grid = layer.child_grid
         _, columns, kinds = places(grid, layer.children.activations.shape[1])
-        if grid is not None:  # types at one place beside each other
+        if grid is not None:  # types at the same position side by side
             columns = columns + 0.6 * (kinds / grid.types - 0.5) / grid.width
         largest = max((branch.weight for branch in branches), default=1.0)
         for child, parent, weight in branches:
@@ -111,15 +111,15 @@ def draw_graph(axis: Axes, layers: Layers, found: Tree, types: int) -> None:
 def receptive_centres(
     network: AbstractCapsuleNetwork, image: Float[Tensor, "1 channel height width"]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where in the image the children of the last layer look: first position and step in pixels, of rows and columns.
+    """Return first position and step, in pixels, of the receptive fields of the last layer's children: rows, columns.
 
-    Found by the gradients of their poses, whatever the convolutions are: the middle of what a position is sensitive
-    to, away from the edges, and a line through these.
+    They are computed from gradients of the poses, for any convolutions: the centre of the pixels to which a position is
+    sensitive, away from the edges, and a line through these centres.
     """
     layer = [*trace(network, image)[1].values()][-1]
     grid = layer.child_grid
     if grid is None:
-        raise ValueError("the children of the last layer have no positions; expected a network where they have")
+        raise ValueError("the children of the last layer have no positions; expected a network with child positions")
     pixels = (torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)).requires_grad_()
     kept: list[Tensor] = []
     with torch.enable_grad(), layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])):
@@ -133,7 +133,7 @@ def receptive_centres(
                 (gradient,) = torch.autograd.grad(at, pixels, retain_graph=True)
                 profile = gradient.abs().sum((0, 1, 3 - axis))
                 centres.append(float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum()))
-            inside = slice(1, -1) if len(centres) > 4 else slice(None)  # first and last may look beyond the image
+            inside = slice(1, -1) if len(centres) > 4 else slice(None)  # first and last may extend beyond the image
             at_places = np.arange(len(centres))[inside], np.array(centres)[inside]
             step, first = np.polyfit(*at_places, 1) if len(centres) > 1 else (0, centres[0])
             axes.append((float(first), float(step)))

@@ -1,8 +1,8 @@
-"""Does an image look like what it is taken for? Attacks told by reconstruction errors (Frosst et al. 2018).
+"""Does an image look like its predicted class? Detection of attacks by reconstruction errors (Frosst et al. 2018).
 
-The class capsule that wins is decoded. An image that was changed to be taken for another class looks unlike the
-reconstruction, so that it is far from it (Frosst, Sabour and Hinton 2018, arXiv 1811.06969). An attack that lowers the
-error as well, their R-BIM, is not told as easily.
+The winning class capsule is decoded. An image that was changed to be classified as another class is far from this
+reconstruction (Frosst, Sabour and Hinton 2018, arXiv 1811.06969). An attack that also reduces the reconstruction
+error, their R-BIM, is harder to detect.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from capsule_lab.networks.base import AbstractNetwork, reconstructs
 def winning_reconstruction_error(
     network: AbstractNetwork, images: Float[Tensor, "batch channel height width"], *, output: Any = None
 ) -> Float[Tensor, " batch"]:
-    """Squared distance of each image and what the class capsule with the highest score decodes to, in [0, 1].
+    """Return the squared distance of each image, in [0, 1], from the reconstruction by its highest-scoring capsule.
 
-    Differentiable by the images. Pixels and channels are summed, as by ``losses.reconstruction_loss``. ``output`` is
-    that of the network, in evaluation mode, for the images, where it is known.
+    It is differentiable by the images and a sum over pixels and channels, as in ``losses.reconstruction_loss``.
+    ``output`` is the network's output for the images in evaluation mode, if it is known.
     """
     decoding = network if reconstructs(network) else None
     if decoding is None:
@@ -39,9 +39,9 @@ def winning_reconstruction_error(
 
 
 def threshold(errors: Float[Tensor, " batch"], false_alarms: float = 0.05) -> float:  # 0.05: Frosst 2018
-    """The smallest of these errors above which there is no larger share of them than ``false_alarms``, in [0, 1).
+    """Return the smallest error that at most a share of ``false_alarms``, in [0, 1), of the errors exceeds.
 
-    Errors are of clean images that are not tested: of the validation set.
+    Errors are those of clean validation images, not of test images.
 
     >>> import torch
     >>> threshold(torch.arange(1.0, 101.0))  # 5 of 100 are larger
@@ -52,7 +52,7 @@ def threshold(errors: Float[Tensor, " batch"], false_alarms: float = 0.05) -> fl
 
 
 def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " other"]) -> float:
-    """How often an attacked image has a larger error than a clean one, ties counting half: 0.5 is chance, 1 always.
+    """Return how often an attacked image has a larger error than a clean one; ties count half, 0.5 is chance, 1 always.
 
     It is the area under the curve of detected attacks over false alarms (Hanley and McNeil 1982).
 
@@ -62,7 +62,7 @@ def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " oth
     """
     below, above = _checked("clean", clean), _checked("attacked", attacked)
     ranks = scipy.stats.rankdata(np.concatenate([above, below]))[: len(above)]
-    smallest = len(above) * (len(above) + 1) / 2  # sum of the ranks if every attacked one were below the clean ones
+    smallest = len(above) * (len(above) + 1) / 2  # sum of ranks if all attacked errors were below all clean errors
     return float((ranks.sum() - smallest) / (len(above) * len(below)))
 
 

@@ -1,7 +1,7 @@
-"""Do votes agree? Distances of votes from the poses they make, and what shifts and shuffling do to them.
+"""Do votes agree? Distances of votes from the poses of their parents, and the effect of shifts and shuffling.
 
 Hinton 2018, figure 2: distances ``d_ij = |V_ij - mu_j|`` over all components, coordinates included, weighted by the
-couplings that made ``mu_j``. Functions of votes such as ``LayerTrace.votes`` gives.
+couplings that were used for ``mu_j``. Functions take votes as returned by ``LayerTrace.votes``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Activations = Float[Tensor, "image child"]
 
 
 def vote_distances(votes: Votes, poses: Poses) -> Couplings:
-    """Euclidean distance of each vote from the pose of its parent, not in units of its standard deviation."""
+    """Return the Euclidean distance of each vote from its parent's pose, not in units of its standard deviation."""
     return (votes - poses.unsqueeze(1)).norm(dim=3)
 
 
 def weighted_means(votes: Votes, couplings: Couplings, activations: Activations) -> Poses:
-    """Means of the votes, weighted by ``a_i R_ij``: where votes agree, whatever a routing then makes of it."""
+    """Return the means of the votes, weighted by ``a_i R_ij``, before any further step of a routing."""
     weights = couplings * activations.unsqueeze(2)
     return torch.einsum("bij,bijd->bjd", weights, votes) / weights.sum(1).unsqueeze(2)
 
@@ -34,16 +34,16 @@ def weighted_means(votes: Votes, couplings: Couplings, activations: Activations)
 def mean_distances(
     distances: Couplings, couplings: Couplings, activations: Activations
 ) -> Float[Tensor, "image parent"]:
-    """Distance of the votes for each parent, weighted by ``a_i R_ij``; NaN for a parent without mass."""
+    """Return the mean distance of each parent's votes, weighted by ``a_i R_ij``; NaN for a parent without mass."""
     return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
 
 
 def tightness(
     means: Float[Tensor, "image parent"], labels: Labels
 ) -> tuple[Float[Tensor, " image"], Int64[Tensor, " image"]]:
-    """Of ``mean_distances``: the smallest of a wrong class over that of the label; and the label's rank, from 1.
+    """Return the smallest mean distance of a wrong class over that of the label, and the label's rank, from 1.
 
-    Where the ratio is above 1, the label's cluster is the tightest.
+    If the ratio is above 1, the label's cluster is the tightest.
     """
     own = of_label(means, labels)
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
@@ -51,11 +51,11 @@ def tightness(
 
 
 def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels) -> float:
-    """How well the label's mean distance tells votes of one image from votes of many: 0.5 not at all, 1 always.
+    """Measure how well the label's mean distance separates an image's votes from shuffled votes: 0.5 chance, 1 always.
 
-    In the other set every child's vote, coupling and activation come from an image of the same class, drawn for each
-    child; poses are weighted means again. The area under the curve of shuffled against true images, by distance.
-    Images that are the only one of their class, which nothing can be drawn for, are left out; NaN if all are.
+    In the shuffled set, each child's vote, coupling and activation come from a random image of the same class, drawn
+    for each child; poses are again weighted means. The result is the area under the ROC curve, by distance, of shuffled
+    against true images. Images that are the only one of their class are left out; NaN if there are no others.
     """
     generator = torch.Generator().manual_seed(0)
     images, children = activations.shape
@@ -82,7 +82,7 @@ def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, la
 def common_displacement(
     before: Float[Tensor, "child dim"], after: Float[Tensor, "child dim"], weights: Float[Tensor, " child"]
 ) -> float:
-    """Share of the movement of votes that is one movement of all: 1 if the cluster moves as one, 0 if not at all.
+    """Return the share of the votes' movement that is common to all: 1 if they move together, 0 if not at all.
 
     ``1 - sum w |delta_i - delta_mean|^2 / sum w |delta_i|^2`` with the weighted mean of ``delta_i = after - before``.
     """

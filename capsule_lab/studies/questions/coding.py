@@ -1,7 +1,7 @@
-"""Is where a thing is told by which capsule is active, or by the pose of the one that is? (Sabour 2017, section 1)
+"""Is the position of an object encoded by the choice of the active capsule, or by its pose? (Sabour 2017, section 1)
 
-Place-coding: as an image moves, another capsule of the same type becomes active. Rate-coding: the same one does, and
-its pose changes. In the layers above, domains are larger, and place-coding is to turn into rate-coding.
+Place-coding: as an image moves, another capsule of the same type becomes active. Rate-coding: the same capsule stays
+active, and its pose changes. In higher layers, domains are larger, and place-coding should turn into rate-coding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
-_ACTIVE = 0.5  # ours: share of a type's largest activation from which it counts as active
-_TYPES = 6  # ours: drawn
+_ACTIVE = 0.5  # ours: share of a type's largest activation above which it counts as active
+_TYPES = 6  # ours: number of types drawn
 _KEPT = 0.5  # ours: share of its activation that a capsule keeps within its domain
 
 
 class _Layer(NamedTuple):
-    """Capsules of one layer; positions row by row."""
+    """The capsules of one layer; positions are ordered row by row."""
 
     activations: Float[Tensor, "image type position"]
     poses: Float[Tensor, "image type position dim"]
@@ -39,18 +39,18 @@ class _Layer(NamedTuple):
 
 @question()
 def coding(subject: Subject, *, shift: int = 4) -> Answer:
-    """How capsules of each layer tell that an image has moved by up to ``shift`` pixels to the left and right.
+    """Measure how the capsules of each layer encode image shifts of up to ``shift`` pixels to the left and right.
 
-    Of each type, in the images in which it is active (half as much as ever), by ``<layer>/``; of classes, which have
-    one position and no ``place_slope``, the label's capsule:
+    For each ``<layer>/``, means over types and the images in which a type is active (half of its maximum or more); for
+    classes, which have one position and no ``place_slope``, the label's capsule:
 
     - ``place_slope``: columns by which the most active capsule of a type moves per pixel;
     - ``rate_share``: R² of its pose on the shift, while it stays the most active, one direction for all images;
     - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``; ``at_limit``: share
-      of the domains that end with the shifts and not before. Where it is not 0, ``domain`` is a lower bound.
+      of the domains that reach the largest shift. If it is above 0, ``domain`` is a lower bound.
     """
     check_number("shift", shift, 1, min(subject.images.shape[2:]) - 1)
-    subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a network of capsules")
+    subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a capsule network")
     shifts = range(-shift, shift + 1)
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}
@@ -76,10 +76,10 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
 
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
-    """Every layer whose capsules lie on a grid, and the classes, by name, from the image upwards."""
+    """Return every layer with capsules on a grid, and the classes, by name, from the image upwards."""
     names = [*subject.network.capsule_layers()]
     found: dict[str, list[_Layer]] = {}
-    for batch in batches:  # a trace at a time: couplings are large
+    for batch in batches:  # one trace at a time: couplings are large
         traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
             if layer.child_grid is not None and name != names[0]:
@@ -93,7 +93,7 @@ def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
-    """A layer's children; where it is given poses only, their lengths are their activations."""
+    """Return a layer's children; if its routing takes poses only, their lengths are their activations."""
     poses = grid.at_positions(layer.children.poses.transpose(1, 2)).flatten(3)  # [image dim type position]
     given_poses_only = isinstance(layer.routing, DynamicRouting | UniformRouting)
     activations = layer.children.poses.norm(dim=2) if given_poses_only else layer.children.activations
@@ -101,7 +101,7 @@ def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
 
 
 def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> Mapping[str, Tensor]:
-    """Of each type, place, column and pose of the capsule that is most active; how active that of ``before`` is."""
+    """Return place, column and pose of each type's most active capsule, and the activation of the one of ``before``."""
     place = layer.activations.argmax(2)
     index = place[:, :, None, None].expand(-1, -1, 1, layer.poses.shape[3])
     return {
@@ -130,7 +130,7 @@ def _numbers(
 
 
 def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) -> float:
-    """R² of the poses, less the mean of their image, on the shift, less its mean; one direction for each type."""
+    """Return R² of the centred poses of each image on the centred shift, with one direction for each type."""
     weights = (stays & active).to(poses.dtype)  # [shift image type]
     count = weights.sum(0).clamp_min(1)
     along = weights * (shifts[:, None, None] - (weights * shifts[:, None, None]).sum(0) / count)
@@ -142,12 +142,12 @@ def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) ->
 
 
 def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int, first: _Layer) -> Mapping[str, Figure]:
-    title = f"how capsules tell that an image moves by up to {shift} pixels, means over images; classes have no place"
+    title = f"how capsules encode shifts of up to {shift} pixels, means over images; classes have no place"
     figure, axes = panels(1, 3, (9.0, 2.8), title)
     quantities = {
         "place_slope": "place: columns per pixel",
         "rate_share": "rate: R² of the pose on the shift",
-        "domain": f"domain: pixels of the {2 * shift + 1} looked at",
+        "domain": f"domain: pixels, of {2 * shift + 1}",
     }
     for axis, (key, label), colour in zip(axes[0], quantities.items(), COLOURS, strict=False):
         values = [row.get(key, float("nan")) for row in rows]
@@ -163,7 +163,7 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
 
 
 def _maps(subject: Subject, layer: _Layer) -> Figure:
-    """The first image, and where in it each of the most active types is; arrows are two components of its poses."""
+    """Draw the first image and where its most active types are; arrows are two components of their poses."""
     activations, poses = layer.activations[0], layer.poses[0]  # [type position], [type position dim]
     order = activations.amax(1).argsort(descending=True)[:_TYPES]
     shown = order[activations.amax(1)[order] > 0].tolist()

@@ -1,4 +1,4 @@
-"""Do children decide on a parent, does it depend on what is shown, and does it matter for the error?"""
+"""Do children choose a parent, does the choice depend on the image, and does it affect the error?"""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from capsule_lab.routing import AbstractRouting, DynamicRouting
 from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.studies.subject import Answer, Subject, error_percent, question
 
-_ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
+_ENTRIES = 2**26  # ours: 256 MiB of couplings; larger layers are measured at equally spaced children
 _BINS = 50  # ours
-_NARROWEST = 1e-6  # ours: of float32; couplings closer together than this are equal
+_NARROWEST = 1e-6  # ours: couplings in float32 within a smaller range are equal
 
 
 @question()
 def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5) -> Answer:
-    """Entropy, T-score, D-score, static share, class information, changes, starvation and trees; the routing gain.
+    """Measure couplings (entropy, T-score, D-score, static share, class information, starvation) and the routing gain.
 
-    See ``capsule_lab.studies.measures.couplings`` for each. Per layer and iteration; D-scores of hidden layers, whose
-    activations no loss drives apart. ``class_information_of_shuffled_labels`` is what chance gives;
-    ``<layer>/gradient_norm`` is that of the layer's weights, of the cross-entropy of the first batch. The routing gain
-    is the error with equal couplings less that with the network's own. Over all layers that route, after the last
-    iteration: the means of ``t_score`` and ``routing_std``; over hidden ones, of ``d_score`` and ``dead_share``.
+    See ``capsule_lab.studies.measures.couplings`` for definitions. Measures are per layer and iteration; D-scores are
+    those of hidden layers, whose activations no loss separates. ``class_information_of_shuffled_labels`` is the level
+    of chance; ``<layer>/gradient_norm`` is the norm of the first batch's cross-entropy gradient by the layer's weights.
+    The routing gain is the error with equal couplings minus the network's error. Means over all routing layers after
+    the last iteration: ``t_score``, ``routing_std``; over hidden layers: ``d_score``, ``dead_share``.
 
     Args:
-        iterations: of all routings, in place of those of training; Sabour 2017, appendix A, looks at ten.
-        shown: images whose couplings are drawn.
+        iterations: routing iterations in place of those of training; Sabour 2017, appendix A, uses ten.
+        shown: number of images whose couplings are drawn.
     """
     check_number("shown", shown, 0)
     with _iterations(subject.network, iterations):
-        subject = replace(subject)  # without what it may have traced before
+        subject = replace(subject)  # drops cached traces
         numbers: dict[str, float] = {}
         for name, layer in subject.traces.items():
             numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
@@ -59,7 +59,7 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
             each = [numbers[f"{name}/{key}"] for name in layers]
             numbers[key] = sum(each) / len(each) if each else math.nan
         error, equal = error_percent(subject.outputs(), subject.labels), math.nan
-        with suppress(ValueError), equal_couplings(subject.network):  # NaN for a routing that cannot have equal ones
+        with suppress(ValueError), equal_couplings(subject.network):  # NaN for a routing without equal couplings
             equal = error_percent(subject.outputs(), subject.labels)
         numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
     return Answer(numbers, draw=partial(_figures, subject, shown, numbers))
@@ -75,7 +75,7 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
         for routing in (each for each in network.modules() if isinstance(each, AbstractRouting)):
             if "iterations" not in routing.scheduled:
                 name = type(routing).__name__
-                raise ValueError(f"iterations is {iterations}, and {name} has none; expected null, or another network")
+                raise ValueError(f"iterations is {iterations}, but {name} has none; expected null, or another network")
             options = routing.scheduled_options()
             stack.callback(options.update, iterations=options["iterations"])
             options["iterations"] = iterations
@@ -83,7 +83,7 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
 
 
 def _gradient_norms(subject: Subject) -> dict[str, float]:
-    """By layer of capsules, from the image upwards; NaN for a layer without weights."""
+    """Return gradient norms by capsule layer, from the image upwards; NaN for a layer without weights."""
     network, batch = subject.network, subject.batches[0]
     found = {}
     with torch.enable_grad():
@@ -97,11 +97,11 @@ def _gradient_norms(subject: Subject) -> dict[str, float]:
 
 
 def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
-    """All measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
+    """Return all measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
     labels, classes = subject.labels, subject.num_classes
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
     chosen = _children(layer)
-    # the parents of each position may compete among themselves, so that a child is shared once by each
+    # if parents compete within each position, a child has one set of couplings per position
     within = layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy")
     seen = None if within else layer.seen()
     seen = seen if seen is None or chosen is None else seen[chosen]
@@ -113,7 +113,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     before: Tensor | None = None
     for number, iteration in enumerate(layer.iterations, start=1):
         shares = _of_windows(layer, iteration.couplings) if within else layer.couplings(number - 1, chosen)
-        std = shares.std(0, correction=0)  # of pairs that see each other (Mitterreiter 2023)
+        std = shares.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
         measured: dict[str, Tensor | float] = {
             "entropy": measures.child_entropy(shares, seen).nanmean(),
             "weighted_entropy": measures.weighted_entropy(shares, activations, seen),
@@ -125,7 +125,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
             "starved_share": measures.starved_share(layer.mass(number - 1)),
             **measures.count_trees(shares, labels),
         }
-        if layer.routing.competing == "children":  # their couplings are no shares of a child
+        if layer.routing.competing == "children":  # their couplings do not sum to one for a child
             measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
         if before is not None:
             measured["argmax_changes"] = (before.argmax(2) != shares.argmax(2)).to(before.dtype).mean()
@@ -143,13 +143,13 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
 
 
 def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:
-    """Of ``(image position, place, …)``, each position's view of a child as a child of its own."""
+    """Reshape ``(image position, place, …)`` so that each position's view of a child is a separate child."""
     assert layer.windows is not None
     return values.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
 
 
 def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
-    """Those that are measured: all, where their couplings fit."""
+    """Return the children that are measured; ``None`` for all, if their couplings fit the limit."""
     images, children = layer.children.activations.shape
     room = max(_ENTRIES // (images * layer.parents.activations.shape[1]), 1)
     if children <= room:
@@ -189,14 +189,14 @@ def _finish(axis: Axes) -> None:
 
 
 def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
-    """All couplings of each layer, one line for each iteration, on a logarithmic axis over what there is of them."""
+    """Draw the histogram of all couplings of each layer over their range, with one line for each iteration."""
     size = (max(4.2 * len(layers), 6.0), 3.6)
     figure, (axes,) = panels(1, len(layers), size, "all couplings of the images, over the range that they have")
     for axis, (name, layer) in zip(axes, layers.items(), strict=True):
         chosen, seen, every = _children(layer), layer.seen(), []
         for number in range(len(layer.iterations)):
             couplings = layer.couplings(number, chosen).detach().float().cpu()
-            if seen is not None:  # others are 0 in any case
+            if seen is not None:  # all others are 0
                 couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
             every.append(couplings.flatten())
         low, high = min(float(each.min()) for each in every), max(float(each.max()) for each in every)
@@ -213,12 +213,12 @@ def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
 
 
 def _maps(subject: Subject, layer: LayerTrace, grid: ChildGrid, shown: int) -> Figure:
-    """What each position gives each class more or less than equal couplings would: these are all one grey."""
+    """Draw, for each position and class, the difference from equal couplings."""
     shares = layer.couplings()
     differences = grid.at_positions((shares - 1 / shares.shape[2]).transpose(1, 2)).sum(2).cpu()  # [image class h w]
     chosen = first_of_each_class(subject.labels, torch.ones_like(subject.labels, dtype=torch.bool))[:shown]
     classes = differences.shape[1]
-    title = "left, images, one of each class; right, what each place of them gives each class"
+    title = "left: one image of each class; right: couplings of each position with each class"
     figure, axes = panels(len(chosen), classes + 1, (1 + 0.95 * (classes + 1), 0.6 + 0.95 * len(chosen)), title)
     largest = float(differences[chosen].abs().max())
     for row, image in zip(axes, chosen, strict=True):
@@ -229,5 +229,5 @@ def _maps(subject: Subject, layer: LayerTrace, grid: ChildGrid, shown: int) -> F
             axis.set(xticks=[], yticks=[])
     for label, axis in enumerate(axes[0, 1:]):
         axis.set_title(name_of_class(subject.classes, label), fontsize=8)
-    figure.colorbar(drawn, ax=axes, label="coupling less an equal share, sum over types", shrink=0.8)
+    figure.colorbar(drawn, ax=axes, label="coupling minus an equal share, sum over types", shrink=0.8)
     return figure

@@ -1,7 +1,7 @@
-"""What does a capsule do with two of its kind in one image, and does attending again find the second?
+"""What does a capsule do with two objects of its class in one image, and does a second pass find the second object?
 
-A capsule stands for one instance of its class at most ("crowding"). So of two equal digits one has to be chosen, or
-both blended, while two different ones have a capsule each.
+A capsule represents at most one instance of its class ("crowding"). With two equal digits it must choose one or blend
+both, whereas two different digits have a capsule each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRESENT = 0.5  # ours: activation above which a class counts as present
 
 
 class Mixtures(NamedTuple):
-    """Images composed of several, each pixel the largest of all parts; and the parts, each alone in its place."""
+    """Composite images, each pixel the maximum over all parts; and the parts, each alone in its place."""
 
     images: Float[Tensor, "image channel height width"]
     parts: Float[Tensor, "image part channel height width"]
@@ -37,33 +37,33 @@ class Mixtures(NamedTuple):
 
 @question()
 def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6) -> Answer:
-    """How present the labels are, alone, in pairs of one class, of two, and in threes; and what a second pass finds.
+    """Measure the presence of labels in single images, pairs of one or two classes, and triples; add a second pass.
 
-    By ``<set>/``, of ``single``, ``same_class``, ``two_classes`` and ``three_classes``: ``presence``, mean activation
-    of the labels' capsules; ``present``, percent of labels above 0.5; ``found``, percent of images whose labels are the
-    classes that rank highest. With a decoder, ``one_part``: percent of images whose reconstruction from a label's
-    capsule is nearer to a single part than to their mean and their largest pixels.
+    For each ``<set>/`` (``single``, ``same_class``, ``two_classes``, ``three_classes``): ``presence``, mean activation
+    of the labels' capsules; ``present``, percentage of labels above 0.5; ``found``, percentage of images whose labels
+    rank highest. With a decoder, ``one_part``: percentage of images whose reconstruction from a label's capsule is
+    nearer to a single part than to the mean and the maximum of the parts.
 
-    A second pass, by ``again/``: ``…_by_image`` subtracts what the highest class decodes to from the image;
-    ``…_by_routing`` silences each child by the share of it that this class has. The class that is highest then, with an
-    activation above 0.5, is found: percent of ``two_classes`` of which both are, of ``same_class`` of which the class
-    is twice, of ``single`` with a second one, which is not there.
+    Second pass, ``again/``: ``…_by_image`` subtracts the reconstruction of the highest class from the image;
+    ``…_by_routing`` scales each child down by its coupling with this class. The class that is then highest counts as
+    found if its activation is above 0.5. Percentages: of ``two_classes``, both classes are found; of ``same_class``,
+    the class is found twice; of ``single``, a second class is found, which is an error.
 
     Args:
-        subject: of capsules, of pixels in [0, 1].
-        shift: parts are moved by up to so many pixels in each direction.
-        seed: of pairs and shifts.
-        shown: pairs of equal digits that are drawn with their reconstruction.
+        subject: a capsule network and images with pixels in [0, 1].
+        shift: parts are moved by up to this number of pixels in each direction.
+        seed: seed of pairs and shifts.
+        shown: number of pairs of equal digits that are drawn with their reconstruction.
     """
     check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
     check_number("shown", shown, 0)
     present = len(subject.labels.unique())
     if present < 3:
-        raise ValueError(f"these images are of {present} classes; expected 3 or more, of which threes can be made")
-    message = "has no capsules that could be crowded; expected a network of capsules"
+        raise ValueError(f"these images are of {present} classes; expected 3 or more, for triples of classes")
+    message = "has no capsules; expected a capsule network"
     subject.check_network(AbstractCapsuleNetwork, message)
     if subject.images.min() < 0 or subject.images.max() > 1:
-        raise ValueError("pixels are not in [0, 1]; expected images that can be laid over each other, such as MNIST's")
+        raise ValueError("pixels are not in [0, 1]; expected images that can be overlaid, such as MNIST's")
     parts = {"single": 1, "same_class": 2, "two_classes": 2, "three_classes": 3}
     sets = {
         name: mixtures(subject, count, shift, seed, same_class=name == "same_class") for name, count in parts.items()
@@ -79,7 +79,7 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
         two, same, single = (second_pass(subject, sets[each]) for each in ("two_classes", "same_class", "single"))
-        found = {  # of [image 2], what ranks first in each pass
+        found = {  # from [image 2]: the class that ranks first in each pass
             "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
             "same_class": (same == sets["same_class"].labels).all(1),
             "single": single[:, 1] >= 0,
@@ -89,9 +89,9 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
 
 
 def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class: bool) -> Mixtures:
-    """Each image with others, of its class or each of another one, all moved at random.
+    """Compose each image with others, either of its class or all of different classes, all moved at random.
 
-    An image that has too few others of its class has fewer partners to choose from, itself if there is none.
+    If there is no suitable other image, an image is its own partner.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = subject.labels.cpu()
@@ -114,7 +114,7 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
 
 
 def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -> Tensor:
-    """An image moved by whole pixels; what comes in is 0."""
+    """Move an image by whole pixels; pixels from outside are 0."""
     height, width = image.shape[1:]
     around = torch.nn.functional.pad(image, (abs(right), abs(right), abs(down), abs(down)))
     return around[:, abs(down) - down :, abs(right) - right :][:, :height, :width]
@@ -122,7 +122,7 @@ def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     own = output.capsules.activations.gather(1, labels)
-    several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # of equal ones, there is one capsule
+    several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # equal labels share one capsule
     best = output.ranking.topk(several.shape[1]).indices
     found = (best.sort(1)[0] == several.sort(1)[0]).all(1)
     return {
@@ -146,7 +146,7 @@ def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> flo
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The highest class, and that of what is left of the image; -1 for none."""
+    """Return the highest class, and the highest class after subtracting its reconstruction; -1 for none."""
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
@@ -154,13 +154,13 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
 
 
 def _highest_present(output: Any) -> Int64[Tensor, " image"]:
-    """The class that ranks highest, if it is there; -1 if it is not."""
+    """Return the class that ranks highest if it is present, otherwise -1."""
     best: Tensor = output.ranking.argmax(1)
     return torch.where(of_label(output.capsules.activations, best) > _PRESENT, best, -1)
 
 
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The highest class, and that with what children have not given it; -1 for none."""
+    """Return the highest class, and the highest class after removing its share of each child; -1 for none."""
     batches = subject.with_images(mixture.images)
     seen = replace(subject, batches=batches)
     name, layer = [*seen.traces.items()][-1]
@@ -181,5 +181,5 @@ def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Fi
         Column(name_of_class(subject.classes, int(label)), pictures)
         for label, *pictures in zip(mixture.labels[:shown, 0], *(each[:shown] for each in rows), strict=True)
     ]
-    title = "two images of a class, both together, and what the capsule of that class is decoded to"
+    title = "two images of a class, both together, and the reconstruction from the capsule of that class"
     return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

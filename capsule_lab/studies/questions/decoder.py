@@ -1,7 +1,7 @@
-"""What does the pose of a class capsule tell of an image?
+"""Which information about an image does the pose of a class capsule contain?
 
-A decoder is fitted to the poses of a network that stays as it is (Sabour 2017, sections 4.1 and 5.1), so that networks
-can be compared, and those without a decoder looked at.
+A decoder is fitted to the poses of a frozen network (Sabour 2017, sections 4.1 and 5.1), so that networks can be
+compared, including networks without a decoder.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import CapsuleOutput
 
 _BATCH = 128  # Sabour 2017, official code
-_PICTURES = 16  # ours: of the sheet of reconstructions
+_PICTURES = 16  # ours: images of the sheet of reconstructions
 
 
 @dataclass
 class _Decoding:
-    """A decoder of scaled poses, as figures want it."""
+    """A decoder of scaled poses, with the interface that figures need."""
 
     decoder: nn.Module | None
 
@@ -53,20 +53,20 @@ def decoder(
     hidden: Sequence[int] = (512, 1024),  # Sabour 2017, figure 2
     seed: int = 0,
 ) -> Answer:
-    """How well images can be decoded from their label's pose, and what each component of the pose changes in them.
+    """Measure how well images can be decoded from their label's pose, and what each pose component changes in them.
 
     The decoder of Sabour 2017 is fitted by Adam to poses of training images, each component in units of its root mean
-    square; the capsules stay as they are. ``squared_error``: mean over pixels of held-out images, in [0, 1];
-    ``class_mean_squared_error``: of the mean training image of the class, which is what the label alone tells;
-    ``explained``: ``1 - squared_error / class_mean_squared_error``, what the pose tells beside the class.
+    square; the capsules are frozen. ``squared_error``: mean over pixels of held-out images, in [0, 1];
+    ``class_mean_squared_error``: error of the mean training image of the class, which uses the label alone;
+    ``explained``: ``1 - squared_error / class_mean_squared_error``, the information of the pose beyond the class.
 
-    The rows are, by class and component, ``change``: mean square of what two standard deviations, added or subtracted,
-    change in a pixel.
+    The rows contain, by class and component, ``change``: mean squared change of a pixel when two standard deviations
+    are added or subtracted.
 
     Args:
-        training_images, epochs, learning_rate: of the fit.
+        training_images, epochs, learning_rate: options of the fit.
         hidden: widths of the decoder's hidden layers.
-        seed: of its weights and of the order of images.
+        seed: seed of its weights and of the order of images.
     """
     for name, value in {"training_images": training_images, "epochs": epochs}.items():
         check_number(name, value, 1)
@@ -82,7 +82,7 @@ def decoder(
     seen: Any = subject.outputs(training)
     own = of_label(seen.capsules.poses, labels)  # [image dim]
     size = own.square().mean(0).sqrt()
-    size = size.where(size > 0, 1.0)  # not centred: a pose of 0 would not say of which class it is
+    size = size.where(size > 0, 1.0)  # not centred: the decoder masks other classes with 0
     decoding = _Decoding(_fit(seen.capsules.poses / size, labels, images, hidden, epochs, learning_rate, seed))
     held_out = in_unit_range(subject.images)
     output = output._replace(capsules=output.capsules._replace(poses=output.capsules.poses / size))
@@ -111,7 +111,7 @@ def decoder(
 
 
 def _of_classes(values: Tensor, labels: Tensor, classes: int, least: int) -> list[Tensor]:
-    """The values of each class; those of all for classes with fewer than so many."""
+    """Return the values of each class; for classes with fewer than ``least`` images, all values."""
     own = [values[labels == label] for label in range(classes)]
     return [each if len(each) >= least else values for each in own]
 
@@ -135,7 +135,7 @@ def _fit(
 
 
 def _change(pictures: Float[Tensor, "dim offset channel height width"]) -> Float[Tensor, " dim"]:
-    """Mean square of what the smallest and the largest offset change in a pixel."""
+    """Return the mean squared change of a pixel by the smallest and the largest offset."""
     middle = pictures[:, pictures.shape[1] // 2].unsqueeze(1)
     return (pictures[:, [0, -1]] - middle).square().flatten(1).mean(1)
 

@@ -1,4 +1,4 @@
-"""How well do some 25 labels name clusters of what a network makes of images? (last slide of a talk of Hinton's)"""
+"""How well do about 25 labels name clusters of a network's features? (last slide of a talk by Hinton)"""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
 Features = Literal["capsules", "presences", "poses", "code", "pixels"]
-_LEAST_VARIANCE = 1e-4  # ours: dimensions that vary less say nothing
+_LEAST_VARIANCE = 1e-4  # ours: dimensions with a smaller variance are uninformative
 _CHUNK = 1000  # ours: images at a time
-_STRATIFIED = (2, 3)  # ours: labels of each class, 20 and 30 of ten
+_STRATIFIED = (2, 3)  # ours: labels of each class, 20 and 30 for ten classes
 
 
 @question(of_pairs=True)
@@ -41,32 +41,32 @@ def few_labels(
     probe: bool = True,
     seed: int = 0,
 ) -> Answer:
-    """Percent of held-out images whose class is wrong, where a mixture of factor analysers gets names from few labels.
+    """Measure the error in percent of classifying held-out images by a mixture of factor analysers and few labels.
 
-    The mixture is fitted to training images without their labels. A component then gets its name, in one of three ways,
-    and an image the name of its components, weighted by their responsibilities:
+    The mixture is fitted to training images without labels. Each component then gets a class in one of three ways; an
+    image gets the class of its components, weighted by their responsibilities:
 
-    - ``asked``: one question per component: the label of the training image that is most probable under it;
-    - ``drawn``: so many labelled training images, drawn at random: each component has the class that its images are
-      most responsible for, one without any that of the nearest component with a name;
-    - ``drawn_<n>_per_class``: the same with as many of each class.
+    - ``asked``: one label per component: that of the training image with the highest density under the component;
+    - ``drawn``: ``labels`` random training images: a component gets the class with the highest responsibility; a
+      component that is not the most responsible one for any of them gets the class of the nearest one that is;
+    - ``drawn_<n>_per_class``: the same with ``n`` images of each class.
 
-    ``<way>/error`` is the mean over draws, each with a mixture of its own, ``<way>/deviation`` their standard
-    deviation. Beside them, with the same labels as ``drawn``, ``nearest/error``, of the labelled image whose pixels are
-    nearest; and ``probe/error``, of a logistic regression of the features on all labels: what the features allow.
-    ``log_likelihood`` is the mean of training images.
+    ``<way>/error`` is the mean over draws, each with a new mixture; ``<way>/deviation`` is the standard deviation. For
+    comparison, with the labels of ``drawn``: ``nearest/error``, of the class of the labelled image with the nearest
+    pixels; and ``probe/error``, of a logistic regression of the features on all labels: what the features allow.
+    ``log_likelihood`` is the mean over training images.
 
     Args:
-        subject: a network that is told a change of its images; of ``features="pixels"`` any.
-        features: what the mixture is fitted to: ``"capsules"``, presences and poses times presences; ``"presences"`` or
+        subject: a network whose input includes a change of its images; with ``features="pixels"`` any network.
+        features: input of the mixture: ``"capsules"``, presences and poses times presences; ``"presences"`` or
             ``"poses"`` alone; ``"code"``, of an auto-encoder without capsules; ``"pixels"``, principal components.
-        training_images: at most.
-        principal: components of pixels.
+        training_images: largest number of training images.
+        principal: number of principal components of the pixels.
         components, factors, restarts, steps: see ``fit_factor_analysers``.
-        labels: of ``drawn``.
-        draws: of labels, and of mixtures.
-        neighbours, probe: whether these are computed.
-        seed: of the draws.
+        labels: number of labels of ``drawn``.
+        draws: number of draws of labels and mixtures.
+        neighbours, probe: whether ``nearest`` and ``probe`` are computed.
+        seed: seed of the draws.
     """
     check_choice("features", features, get_args(Features))
     for name, value in {"training_images": training_images, "draws": draws, "labels": labels}.items():
@@ -92,7 +92,7 @@ def few_labels(
         judge("asked", known[of_training.argmax(0)])
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
         drawn = {"drawn": order[:labels]}
-        for count in _STRATIFIED:  # the first so many of each class, in this order
+        for count in _STRATIFIED:  # the first images of each class in this order
             by_class = [order[known[order] == label][:count] for label in range(subject.num_classes)]
             drawn[f"drawn_{count}_per_class"] = torch.cat(by_class)
         for name, chosen in drawn.items():
@@ -133,13 +133,13 @@ def _features(
     if (features == "code") == bool(network.capsules):
         expected = "capsules, presences or poses" if network.capsules else "code"
         kind = type(network).__name__
-        raise ValueError(f"features is {features!r}, and this is a {kind}; expected {expected}, or pixels")
+        raise ValueError(f"features is {features!r}, but the network is a {kind}; expected {expected}, or pixels")
     return _of_network(network, features, training), _of_network(network, features, subject.batches)
 
 
 @torch.no_grad()
 def _of_network(network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]) -> Tensor:
-    """Poses are multiplied by presences, since the pose of what is not there means nothing."""
+    """Return features; poses are multiplied by presences, since the pose of an absent capsule is meaningless."""
     found = []
     for batch in batches:
         poses, presences = network.recognise(batch.images)
@@ -152,11 +152,11 @@ def _of_network(network: AbstractPairNetwork, features: Features, batches: Seque
 def _standardised(
     fitted: Float[Tensor, "fitted dim"], held_out: Float[Tensor, "image dim"]
 ) -> tuple[Float[Tensor, "fitted kept"], Float[Tensor, "image kept"]]:
-    """By mean and deviation of the training images; dimensions that hardly vary are left out."""
+    """Standardise by mean and deviation of the training images; drop dimensions that hardly vary."""
     deviation, mean = torch.std_mean(fitted, dim=0, correction=0)
     kept: Bool[Tensor, " dim"] = deviation.square() >= _LEAST_VARIANCE
     if not kept.any():
-        raise ValueError("no feature varies over the training images; expected a network that was trained")
+        raise ValueError("no feature varies over the training images; expected a trained network")
     deviation, mean = deviation[kept], mean[kept]
     return (fitted[:, kept] - mean) / deviation, (held_out[:, kept] - mean) / deviation
 
@@ -168,7 +168,7 @@ def _log_joint(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> 
 def _named(
     log_joint: Float[Tensor, "point component"], known: Tensor, chosen: Tensor, mixture: FactorAnalysers, classes: int
 ) -> Int64[Tensor, " component"]:
-    """The class of each component: what the labelled images are that it is responsible for."""
+    """Return the class of each component: the class of the labelled images for which it is responsible."""
     shares = log_joint[chosen].softmax(1)
     votes = torch.zeros(classes, shares.shape[1]).index_add(0, known[chosen], shares)  # [class component]
     own = torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0

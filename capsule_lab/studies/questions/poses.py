@@ -1,4 +1,4 @@
-"""Do poses move with the image, also further than in training? (Hinton, Krizhevsky and Wang 2011)"""
+"""Do poses move with the image, even beyond the shifts of training? (Hinton, Krizhevsky and Wang 2011)"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 from capsule_lab.studies.subject import Answer, Subject, question
 
-_SHOWN = 16  # ours: images of the sheet
+_SHOWN = 16  # ours: number of images in the sheet
 _ACROSS = 3  # ours: capsules side by side
 _FIELDS = 10  # Hinton 2011, from memory: of 20 generation units
 _SEEN = 0.1  # Hinton 2011, from memory: presence above which a pose is drawn
@@ -29,15 +29,13 @@ _SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
 def poses(
     subject: Subject, *, shifts: Sequence[int] = (1, 2, 3, 4, 5), degrees: Sequence[int] = (10, 20, 40)
 ) -> Answer:
-    """What ``pair_metrics`` measures of images and their copies, one strength after another.
+    """Compute ``pair_metrics`` of images and their copies, for each strength of the change.
 
-    Of a network that is told shifts, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. Of one
-    that is told matrices, ``rotation_<degrees>/<quantity>``: copies are turned either way. ``reconstruction`` is the
-    squared error per image of what is drawn of them. Beyond the range of training this is extrapolation.
+    For a network with shifts as input, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. For a
+    network with matrices as input, ``rotation_<degrees>/<quantity>``: copies are rotated in both directions.
+    ``reconstruction`` is the squared error per image of the drawn copies. Beyond the training range, it extrapolates.
     """
-    subject.check_network(
-        AbstractPairNetwork, "is told no change of its images; expected model=transforming_autoencoder"
-    )
+    subject.check_network(AbstractPairNetwork, "takes no change of images; expected model=transforming_autoencoder")
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}
@@ -51,7 +49,7 @@ def poses(
 
 OfCapsules = Float[Tensor, "image capsule"]
 _Copies = list[tuple[Float[Tensor, "image channel height width"], Tensor]]
-"""Copies of all images, and the change that each set has in common."""
+"""Pairs of copies of all images and the change that these copies have in common."""
 
 
 def _shifted(subject: Subject, shift: int) -> _Copies:
@@ -68,7 +66,7 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
 
 
 def _turned(subject: Subject, degrees: int) -> _Copies:
-    """Images turned either way. The change is one of the image's plane; of views it is the camera's, where y is up."""
+    """Rotate images in both directions; the change is in the image plane or, for views, of the camera, with y up."""
     down = -1 if "azimuth" in subject.factors else 1
     found = []
     for angle in (-degrees, degrees):
@@ -103,7 +101,7 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
     if not isinstance(network, TransformingAutoencoder):
         return {}
     poses, presences = network.recognise(subject.images)
-    capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()  # draw most
+    capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()
     figures = {} if network.window is not None else {"generative_fields": generative_fields(network, capsules)}
     if network.pose != "translation":
         return figures
@@ -123,9 +121,9 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
 def shift_scatter(
     poses: OfCapsules, moved: Mapping[int, OfCapsules], presences: OfCapsules, capsules: Int64[Tensor, " chosen"]
 ) -> Figure:
-    """Where capsules see images and their shifted copies: parallel lines, as far from the diagonal as the shift.
+    """Draw x of images against x of their shifted copies, ideally lines parallel to the diagonal, offset by the shift.
 
-    Images in which a capsule is more probable than 0.1, as in figure 2 of Hinton 2011.
+    Only images with a presence above 0.1 are drawn, as in figure 2 of Hinton 2011.
     """
     down = -(-len(capsules) // _ACROSS)
     figure, every = panels(down, _ACROSS, (3.0 * _ACROSS, 3.0 * down), "")
@@ -145,7 +143,7 @@ def shift_scatter(
 
 
 def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]) -> Figure:
-    """What the first generation units of capsules without windows draw: outgoing weights, grey where they are 0."""
+    """Draw the outgoing weights of the first generation units of capsules without windows; grey is 0."""
     weights = network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)  # [k g c h w]
     largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
     pictures = 0.5 + weights / largest / 2
@@ -156,7 +154,7 @@ def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, 
 def presence_curve(
     shifts: Sequence[int], presences: Float[Tensor, "shift capsule"], capsules: Int64[Tensor, " chosen"]
 ) -> Figure:
-    """How probable capsules are in images moved to the right: level lines are invariant."""
+    """Draw the presence of capsules in images moved to the right; a horizontal line means invariance."""
     figure, ((axes,),) = panels(1, 1, (6.0, 4.0), "")
     for capsule in capsules.tolist():
         axes.plot(shifts, presences[:, capsule], marker=".", label=str(capsule))

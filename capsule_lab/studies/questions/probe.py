@@ -1,4 +1,4 @@
-"""Does the pose of a class capsule know from where a toy is seen, better than pixels do? (Hinton 2018)"""
+"""Does the pose of a class capsule contain the viewpoint of a toy, better than pixels do? (Hinton 2018)"""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
 FAMILIAR = (30, 32, 34, 0, 2, 4)  # Hinton 2018, section 5: azimuths, x 10 degrees
-_DEGREES = 10  # of an azimuth's unit
-_PENALTIES = tuple(10.0**power for power in range(-2, 5))  # ours: of poses of unit variance
+_DEGREES = 10  # per unit of azimuth
+_PENALTIES = tuple(10.0**power for power in range(-2, 5))  # ours: for poses of unit variance
 _HIDDEN = (64, 64)  # ours
 _COMPONENTS = 16  # ours: as many as a pose has
-_FEWEST = 10  # ours: training images of a class
+_FEWEST = 10  # ours: fewest training images of a class
 _LAMPS = 6  # smallNORB
 _NEEDED = ("instance", "elevation", "azimuth", "lighting")
 
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Views(NamedTuple):
-    """Images of one set: vectors that stand for them, and how they were taken."""
+    """Images of one set: their feature vectors, pixels, labels and factors."""
 
     features: Array
     pixels: Array
@@ -50,42 +50,42 @@ class _Views(NamedTuple):
 
 @question()
 def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
-    """How well azimuth, elevation and lighting can be read from a pose, on toys that the probe has not seen.
+    """Measure how well azimuth, elevation and lighting can be predicted from a pose, on toys not used for the fit.
 
-    A ridge regression for each class, whose penalty is chosen by leaving out one training toy at a time, fitted to
-    training images and judged on held-out toys. By ``<probe>/``, where ``linear`` reads the label's pose, ``network``
-    is two layers of 64 in place of the regression, and ``pixels`` the regression on pixels; all read 16 principal
-    components of each class:
+    A ridge regression for each class, whose penalty is chosen by leave-one-toy-out cross-validation, is fitted to
+    training images and evaluated on held-out toys. For each ``<probe>/``: ``linear`` takes the label's pose,
+    ``network`` has two layers of 64 units in place of the regression, and ``pixels`` is the regression on pixels; all
+    take 16 principal components of each class:
 
-    - ``azimuth_r2`` (of its sine and cosine), ``elevation_r2``, ``lighting_r2`` (one number per lamp): 0 is what the
-      mean gives; of each class, then the mean;
-    - ``azimuth_degrees``: median error of the angle, 90 by chance; ``azimuth_degrees_aligned``: each view turned by the
-      mean error of the others of its toy, as toys have no common front;
-    - ``novel_azimuth_degrees…``: fitted to the six familiar azimuths of Hinton 2018, judged on the others.
+    - ``azimuth_r2`` (of sine and cosine), ``elevation_r2``, ``lighting_r2`` (one number per lamp): the mean over
+      classes; 0 for a constant prediction of the mean;
+    - ``azimuth_degrees``: median error of the angle, 90 by chance; ``azimuth_degrees_aligned``: the same after rotating
+      each view by the mean error of the toy's other views, since toys have no common front;
+    - ``novel_azimuth_degrees…``: fitted to the six familiar azimuths of Hinton 2018, evaluated on the others.
 
     Args:
-        subject: any network, of images whose factors are known, as smallNORB's.
-        training_images: how many the probe is fitted to.
+        subject: any network, and images with known factors, such as smallNORB.
+        training_images: number of images that the probe is fitted to.
     """
     check_number("training_images", training_images, 1)
     missing = [name for name in _NEEDED if name not in subject.factors]
     if missing:
-        raise ValueError(f"this data does not say {missing[0]} of its images; expected smallNORB, or its stand-in")
+        raise ValueError(f"this data has no factor {missing[0]}; expected smallNORB, or its stand-in")
     training = subject.training(training_images)
     fitted, judged = _views(subject, training), _views(subject, subject.batches)
     shared = {*zip(fitted.labels, fitted.instance, strict=True)} & {*zip(judged.labels, judged.instance, strict=True)}
     if shared:
         label, instance = min(shared)
         raise ValueError(
-            f"toy {instance} of class {label} is in training and among the {len(judged.labels)} held-out images, and "
-            "neighbouring views are near copies; expected split=test, or data.validation of other toys"
+            f"toy {instance} of class {label} is in the training images and in the {len(judged.labels)} held-out "
+            "images, whose views are nearly copies; expected split=test, or data.validation with other toys"
         )
     for label in np.unique(judged.labels):
         known = int((fitted.labels == label).sum())
         if known < _FEWEST:
             raise ValueError(
                 f"{known} of the {len(fitted.labels)} training images are of class {label}; expected {_FEWEST} or "
-                "more: what.training_images"
+                "more, by a larger what.training_images"
             )
     familiar, novel = fitted.of(np.isin(fitted.azimuth, FAMILIAR)), judged.of(~np.isin(judged.azimuth, FAMILIAR))
     numbers: dict[str, float] = {}
@@ -118,7 +118,7 @@ def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
 
 
 def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dict[str, float]:
-    """R² and angles, of each class by itself, then the mean."""
+    """Return R² and angles, computed for each class, then averaged."""
     by_class = []
     for label in np.unique(judged.labels):
         training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
@@ -134,7 +134,7 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
             penalties, groups = {"ridge__alpha": _PENALTIES}, {"groups": toys}
             model = GridSearchCV(model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # of the network, whose last steps change little
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the network's last steps change little
             model.fit(seen, targets.transform(training.targets), **groups)
         predicted = model.predict(components.transform(getattr(held_out, inputs)))
         by_class.append(_of_class(targets.inverse_transform(predicted), held_out))
@@ -142,7 +142,7 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
 
 
 def _mean(values: Array) -> float:
-    """Of those that are numbers; NaN if none is."""
+    """Return the mean of the finite values; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -155,7 +155,7 @@ def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
     aligned = np.full_like(error, np.nan)
     for toy in np.unique(judged.instance):
         of_toy = np.flatnonzero(judged.instance == toy)
-        if len(of_toy) > 1:  # each view by the others of its toy
+        if len(of_toy) > 1:  # rotate each view by the mean error of the others
             directions = np.exp(1j * error[of_toy])
             aligned[of_toy] = error[of_toy] - np.angle(directions.sum() - directions)
     return {

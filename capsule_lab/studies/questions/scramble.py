@@ -1,4 +1,4 @@
-"""Does it matter where the parts of an image are? A claim about capsules: scrambled parts are no object to them."""
+"""Does the arrangement of an image's parts matter? Capsules are claimed not to recognise scrambled parts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from capsule_lab.errors import check_number
 from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
 from capsule_lab.studies.subject import Answer, Subject, error_percent, question
 
-_OF_SEED = 2654435761  # ours: odd, so that images get other draws with each seed
-_LEAST = 0.1  # ours: squared distance that two tiles make, as a share of the image's squared deviations from its mean
+_OF_SEED = 2654435761  # ours: odd, so that each seed gives different draws
+_LEAST = 0.1  # ours: squared distance after exchanging two tiles, over the image's squared deviations from its mean
 
 
 Images = Float[Tensor, "image channel height width"]
 
 
 class Changed(NamedTuple):
-    """All images after a change, and those of them that count."""
+    """All images after a change, and which of them count."""
 
     images: Images
     counted: Bool[Tensor, " image"]
@@ -32,32 +32,32 @@ class Changed(NamedTuple):
 
 @question()
 def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5) -> Answer:
-    """The output for images whose tiles are permuted, whose halves are others', or that are blurred or noisy.
+    """Evaluate the network on images with permuted tiles, exchanged halves, blur or noise.
 
-    Of each change: ``images``, how many count; ``kept``, the share of them still taken for their label; ``confidence``,
-    the mean of the largest class probability, a softmax of the logits; ``auc``, how well this tells intact images from
-    changed ones, 0.5 not at all, and 1 what the claim says of capsules; ``distance``, mean Euclidean distance from the
-    image. Changes are of what the network sees:
+    For each change: ``images``, the number that count; ``kept``, the share of them still classified as their label;
+    ``confidence``, the mean of the largest softmax probability; ``auc``, how well the confidence separates intact from
+    changed images: 0.5 not at all, 1 is the claim about capsules; ``distance``, mean Euclidean distance from the image.
+    Changes apply to preprocessed images:
 
-    - ``two_tiles``: two tiles in each other's places, of pairs that differ: the squared distance that this makes is a
-      tenth or more of the image's squared deviations from its mean;
-    - ``all_tiles``: each in another one's place;
-    - ``swapped_halves``: the lower half above the upper one;
-    - ``halves_of_class``, ``halves_of_classes``: the lower half is that of another image, of the same class, or of
-      another one, where there is one;
-    - ``blur``: the control of ``two_tiles``: no part is anywhere else, and every image is as far from the one that it
-      was. Those that cannot be blurred as far do not count, neither here nor in ``two_tiles``;
-    - ``noise``: the control of ``all_tiles``, which are farther from the image than blurring goes: every pixel brighter
-      or darker, at random, by what makes the same distance. Grey levels may leave their range.
+    - ``two_tiles``: two tiles are exchanged, chosen from pairs that differ: the squared distance from the image after
+      the exchange is a tenth or more of the image's squared deviations from its mean;
+    - ``all_tiles``: each tile moves to the place of another tile;
+    - ``swapped_halves``: the lower half is above the upper half;
+    - ``halves_of_class``, ``halves_of_classes``: the lower half is from another image of the same class, or of another
+      class, if there is one;
+    - ``blur``: the control of ``two_tiles``: no part moves, and every image has the same distance from the original.
+      Images that cannot be blurred as far count neither here nor in ``two_tiles``;
+    - ``noise``: the control of ``all_tiles``, whose distance blur cannot reach: every pixel becomes brighter or darker,
+      at random, by the amount that gives the same distance. Grey levels may leave their range.
 
-    ``without_pair`` and ``too_far_for_blur`` are numbers of images that do not count in ``two_tiles`` and ``blur``.
-    What is drawn for an image depends on its key and ``seed``; whose half it gets, also on which images there are.
+    ``without_pair`` and ``too_far_for_blur`` are the numbers of images that do not count in ``two_tiles`` and ``blur``.
+    The draws for an image depend on its key and ``seed``; the choice of its half also on the set of images.
 
     Args:
-        subject: any network that gives logits.
-        tiles: the image is cut into so many rows and columns.
-        seed: of the permutations, of whose halves images get, and of the noise.
-        shown: images that are drawn, the first that count in every change.
+        subject: any network that returns logits.
+        tiles: number of rows and of columns that the image is cut into.
+        seed: seed of the permutations, the exchanged halves and the noise.
+        shown: number of images drawn, the first that count in every change.
     """
     check_number("shown", shown, 0)
     check_number("tiles", tiles, 2, min(subject.images.shape[2:]))
@@ -82,7 +82,7 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
 
 
 def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed], dict[str, float]]:
-    """All images after each change, by name; and how many do not count in ``two_tiles`` and ``blur``, and why."""
+    """Return all images after each change by name, and the numbers of images that do not count, by reason."""
     images, labels = subject.images, subject.labels.cpu()
     keys = torch.cat([batch.key for batch in subject.batches]).cpu()
     generators = [torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()]
@@ -115,7 +115,7 @@ def _distances(images: Tensor, others: Tensor) -> Float[Tensor, " image"]:
 
 
 def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]:
-    """Squared distance from the image that exchanging two tiles makes, over its squared deviations from its mean."""
+    """Return the squared distance after exchanging two tiles, over the image's squared deviations from its mean."""
     cut = _cut(images, tiles).flatten(2).double().cpu()
     pixels = images.flatten(1).double().cpu()
     deviations = (pixels - pixels.mean(1, keepdim=True)).square().sum(1).clamp_min(1e-12)
@@ -123,7 +123,7 @@ def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]
 
 
 def _exchange(differences: Float[Tensor, "tile tile"], generator: torch.Generator) -> Int64[Tensor, " tile"]:
-    """Which tile comes to each place: of pairs that differ as much as they are to, one is exchanged; if any does."""
+    """Return the tile for each place: one random pair that differs by ``_LEAST`` or more is exchanged, if any."""
     order = torch.arange(len(differences))
     pairs = (differences.triu(1) >= _LEAST).nonzero()
     if len(pairs):
@@ -133,7 +133,7 @@ def _exchange(differences: Float[Tensor, "tile tile"], generator: torch.Generato
 
 
 def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
-    """Which tile comes to each place: each that of another one, as they are passed on in a circle."""
+    """Return the tile for each place: a random cyclic permutation, which moves every tile."""
     places = torch.randperm(tiles, generator=generator)
     return torch.empty_like(places).scatter(0, places, places.roll(1))
 
@@ -141,7 +141,7 @@ def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
 def _partners(
     labels: Int64[Tensor, " image"], keys: Tensor, generators: Sequence[torch.Generator], *, same_class: bool
 ) -> Int64[Tensor, " image"]:
-    """For each image another one; itself where there is none."""
+    """Return another image for each image; the image itself if there is none."""
     found = torch.arange(len(labels))
     in_order = keys.argsort()
     for image, (label, generator) in enumerate(zip(labels.tolist(), generators, strict=True)):
@@ -152,7 +152,7 @@ def _partners(
 
 
 def _cut(images: Images, tiles: int) -> Float[Tensor, "image tile channel rows columns"]:
-    """Into ``tiles * tiles``, row by row, without the pixels at the right and at the bottom that fill no whole one."""
+    """Cut into ``tiles * tiles`` tiles, row by row; drop pixels at the right and the bottom that fill no whole tile."""
     rows, columns = images.shape[2] // tiles, images.shape[3] // tiles
     inner = images[:, :, : rows * tiles, : columns * tiles]
     cut = inner.unflatten(2, (tiles, rows)).unflatten(4, (tiles, columns))  # [b c i rows j columns]
@@ -160,9 +160,9 @@ def _cut(images: Images, tiles: int) -> Float[Tensor, "image tile channel rows c
 
 
 def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"]) -> Images:
-    """Images whose tiles are in each other's places: ``order`` says which comes to each place, counted row by row.
+    """Permute the tiles of images: ``order`` contains the tile for each place, counted row by row.
 
-    Pixels that do not fill a whole tile, at the right and at the bottom, stay.
+    Pixels at the right and the bottom that do not fill a whole tile stay in place.
     """
     cut = _cut(images, tiles)
     rows, columns = cut.shape[3:]
@@ -174,10 +174,10 @@ def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"
 
 
 def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[Images, Bool[Tensor, " image"]]:
-    """Images blurred until they are as far as ``distances`` from what they were, and which of them can be.
+    """Blur images until their distance from the original is ``distances``; also return which images can reach it.
 
-    By the narrowest square, of 3, 5, 7, ... pixels, whose mean is as far, mixed with the image. Those that no square
-    takes as far are blurred by the widest, of about the image's width.
+    The mean over the narrowest square, of 3, 5, 7, ... pixels, that reaches the distance is mixed with the image. If no
+    square reaches it, the image is blurred by the widest square, of about the image's width.
     """
     found, reached = images, torch.zeros_like(distances, dtype=torch.bool)
     for width in range(3, max(images.shape[2:]) + 1, 2):
@@ -191,7 +191,7 @@ def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[
 
 
 def blurred(images: Images, width: int) -> Tensor:
-    """The mean over a square of ``width`` pixels, an odd number; edges are repeated."""
+    """Return the mean over a square of ``width`` pixels, an odd number; edges are repeated."""
     padded = torch.nn.functional.pad(images, 4 * [width // 2], mode="replicate")
     along = torch.nn.functional.avg_pool2d(padded, (1, width), 1)
     return torch.nn.functional.avg_pool2d(along, (width, 1), 1)
@@ -199,7 +199,7 @@ def blurred(images: Images, width: int) -> Tensor:
 
 def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
     if logits is None:
-        raise ValueError("the network gives no logits with this routing; expected one that does")
+        raise ValueError("the network returns no logits with this routing; expected a routing with logits")
     return logits.double().softmax(1).amax(1)
 
 
@@ -216,10 +216,10 @@ def _figures(
     scaled = [((each - low) / (high - low)).clamp(0, 1) for each in rows]
     columns = [Column(name, pictures) for name, *pictures in zip(names, *scaled, strict=True)]
     shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
-    title = "images after each change; left, the share of all images that is still taken for its label"
+    title = "images after each change; left: the share of all images still classified as their label"
     pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
     note = (
-        f"blur is as far from an image as its two tiles, noise as all its tiles; {pairs} of {total} images have two "
-        "tiles that differ enough, and can be blurred as far"
+        f"blur has the distance of two tiles, noise that of all tiles; {pairs} of {total} images have two tiles that "
+        "differ enough and can be blurred as far"
     )
     return {"images": picture_grid([Group("", columns)], shares, title=title, note=note)}

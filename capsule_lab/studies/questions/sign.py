@@ -1,4 +1,4 @@
-"""Can the network tell an image from its negative? (Peer 2021)"""
+"""Can the network distinguish an image from its negative? (Peer 2021)"""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from capsule_lab.studies.subject import Answer, Subject, error_percent, question
 
 @question()
 def sign(subject: Subject) -> Answer:
-    """The output for ``-x`` in place of ``x``, and of the photographic negative.
+    """Evaluate the network on ``-x`` in place of ``x``, and on the photographic negative.
 
-    Routing without a bias cannot tell votes from their negatives; whether the whole network can, depends on the layers
-    before, which ReLUs and biases make asymmetric. ``same_predictions`` is the share of images taken for the same
-    class.
+    Routing without a bias cannot distinguish votes from their negatives; whether the whole network can depends on the
+    layers before, which are asymmetric because of ReLUs and biases. ``same_predictions`` is the percentage of images
+    with the same predicted class.
 
     Args:
-        subject: any network; of pixels in [0, 1] or standardised.
+        subject: any network, with pixels in [0, 1] or standardised.
     """
     clean = subject.outputs()
     numbers = {"error": error_percent(clean, subject.labels)}

@@ -1,7 +1,7 @@
-"""What do turning, moving, scaling and shearing an image do to the capsule of its class? (Sabour 2017; Hinton 2018)
+"""How do rotation, translation, scaling and shear change the capsule of the class? (Sabour 2017; Hinton 2018)
 
-The claim is that the activation stays (invariance of presence) and the pose changes in the same way for all images
-(equivariance of the pose), by a linear map.
+The claim is that the activation does not change (invariance of presence) and that the pose changes by the same linear
+map for all images (equivariance of the pose).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, 
 
 
 class Strengths(NamedTuple):
-    """Of the curves; of the linear map; what two such steps are, and what undoes one; and their unit."""
+    """Strengths for the curves, for one step of the linear map, for two steps, for the inverse step; and their unit."""
 
     curve: tuple[float, ...]
     step: float
@@ -41,7 +41,7 @@ KINDS: Mapping[str, Strengths] = {
     "scaling": Strengths(tuple(each / 2 for each in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"),
     "shear": Strengths(_EIGHT, 0.1, 0.2, -0.1, "pixels to the right per pixel up"),
 }
-"""Ours, about the ranges of affNIST."""
+"""Ours: approximately the ranges of affNIST."""
 
 
 @question()
@@ -51,26 +51,26 @@ def transforms(
     kinds: Sequence[str] = ("rotation", "translation", "scaling", "shear"),
     ridge: float = 0.001,  # ours
 ) -> Answer:
-    """Curves of presence and pose over the strength of each change, and one linear map of poses for each.
+    """Compute curves of presence and pose over the strength of each change, and one linear map of poses per change.
 
-    Of a network of capsules, presence is the activation of the label's capsule and the pose its pose; of a CNN, the
-    probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
+    For capsule networks, presence and pose are the activation and the pose of the label's capsule; for CNNs, the
+    probability of the label and 16 principal components of the features below the last layer. For each ``<kind>/``:
 
     - ``error``: at the largest strength, mean of both signs;
-    - ``presence_change``: variance over strengths of the label's presence, mean over images, over the sum of it and of
-      the variance over images of all classes of the same class's presence. 0: presence says what is shown and does not
-      change; 1: it says nothing of what is shown;
-    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
-    - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
-    - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
-      its variance within classes, on the half of the images that it was not fitted to; ``identity_error``: of no map;
-      ``equivariance_gain``: the difference; ``pixels_gain``: the same of 16 principal components of the pixels;
-    - ``group_law``: how far two steps are from one of twice the strength; ``inverse``: a step and its negative from
-      none; in units of the map's own distance from none.
+    - ``presence_change``: variance of the label's presence over strengths (mean over images), divided by the sum of
+      itself and the variance of a class's presence over images of all classes. 0: presence depends on the class and not
+      on the change; 1: it does not depend on the class;
+    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle between the pose and that at 0;
+    - ``linear_share``: R² of the pose's change regressed on the strength, with one direction for each class;
+    - ``map_error``: error of predicting the changed image's pose by one linear map from the image's pose, in units of
+      its variance within classes, on the half of the images not used for the fit; ``identity_error``: without a map;
+      ``equivariance_gain``: the difference; ``pixels_gain``: the same for 16 principal components of the pixels;
+    - ``group_law``: distance of two steps from one step of twice the strength; ``inverse``: distance of a step and its
+      negative from the identity; in units of the map's distance from the identity.
 
     Args:
-        kinds: which of them.
-        ridge: penalty of the linear maps, on unit variance.
+        kinds: names of the changes.
+        ridge: penalty of the linear maps, for unit variance.
     """
     if not kinds:
         raise ValueError(f"kinds is empty; expected some of {', '.join(KINDS)}")
@@ -95,7 +95,7 @@ def transforms(
 
 
 class _Shown(NamedTuple):
-    """What is known of all images after a change."""
+    """Presences, poses and pixels of all images after a change, and the error."""
 
     presences: Float[Tensor, "image class"]
     poses: Float[Tensor, "image dim"]
@@ -146,7 +146,7 @@ def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float
 
 
 def _presence_change(presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]) -> float:
-    """Variance of the label's over strengths, over that and the variance of its mean over images of all classes."""
+    """Return the label's variance over strengths, divided by the sum of itself and the mean's variance over images."""
     presences = presences.double()
     of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
     of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
@@ -155,7 +155,7 @@ def _presence_change(presences: Float[Tensor, "strength image class"], labels: I
 
 
 def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
-    """R² of the pose's change on the strength: one direction for each class, through the origin."""
+    """Return R² of the pose's change on the strength, with one direction through the origin for each class."""
     residual, total = 0.0, 0.0
     for label in subject.labels.unique():
         chosen = subject.labels == label
@@ -168,7 +168,7 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
 
 
 def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
-    """One map for all images, of what poses differ by from the mean pose of their class, which may move by itself."""
+    """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
     start, *ends = (_without_class_means(labels, each.poses) for each in (before, *steps))
     one, two, back = (linear_map(start, end, ridge) for end in ends)
     of_pixels = linear_map(
@@ -185,9 +185,9 @@ def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float)
 
 
 def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
-    """Poses less the mean of their class, of the images that maps are fitted to.
+    """Subtract from poses the mean of their class, computed on the images that maps are fitted to.
 
-    Without this, telling classes apart would pass for a map.
+    Without this, differences between classes would count as a map.
     """
     found = torch.zeros_like(poses)
     fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map

@@ -1,8 +1,8 @@
-"""Is there a parse tree: do the children that routing gives to a class carry it, and are they the right ones?
+"""Is there a parse tree: does a class depend on the children that routing assigns to it, and are they the right ones?
 
-Sabour 2017 has a tree carved out of the network by couplings. Here it is drawn, and put to three tests: what happens
-when its branches are silenced; whether it is alike for images of a class, and moves with the image; and whether it
-says more than how active children are and how long their votes.
+In Sabour 2017, couplings carve a tree out of the network. Here the tree is drawn and tested in three ways: by silencing
+its branches; by its similarity for images of one class and its movement with the image; and by comparison with the
+activations of children and the lengths of their votes.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Votes
 
-_PIXELS = 4.0  # ours: how far images are moved
+_PIXELS = 4.0  # ours: shift of the images
 
 
 @question()
 def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
-    """Numbers about the tree under each image's predicted class.
+    """Measure the tree under each image's predicted class.
 
-    Edges are of active children (activation above 0.1) to the parent that gets most of them, of weight ``a_i R_ij``:
+    Edges connect active children (activation above 0.1) to the parent with the largest coupling; weights: ``a_i R_ij``.
 
-    - ``mass_in_tree``: share of the class capsule's mass that comes along edges of the tree; ``branches``: how many;
-    - ``drop_of_tree``: how much the class's probability falls, in points, when the heaviest branches, together
-      ``silenced`` of its mass, are silenced; ``drop_of_votes``: as many children, those with the longest votes times
-      activation, routing apart; ``drop_of_random``: random others of the same activation;
-    - ``alike_within``, ``alike_between``: cosine of how the tree's mass is spread over child types, of pairs of images
-      of one class and of two;
-    - ``follows_shift``: how far the tree's centre moves when the image does, 1 as far.
+    - ``mass_in_tree``: share of the class capsule's mass on edges of the tree; ``branches``: their number;
+    - ``drop_of_tree``: drop of the class's probability, in points, when the heaviest branches, together a share of
+      ``silenced`` of its mass, are silenced; ``drop_of_votes``: the same for as many children with the longest votes
+      times activation, regardless of routing; ``drop_of_random``: for random others with the same total activation;
+    - ``alike_within``, ``alike_between``: cosine between the distributions of the tree's mass over child types, for
+      pairs of images of the same class and of two classes;
+    - ``follows_shift``: movement of the tree's centre per movement of the image; 1 if they move equally.
     """
     check_number("silenced", silenced, above=0, below=1)
     check_number("shown", shown, 0)
@@ -77,21 +77,21 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
 
 
 def _edges(layer: LayerTrace, parents: Int64[Tensor, " image"]) -> tuple[Tensor, Bool[Tensor, "image child"]]:
-    """Weight of each child for the chosen parent of each image, and whether it is an edge of the tree."""
+    """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
     couplings, activations = layer.couplings(), layer.children.activations
     own = of_label(couplings.transpose(1, 2), parents)
     return activations * own, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
 
 
 def _heaviest(weights: Float[Tensor, "image child"], wanted: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
-    """The children with most weight, as many as make up what is wanted, or all that have any."""
+    """Select the heaviest children until their weights sum to ``wanted``, or all children with a weight above 0."""
     ordered, order = weights.sort(dim=1, descending=True)
     taken = (ordered.cumsum(1) - ordered < wanted.unsqueeze(1)) & (ordered > 0)
     return torch.zeros_like(taken).scatter(1, order, taken)
 
 
 def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image child"]) -> Bool[Tensor, "image child"]:
-    """Other children, in random order, until they are as active together as those chosen."""
+    """Select other children in random order until their total activation is that of the chosen ones."""
     order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(activations.device)
     order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
@@ -101,10 +101,10 @@ def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image 
 
 @contextmanager
 def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]) -> Iterator[None]:
-    """In the routing of the layer of this name, these children of all images have activations and votes of 0.
+    """Set activations and votes of some children to 0 in the routing of one layer.
 
-    ``children`` are ``True``, or how much of a child is silenced, from 0 to 1. Every parent of the layer sees every
-    child. The network is then called on batches of the sizes of the subject's own, in order.
+    ``children`` is a mask, or the share of each child that is silenced, from 0 to 1. Every parent of the layer must see
+    every child. Within the context, call the network on batches of the same sizes and order as the subject's.
     """
     parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
     modules = subject.network.capsule_layers()[layer].modules()
@@ -133,7 +133,7 @@ def _alike(weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64
 
 
 def _follows_shift(subject: Subject, grid: ChildGrid, weights: Tensor, parents: Int64[Tensor, " image"]) -> float:
-    """Movement of the centre of the tree's mass, in pixels, for each pixel that the image moves to the right."""
+    """Return the movement of the centre of the tree's mass, in pixels per pixel that the image moves to the right."""
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
     batches = subject.changed(subject.changes["translation"], _PIXELS)
@@ -147,7 +147,7 @@ def _follows_shift(subject: Subject, grid: ChildGrid, weights: Tensor, parents: 
 
 
 def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Tensor, " image"]:
-    """Mean column of the mass; NaN for an image without any."""
+    """Return the mean column of the mass; NaN for an image without mass."""
     columns = grid.at_positions(weights).sum((1, 2))  # [image width]
     place = torch.arange(grid.width, dtype=columns.dtype, device=columns.device)
     return (columns * place).sum(1) / columns.sum(1)
@@ -156,7 +156,7 @@ def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Ten
 def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     if not shown:
         return {}
-    title = f"parse trees of {shown} images: left, children where they look, by what they give; right, all branches"
+    title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
     figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
     layers = subject.traces.values()
     types = max(each.child_grid.types if each.child_grid else each.children.activations.shape[1] for each in layers)
@@ -168,7 +168,7 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
         draw_on_image(left, picture, subject.network, traces, found, types)
         draw_graph(right, traces, found, types)
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
-        left.set_title(f"image of {names[0]}, taken for {names[1]}", fontsize=9)
+        left.set_title(f"image of {names[0]}, predicted {names[1]}", fontsize=9)
     if types > 1:
         colours = ScalarMappable(Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types)))
         ticks = MaxNLocator(16, integer=True)

@@ -1,4 +1,4 @@
-"""Do the votes for the right class agree, more than those for others, and more than chance would make them?"""
+"""Do the votes for the right class agree, more than the votes for other classes, and more than by chance?"""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from capsule_lab.studies.subject import Answer, Subject, question
 
 _BINS = 12  # Hinton 2018, figure 2
 BY_ACTIVATION = (EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting)
-"""Routings in which children count as much as they are active."""
+"""Routings in which children are weighted by their activations."""
 _LARGEST_POINT = 60.0  # ours: points squared
 
 
 @question()
 def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shift: int = 2) -> Answer:
-    """Distances of votes from the class capsules that they make, per iteration (Hinton 2018, figure 2).
+    """Measure the distances of votes from the poses of the class capsules, per iteration (Hinton 2018, figure 2).
 
-    Where a pose is no mean of votes, as the squashed sum of dynamic routing, distances are from their mean. Votes are
-    weighted by couplings, and by activations where the routing does.
+    Where a pose is not a mean of votes, such as the squashed sum of dynamic routing, distances are from the votes'
+    mean. Votes are weighted by couplings, and by activations if the routing uses them.
 
-    ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images.
-    ``rank`` is the mean place of the label's among the classes. ``auc`` is how well the label's mean distance tells an
-    image from votes shuffled over images of its class, 0.5 not at all, of classes with several images. ``cosine``, of
-    dynamic routing, between the label's votes and its pose. ``<layer>/moved_together``: the share of what the label's
-    votes move by, when the image is moved by ``shift`` pixels, that is one movement of all of them, the median.
+    ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images;
+    ``rank`` is the label's mean rank among the classes. ``auc`` measures how well the label's mean distance separates
+    images from votes shuffled within their class, 0.5 not at all, for classes with several images. ``cosine`` is
+    between the label's votes and its pose, for dynamic routing. ``<layer>/moved_together`` is the share of the movement
+    of the label's votes under a shift of the image that is common to all votes, the median over images.
 
     Args:
         longest: distance at which histograms end; by default the 99th percentile of the votes for the predicted class.
-            The paper's is 0.05, of its own weights, and what is beyond is not shown.
-        shown: images whose histograms are drawn: those of the largest, median and smallest tightness first. The votes
-            of the first are drawn as points, too, before and after the shift, on their two principal components.
-        shift: pixels to the right.
+            The paper uses 0.05, for its weights; larger distances are not shown.
+        shown: number of images with histograms, at equal ranks from the largest to the smallest tightness. Votes of the
+            first are also drawn as points, before and after the shift, on their two principal components.
+        shift: shift to the right in pixels.
     """
     check_number("shown", shown, 0)
     check_number("shift", shift, 1, subject.images.shape[3] - 1)
@@ -58,7 +58,7 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
     every, distances = layer.votes(), []
     for number, iteration in enumerate(layer.iterations, start=1):
         poses = iteration.poses
-        if iteration.variances is None:  # no mean of votes: sums and squashed sums are elsewhere
+        if iteration.variances is None:  # the pose is not a mean of votes but a sum or a squashed sum
             poses = measures.weighted_means(every, iteration.couplings, present)
         distances.append(measures.vote_distances(every, poses))
         means = measures.mean_distances(distances[-1], iteration.couplings, present)
@@ -78,7 +78,7 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
     for batch in subject.changed(subject.changes["translation"], float(shift)):  # votes for all parents are large
         of_batch = trace(subject.network, batch.images)[1][name].votes()
         moved.append(of_label(of_batch.transpose(1, 2), batch.labels))
-    clouds = (  # of every image, votes for the label, the same after it has been moved, and their weights
+    clouds = (  # for every image: votes for the label, the same after the shift, and their weights
         of_label(every.transpose(1, 2), subject.labels),
         torch.cat(moved),
         of_label(weights.transpose(1, 2), subject.labels),
@@ -109,7 +109,7 @@ def _end(distances: Tensor, predicted: Tensor) -> float:
 
 
 def _points(subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image: int, shift: int) -> Figure:
-    """Votes for the label as points, their areas the weights, their mean and the ellipse of one standard deviation."""
+    """Draw votes for the label as points with weights as areas, their mean and an ellipse of one standard deviation."""
     before, after, weights = cloud
     share = weights / weights.sum()
     mean = share @ before
@@ -122,7 +122,7 @@ def _points(subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image:
     right.sharex(left)
     right.sharey(left)
     _draw_image(picture, subject, image)
-    titles = ("votes for it", f"the same, image moved by {shift} pixels")
+    titles = ("votes", f"votes after moving the image by {shift} pixels")
     for axis, title, votes in zip((left, right), titles, (before, after), strict=True):
         at = (votes - mean) @ directions[:2].t()  # [child 2]
         areas = _LARGEST_POINT * share / share.max()
@@ -149,7 +149,7 @@ def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
 def _histograms(
     subject: Subject, layer: LayerTrace, distances: Sequence[Tensor], present: Tensor, image: int, edges: Tensor
 ) -> Figure:
-    """Weighted distances of the votes of one image: rows are iterations, columns classes."""
+    """Draw weighted distances of the votes of one image: rows are iterations, columns are classes."""
     rows, classes = len(distances), distances[0].shape[2]
     figure = Figure(figsize=(2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2)), layout="constrained")  # inches
     of_image, of_votes = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.3, 1.1 + 1.25 * classes))[0]
@@ -159,13 +159,13 @@ def _histograms(
         weights = (iteration.couplings[image] * present[image].unsqueeze(1)).float().cpu()  # [child class]
         for label, axis in enumerate(row):
             of_class = distances[number][image, :, label].float().cpu()
-            found = torch.histogram(of_class, edges, weight=weights[:, label]).hist  # none beyond the last edge
+            found = torch.histogram(of_class, edges, weight=weights[:, label]).hist  # not beyond the last edge
             own = label == int(subject.labels[image])
             axis.stairs(found.numpy(), edges.numpy(), fill=True, color="#0072B2" if own else "#999999")
             if number == 0:
                 axis.set_title(name_of_class(subject.classes, label), fontsize=8, weight="bold" if own else "normal")
         row[0].set_ylabel(f"iteration {number + 1}", fontsize=8)
-    made = "pose that they make" if layer.iterations[-1].variances is not None else "mean of the votes"
+    made = "pose of the class" if layer.iterations[-1].variances is not None else "mean of the votes"
     figure.suptitle(f"one image: votes for each class, weighted, by their distance from the {made}", fontsize=9)
     of_votes.supxlabel(f"distance from the {made}", fontsize=8)
     of_votes.supylabel("weight of the votes", fontsize=8)

@@ -30,7 +30,7 @@ def test_dlr_does_not_depend_on_scale_and_shift() -> None:
     assert dlr(LOGITS, ZERO, targets=targets).tolist() == pytest.approx([-30 / (15 - (-3 - 15) / 2), 0.5 / 2.25])
     for given, classes in ((None, 2), (targets, 3)):
         torch.testing.assert_close(dlr(3 * LOGITS + 7, ZERO, targets=given), dlr(LOGITS, ZERO, targets=given))
-        message = f"^the logits are of {classes} classes; the loss dlr needs {classes + 1}, margin needs 2$"
+        message = f"^the logits have {classes} classes; dlr needs {classes + 1} or more, margin 2 or more$"
         with pytest.raises(ValueError, match=message):
             dlr(LOGITS[:, :classes], ZERO, targets=given)
     assert dlr(torch.zeros(1, 4), ZERO[:1]).tolist() == [0.0]

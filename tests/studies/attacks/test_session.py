@@ -73,7 +73,7 @@ def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
     data = run.data_with({"val_images": 0} if "val_images" in run.config.data else {"validation": "none"})
-    with pytest.raises(RunError, match="there are no images in split=val"):
+    with pytest.raises(RunError, match="this data has no images in split=val"):
         StudyImages(data, "val", CPU)
 
 
@@ -148,8 +148,8 @@ class Network(nn.Module):
 def test_data_and_networks_that_cannot_be_attacked() -> None:
     for preprocessing, labels, message in [
         ("unit", torch.zeros(3, 2, dtype=torch.int64), "images of Data have several labels; expected data with one"),
-        ("crops", BATCH.labels, "images are seen through several crops; expected data.test_crops=1"),
-        ("rounded", BATCH.labels, "floating-point numbers; expected space=input"),
+        ("crops", BATCH.labels, "each image is evaluated in several crops; expected data.test_crops=1"),
+        ("rounded", BATCH.labels, "floating-point grey levels differently; expected space=input"),
     ]:
         with pytest.raises(RunError, match=re.escape(message)):
             session.prepare(images(preprocessing, labels), "grey_levels")

@@ -54,7 +54,7 @@ def test_more_iterations_than_in_training() -> None:
         numbers = couplings(asked, iterations=5).numbers
         assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
         assert max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3, "as before"
-    with pytest.raises(ValueError, match="iterations is 2, and UniformRouting has none"):
+    with pytest.raises(ValueError, match="iterations is 2, but UniformRouting has none"):
         couplings(subject(small_network("capsnet", routing=UniformRouting)), iterations=2)
 
 

@@ -43,12 +43,12 @@ def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
 def test_figures_are_of_three_images_and_of_the_shift_of_one() -> None:
     figures = votes(subject(small_network()), shift=3).draw()
     assert {*figures} == {"histograms_1", "histograms_2", "histograms_3", "points"}
-    assert figures["histograms_1"].get_suptitle().endswith("distance from the pose that they make")
+    assert figures["histograms_1"].get_suptitle().endswith("distance from the pose of the class")
     figure = figures["points"]
     picture, before, after, colours = figure.axes
     assert picture.images
     titles = [picture.get_title().split()[:2], before.get_title(), after.get_title()]
-    assert titles == [["image", "of"], "votes for it", "the same, image moved by 3 pixels"]
+    assert titles == [["image", "of"], "votes", "votes after moving the image by 3 pixels"]
     assert colours.get_ylabel() == "type of child"
     points = before.collections[0]
     assert len(points.get_offsets()) == 2 * 2 * 2  # positions by types
