@@ -107,7 +107,7 @@ PARTS: dict[str, Any] = {
     "DenseCapsules": (
         {"children": 5, "child_dim": 3, "parents": 4, "parent_dim": 2, "routing": DynamicRouting, "weight_std": 1.0},
         {"children": 6, "child_dim": 4, "parents": 3, "parent_dim": 5, "routing": UniformRouting, "weight_std": 0.5},
-        [({"routing": DynamicRouting(4, 2)}, "routing is a DynamicRouting that is built already; expected what")],
+        [({"routing": DynamicRouting(4, 2)}, "routing is a DynamicRouting that is already built; expected the ")],
     ),
     "ClassCapsules": (
         {

@@ -203,7 +203,7 @@ PARTS: dict[str, Any] = {
             ({"image_shape": (1, 4, 9)}, "images are 4x9; CapsNet needs at least 5x5"),
             ({"num_classes": "10"}, "CapsNet has num_classes '10'; expected a whole number"),
             ({"decoder": [0]}, "the network has decoder 0; expected 1 or more"),
-            ({"routing": routing.DynamicRouting(10, 4)}, "routing is a DynamicRouting that is built already; exp"),
+            ({"routing": routing.DynamicRouting(10, 4)}, "routing is a DynamicRouting that is already built; exp"),
             ({"transformation": "none"}, "transformation is 'none', and primary capsules are 2 types of 3 comp"),
             *(({"hidden": each}, f"hidden is {each}; expected [cap") for each in ([3], [[3]], [[3, 0]], [["3", 4]])),
             ({"hidden": [(3, 4)], "transformation": "shared"}, "transformation is 'shared', and there are hidden caps"),
