@@ -63,7 +63,7 @@ class Normaliser:
 def leaky_normaliser(leaky: bool, normalise: Normaliser | None) -> Normaliser:
     """Return ``normalise`` or, by default, a softmax over the parents of the call."""
     if leaky and normalise is not None:
-        raise ValueError("routing is leaky and has a normaliser; expected one of the two, because the normaliser defines the leak")
+        raise ValueError("routing is leaky and has a normaliser; expected only one, since the normaliser sets the leak")
     return normalise or Normaliser(leaky=leaky)
 
 
@@ -168,7 +168,7 @@ class AbstractRouting(nn.Module, ABC):
     def needed(self, activations: Tensor | None) -> Tensor:
         """Return the activations of the children; raise ``ValueError`` if they are missing."""
         if activations is None:
-            raise ValueError(f"{type(self).__name__} received no activations of the children; expected (batch, child) in [0, 1]")
+            raise ValueError(f"{type(self).__name__} received no activations; expected (batch, child) in [0, 1]")
         return activations
 
     def built(self, name: str) -> Tensor:
@@ -187,9 +187,7 @@ def check_iterations(iterations: int) -> None:
 def check_child_types(types: int, children: int) -> int:
     """Return the number of positions of the children; raise ``ValueError`` if it is not a whole number."""
     if children % types:
-        raise ValueError(
-            f"there are {children} children of {types} types; expected a multiple of the number of types"
-        )
+        raise ValueError(f"there are {children} children of {types} types; expected a multiple of the number of types")
     return children // types
 
 

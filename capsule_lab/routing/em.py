@@ -194,7 +194,7 @@ class EMRouting(AbstractRouting):
         )  # fmt: skip
         em_costs.check_options(**self.options)
         betas, learned = (1 if shared_betas else parents,), activation == "description_length"
-        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions do not use them
+        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions use none
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:

@@ -25,7 +25,7 @@ INITIAL: dict[Cost, dict[str, float]] = {
     "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # official code
     # ours: official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
-    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, the middle of its range
+    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, mid-range
 }
 """Initial values for each cost. Each cost has different units; with other values a layer may start dead."""
 
@@ -120,7 +120,7 @@ def check_options(iterations: int, *, damping: float = 0.0, **others: Any) -> No
     for name, choice in CHOICES.items():
         check_choice(f"routing {name}", others.pop(name), get_args(choice))
     if not 0 <= damping < 1:
-        raise ValueError(f"routing damping is {damping}; expected 0 (no damping) or more, less than 1")
+        raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
     for name, value in others.items():
         if not 0 < value < math.inf:
             raise ValueError(f"routing {name} is {value}; expected more than 0")

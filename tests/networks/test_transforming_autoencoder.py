@@ -128,8 +128,8 @@ def test_capsules_begin_different_from_each_other() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capsules": None}, "capsules is None and window is None; expected one of them"),
-        ({"window": 5}, "capsules is 30 and window is 5; expected one of them"),
+        ({"capsules": None}, "capsules is None and window is None; expected one of the two"),
+        ({"window": 5}, "capsules is 30 and window is 5; expected one of the two"),
         ({"recognition": ()}, "recognition is empty"),
         ({"capsules": None, "window": 11, "patch": 10}, "patch is 10 and window is 11; expected a patch at least as"),
         ({"capsules": None, "window": 30, "patch": 30}, "images are 28x28; TransformingAutoencoder needs at least 30"),
