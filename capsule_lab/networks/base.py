@@ -182,7 +182,7 @@ class AbstractPairNetwork(AbstractImageNetwork):
         """Check that a change has the shape that this network expects."""
         if tuple(change.shape[1:]) != self.change_shape:
             raise ValueError(
-                f"the change is of shape {tuple(change.shape)}; expected (batch, "
+                f"the change has shape {tuple(change.shape)}; expected (batch, "
                 f"{', '.join(map(str, self.change_shape))}) for a network whose pose is {self.pose!r}"
             )
 

@@ -167,7 +167,7 @@ def test_plain_autoencoder_and_the_change(pose: Any, change: tuple[int, ...], ot
     assert output.presences.equal(torch.ones(4, 1))
     assert not torch.allclose(output.images, network(images, 2 * told).images)
     assert output.poses.equal(network(images, 2 * told).poses)
-    with pytest.raises(ValueError, match=rf"the change is of shape \(4, {other[0]}.*; expected \(batch, {change[0]}"):
+    with pytest.raises(ValueError, match=rf"the change has shape \(4, {other[0]}.*; expected \(batch, {change[0]}"):
         network(images, torch.zeros(4, *other))
     with pytest.raises(ValueError, match="PairAutoencoder has hidden 0; expected 1 or more"):
         PairAutoencoder((1, 8, 8), hidden=(0,), pose=pose)

@@ -29,7 +29,7 @@ MOST_BYTES = 256  # limit of bytes that a program keeps per child; above it a pr
 
 
 def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Tensor | None, inner: int) -> Tensor:
-    """Return ``sum_d precision (V - parents)^2`` or, without ``precision``, ``V . parents``, ``(row, parent, child)``."""
+    """Return ``sum_d precision (V - parents)^2`` or, without precision, ``V . parents``, ``(row, parent, child)``."""
     row, parent, _ = parents.shape
     result = poses.new_empty(row, parent, poses.shape[2])
     block = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
