@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -27,6 +27,10 @@ class Reference:
         backends: of ``BACKENDS``: a routing that reads the poses of children cannot be given the tensor of votes.
         added: what the algorithm adds to the sum of a child's couplings, which is one without.
         normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
+        activations: of children: ``"needed"`` if the routing refuses to run without them; ``"weighing"`` if, besides,
+            a child counts for as much as it is active.
+        agreeing: whether couplings follow how close votes are; those of inverted attention and of Heinsen's routing
+            follow whether a vote is useful.
         exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
     """
 
@@ -37,6 +41,8 @@ class Reference:
     backends: Sequence[str] = BACKENDS
     added: Callable[[Any], float | Tensor] = lambda _: 0.0
     normalised: bool = False
+    activations: Literal["ignored", "needed", "weighing"] = "ignored"
+    agreeing: bool = False
     exchangeable: bool = True
 
 

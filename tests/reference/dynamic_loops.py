@@ -26,4 +26,5 @@ REFERENCE = Reference(
         "update": ("add", "replace"),
     },
     elsewhere=("squash", "gradient"),
+    agreeing=True,
 )

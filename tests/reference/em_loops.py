@@ -450,4 +450,6 @@ REFERENCE = Reference(
     },
     elsewhere=("beta_u", "beta_a"),
     given=shipped,
+    activations="weighing",
+    agreeing=True,
 )

@@ -73,4 +73,6 @@ REFERENCE = Reference(
         "pose_norm": (True, False),
     },
     normalised=True,
+    activations="weighing",
+    agreeing=True,
 )

@@ -71,4 +71,5 @@ def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
 REFERENCE = Reference(
     parents_by_loops,
     switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "normalisation": ("all_parents", "window")},
+    activations="weighing",
 )

@@ -49,4 +49,6 @@ REFERENCE = Reference(
         "bias": (True, False),
         "normalisation": ("window", "all_parents"),
     },
+    activations="needed",
+    agreeing=True,
 )

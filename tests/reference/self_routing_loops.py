@@ -45,4 +45,5 @@ REFERENCE = Reference(
     switches={"normalisation": ("window", "all_parents")},
     elsewhere=("poses",),
     backends=("reference", "matmul", "fused"),
+    activations="weighing",
 )

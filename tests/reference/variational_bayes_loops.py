@@ -116,4 +116,6 @@ REFERENCE = Reference(
         "affine": (True, False),
     },
     normalised=True,
+    activations="weighing",
+    agreeing=True,
 )
