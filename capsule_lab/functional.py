@@ -78,7 +78,7 @@ def squash(
 
     Args:
         x, dim: vectors, and the dimension of their components.
-        added: added to the squared length in the denominator; ports use 0.5, which doubles the length of short vectors.
+        added: term beside ``|s|^2`` in the denominator; ports use 0.5, which makes short vectors up to twice as long.
 
     >>> squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 26
     0.9615...

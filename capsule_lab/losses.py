@@ -255,11 +255,11 @@ def _check_labels(labels: Tensor, scores: Tensor) -> None:
 def _check_one_label(labels: Tensor, loss: str) -> None:
     if labels.is_floating_point():
         raise ValueError(
-            f"{loss} takes one label per image, these are shares of classes, as from data.mixup; use loss=margin, "
-            "loss=cross_entropy or data.mixup=null"
+            f"{loss} takes one label per image, but these are shares of classes, as from data.mixup; use "
+            "loss=margin, loss=cross_entropy or data.mixup=null"
         )
     if labels.ndim > 1:
         raise ValueError(
-            f"{loss} takes one label per image, these have {labels.shape[1]}; use loss=margin for capsules, "
+            f"{loss} takes one label per image, but these have {labels.shape[1]}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )

@@ -13,7 +13,7 @@ ImageBatch = Float[Tensor, "batch channel height width"]
 ChildPoses = Float[Tensor, "batch child dim"]
 ChildActivations = Float[Tensor, "batch child"]
 Change = Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
-"""How the images of a pair differ: ``(right, down)`` in pixels, or a matrix."""
+"""Difference of the images of a pair: ``(right, down)`` in pixels, or a matrix."""
 
 
 def _shapes(record: NamedTuple) -> str:
@@ -105,9 +105,9 @@ class RoutingTrace(NamedTuple):
         iteration: counted from 0.
         couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
         poses: poses of the parents after this iteration, ``(batch, parent, dim)``.
-        activations: of the parents, ``(batch, parent)``; ``None`` if the routing computes them only at the end.
+        activations: activations of the parents, ``(batch, parent)``; ``None`` if routing computes them only at the end.
         logits: the activations are their logistic or another increasing function; ``None`` if ``activations`` is.
-        variances: of the parents' Gaussians, ``(batch, parent, dim)``, if the routing fits Gaussians.
+        variances: variances of the parents' Gaussians, ``(batch, parent, dim)``, if the routing fits Gaussians.
     """
 
     iteration: int

@@ -13,9 +13,9 @@ class FitInputs(NamedTuple):
     """Inputs of a fit; also the gradients of these inputs.
 
     Attributes:
-        poses: of the children, ``[n h i]``.
+        poses: poses of the children, ``[n h i]``.
         weight: transformations, ``[j k i]``.
-        activations: of the children, ``[n i]``.
+        activations: activations of the children, ``[n i]``.
         couplings: ``[n j i]``.
         previous: poses of the parents in the previous iteration, ``[n j d]``.
     """

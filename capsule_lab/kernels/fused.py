@@ -95,7 +95,7 @@ class FusedVotes(AbstractVotes):
         """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
 
         Args:
-            activations: of the children, ``(batch, child)``.
+            activations: activations of the children, ``(batch, child)``.
             before: parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the first
                 iteration, which has equal log-couplings.
             normalise: function from log-couplings to couplings.

@@ -27,7 +27,7 @@ class ConvCapsules(nn.Module):
         child_types, parent_types: kinds of capsule per position in the layer below and in this layer.
         child_dim, parent_dim: components of their poses.
         rows: rows of a pose if it is a matrix; 1 for a vector.
-        kernel_size, stride: of the window.
+        kernel_size, stride: size and stride of the window.
         padding: number of rings of children with pose 0 and activation 0 around the grid.
         routing: builds the routing of this layer; called with ``(parents=…, dim=…)``.
         weight_std: standard deviation of the truncated normal that initialises the transformations.

@@ -42,7 +42,7 @@ class PrimaryCapsules(nn.Module):
         in_channels: channels of the feature maps.
         types: kinds of capsule per position.
         dim: components of a pose.
-        kernel_size, stride: of the convolution.
+        kernel_size, stride: kernel size and stride of the convolution.
         padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
         bias: learn a bias per type and component, starting at 0.1.
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` in most ports.
@@ -107,11 +107,11 @@ class DepthwisePrimaryCapsules(nn.Module):
     Channels and capsules are ordered as in ``PrimaryCapsules``.
 
     Args:
-        channels: of the feature maps.
+        channels: number of feature maps.
         size: ``(height, width)`` of the feature maps.
         dim: components of a pose.
-        kernel_size: of the convolution; ``None`` for the size of the feature maps, which results in one position.
-        stride: of the convolution.
+        kernel_size: kernel size of the convolution; ``None``: size of the feature maps, so that there is one position.
+        stride: stride of the convolution.
 
     Attributes:
         count: number of capsules.

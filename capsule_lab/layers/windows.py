@@ -19,7 +19,7 @@ class Windows(nn.Module):
     Args:
         size: ``(height, width)`` of the grid of children.
         types: child types per position.
-        kernel_size, stride: of the window.
+        kernel_size, stride: size and stride of the window.
 
     Attributes:
         grid: ``(height, width)`` of the grid of parents.

@@ -40,8 +40,8 @@ class CapsNet(AbstractReconstructingNetwork):
         image_shape, num_classes, decoder: see ``AbstractCapsuleNetwork``.
         routing: see ``AbstractCapsuleNetwork``; its ``leaky`` also applies to the primary capsules.
         channels: feature maps of the first convolution.
-        kernel_size: of both convolutions.
-        padding: of both convolutions, ``"valid"`` or ``"same"`` (CIFAR10 network of the official code).
+        kernel_size: kernel size of both convolutions.
+        padding: padding of both convolutions, ``"valid"`` or ``"same"`` (CIFAR10 network of the official code).
         primary: builds the primary capsules; called with the number of feature maps, ``kernel_size``, ``stride``,
             ``padding`` and ``leaky``.
         transformation: matrices between the poses of primary and class capsules. ``"per_pair"``: one for each pair;

@@ -47,7 +47,7 @@ class BaselineCNN(AbstractCNN):
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions.
-        kernel_size: of the convolutions, one for all or one for each; must be odd.
+        kernel_size: odd kernel size of the convolutions, one for all or one for each.
         padding: ``"same"`` keeps the size of the image, ``"valid"`` loses ``kernel_size - 1`` pixels.
         pooling: size and stride of the max pooling after each convolution; 1 for no pooling.
         hidden: widths of the fully connected layers.
@@ -109,7 +109,7 @@ class SmallCNN(AbstractCNN):
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions, each of stride 2.
-        kernel_sizes: of the convolutions; must be odd.
+        kernel_sizes: odd kernel sizes of the convolutions.
         dropout: probability of dropping a feature.
         batch_norm: normalise the feature maps before the ReLU.
         pooled: number of features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image
@@ -162,7 +162,7 @@ class AveragedCNN(AbstractCNN):
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions; the last convolution has stride 2.
-        kernel_size: of all convolutions.
+        kernel_size: kernel size of all convolutions.
     """
 
     averaged = True

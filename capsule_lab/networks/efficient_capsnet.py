@@ -41,9 +41,9 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
     Args:
         image_shape, num_classes, routing, decoder: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolutions; the last ones are divided into primary capsules.
-        kernel_sizes, strides: of the convolutions, which have no padding.
+        kernel_sizes, strides: kernel sizes and strides of the convolutions, which have no padding.
         activation: ``"relu"`` or ``"leaky_relu"`` (smallNORB).
-        normalisation: of the feature maps, *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
+        normalisation: normalises the feature maps *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
             ``"none"``.
         primary: builds the primary capsules from the number of feature maps and their size.
         class_dim: components of a class capsule's pose.

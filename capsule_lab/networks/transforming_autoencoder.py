@@ -45,7 +45,7 @@ class TransformingAutoencoder(AbstractPairNetwork):
         generation: units of the generation layer of a capsule.
         pose: ``"translation"``: two numbers, to which a change ``(right, down)`` in pixels is added; ``"matrix"``: 3x3
             numbers, multiplied from the left by a 3x3 change ``T``.
-        activation: of recognition and generation units.
+        activation: activation function of recognition and generation units.
         output_bias: ``"shared"``: one for the image; ``"per_capsule"``: one per drawing, multiplied by the presence.
         window: side in pixels of the window of a capsule; windows cover the image, which is padded with zeros.
         stride: pixels between windows.

@@ -160,7 +160,7 @@ class AbstractRouting(nn.Module, ABC):
             votes: prediction of each child for each parent. Capsule layers pass poses and weight instead, so that the
                 votes do not have to be stored. To always receive the tensor, decorate ``forward`` with
                 ``functional.with_dense_votes``.
-            activations: of the children; algorithms that derive them from the poses ignore this argument.
+            activations: activations of the children; algorithms that derive them from the poses ignore this.
             normalise: function from log-couplings to couplings; by default a softmax over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """

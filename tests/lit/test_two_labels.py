@@ -84,7 +84,7 @@ def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
     model = "cnn_multimnist" if loss == "cross_entropy" else "capsnet"
     config = compose("train", [f"model={model}", f"loss={loss}", "data=multimnist", "data.source=standin"])
     spec = build.build_data(config).spec
-    with pytest.raises(ConfigError, match="takes one label per image, these have 2; use loss=margin for capsules"):
+    with pytest.raises(ConfigError, match="takes one label per image, but these have 2; use loss=margin for capsules"):
         build.build_module(config, spec)
 
 

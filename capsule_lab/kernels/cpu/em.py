@@ -85,7 +85,7 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
         load_row(poses, n, rows * inner, child, pose_tiles)
         for j in range(parent):
             at = n * parent + j
-            total = broadcast(zero)  # of the assigned children
+            total = broadcast(zero)  # mass of the assigned children
             for h in range(0, dim * LANES, LANES):
                 store(sums, h, total)
             for t in range(count):
