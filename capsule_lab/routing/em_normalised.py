@@ -1,4 +1,4 @@
-"""EM routing whose activations are the logistic of *batch-normalised* evidence, so that networks of it learn.
+"""EM routing whose activations are the logistic of *batch-normalised* evidence; networks with it learn.
 
 Ours. Differences from ``em_routing`` (Hinton 2018, procedure 1): a parent is active if its children's votes agree more
 than usual, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))`` (normalised as in Ribeiro 2020), which replaces the fixed
@@ -87,8 +87,8 @@ class NormalisedEMRouting(AbstractRouting):
     Running statistics include all processes, see ``BatchNorm``, with one pair for each type of capsule.
 
     Args:
-        pose_norm: also normalise each component of the parents' poses, which are means of votes and several times
-            smaller than votes. The next layer needs larger poses; class capsules have no next layer.
+        pose_norm: also normalise each component of the parents' poses for the next layer, because means of votes are
+            several times smaller than votes. Class capsules have no next layer.
         parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``em_evidence``.
     """
 

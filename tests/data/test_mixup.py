@@ -147,7 +147,7 @@ def test_loader_outside_of_training_mixes_nothing() -> None:
         ),
         (
             ["model.decoder=null", "loss=spread"],
-            "data.mixup: the spread loss takes one label per image, but these are shares of classes, as from data.mixup; ",
+            "data.mixup: the spread loss takes one label per image, but these are shares of classes, as from data.",
         ),
         (["data=multimnist"], "data: data.mixup is 0.4, and every image has 2 labels; expected null"),
     ],
