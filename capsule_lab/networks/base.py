@@ -199,7 +199,7 @@ def decode_one(
 def build_decoder(
     decoder: Sequence[int] | None, classes: nn.Module, num_classes: int, dim: int, image_shape: tuple[int, int, int]
 ) -> Decoder | None:
-    """Build the decoder of class capsules with hidden layers of these widths; ``None`` returns ``None``."""
+    """Build the decoder of class capsules with hidden layers of these widths; ``None`` for no decoder."""
     if decoder is None:
         return None
     if not cast(AbstractRouting, classes.routing).poses:

@@ -160,7 +160,7 @@ class EMRouting(AbstractRouting):
     Args:
         parents, dim: number of parents (of parent types in a convolutional layer), components of a pose.
         beta_u, beta_a, inverse_temperature: initial betas and lambda; ``None``: the values of ``em_costs.INITIAL``.
-        shared_betas: one pair for all parents (text of the paper on beta_a) instead of one per type (its authors).
+        shared_betas: one pair for all parents (the paper's text on beta_a); otherwise one pair per type (the authors).
         normalisation, backend: see ``AbstractRouting``; the others: see ``em_routing``.
     """
 

@@ -45,8 +45,8 @@ def heinsen_routing(
 
     Symbols of the paper: ``V_ij`` votes, ``B_ij`` bias, ``f(a_i)`` activations, ``R_ij`` couplings, ``D_use`` and
     ``D_ignore`` used and ignored data, ``mu_j`` poses, ``sigma_j^2`` variances, ``a_j`` scores. E-step and M-step are
-    as in EM routing. The score is a real number without a temperature, and the activation is its logistic:
-    ``a_j = sum_i (beta_use_ij D_use_ij - beta_ignore_ij D_ignore_ij)``.
+    as in EM routing. The score ``a_j = sum_i (beta_use_ij D_use_ij - beta_ignore_ij D_ignore_ij)`` is a real number
+    without a temperature, and the activation is its logistic.
 
     Args:
         votes, activations: ``V_ij`` without bias, as a tensor or as poses and weight; ``f(a_i)`` in [0, 1].
