@@ -1,7 +1,5 @@
 """Runs small enough for tests: a CapsNet of a few hundred weights on the stand-in digits."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

@@ -1,10 +1,7 @@
 """Every option of matrix capsules trains without a number that is not finite; the viewpoint protocol end to end."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,8 @@ import pytest
 
 from capsule_lab.config.compose import compose
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.training import weights
-
-Cli = Callable[..., Ended]
 
 EM_CAPS = ["model=em_caps_paper", "model.channels=8", "model.primary.types=4", "model.conv.types=[4,4]"]
 CNN = ["model=cnn_smallnorb", "model.channels=[4,4]", "model.hidden=[8]"]

@@ -1,7 +1,5 @@
 """What it takes to add a part: in a copy of this repository, with the files that CONTRIBUTING names and no others."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

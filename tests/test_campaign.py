@@ -1,7 +1,5 @@
 """The campaign judges with kinds of faults made up for it; the real ones are slow."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

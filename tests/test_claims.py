@@ -1,7 +1,5 @@
 """Numbers of the documents are those of the records in ``results/``, see ``tests.helpers.claims``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every documented command composes, commands explain themselves, and make hands on what it is given."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -11,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,24 +16,14 @@ from hydra._internal.utils import get_args_parser
 
 from capsule_lab import __main__ as overview
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import (
-    commands,
-    compose,
-    conf_dir,
-    default_options,
-    groups,
-    head,
-    module_of,
-    options_of,
-)
+from capsule_lab.config.compose import commands, compose, conf_dir, default_options, groups, head, module_of, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
-from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained
+from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
 
 

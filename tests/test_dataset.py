@@ -1,9 +1,6 @@
 """The command that prepares data: what it makes, where, and what it says."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -13,11 +10,9 @@ import pytest
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.data_modules import without_network
 from tests.helpers.toynorb_images import painted
-
-Cli = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -93,36 +88,3 @@ def test_without_network_a_warning_names_the_stand_in(cli: Cli, monkeypatch: pyt
     lines = [line.split(":")[0] for line in ended.out.splitlines()]
     assert lines == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
     assert "mnist: stand-in for MNIST" in ended.out
-
-
-# --- mistakes
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([], "name is missing; expected name= one of affnist, "),
-        (["name=toynrb"], "name=toynrb does not exist; did you mean toynorb? Options: "),
-        (["name=null"], "name=None does not exist; "),
-        (["name=toynorb", "size=4"], "size is 4; expected 8 to 256 pixels, such as 48 or 96"),
-        (["name=toynorb", "size=48.0"], "size is 48.0; expected a whole number, 1 or more"),
-        (["name=toynorb", "workers=0"], "workers is 0; expected a whole number, 1 or more, or null"),
-        (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
-        (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
-        (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
-        (["name=mnist", "source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
-        (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
-    ],
-    ids=str,
-)
-def test_wrong_overrides_are_refused(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], message: str
-) -> None:
-    without_network(monkeypatch)
-    (tmp_path / "file").write_text("in the way")
-    ended = cli("dataset", *overrides)
-    assert ended.status == 2
-    assert ended.err.startswith("capsule_lab: ")
-    assert message in ended.err
-    assert ended.err.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]

@@ -3,8 +3,6 @@
 Documented shell commands are composed in ``tests/test_cli.py``.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

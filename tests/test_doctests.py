@@ -3,8 +3,6 @@
 Python's own doctest finder passes over decorated functions, which most of ours are, so they are collected here.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """The wording of errors: names that were meant, and numbers out of range."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

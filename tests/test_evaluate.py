@@ -1,11 +1,8 @@
 """A checkpoint is tested anywhere, with nothing but itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,9 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate, result_file
 from capsule_lab.types import DataSpec
-from tests.helpers.commands import Ended, Trained
+from tests.helpers.commands import Cli, Trained
 from tests.helpers.messages import one_sentence
 from tests.helpers.training import spoil_weights
-
-Cli = Callable[..., Ended]
 
 
 class SmallerImages(MNISTDataModule):

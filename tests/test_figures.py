@@ -1,8 +1,5 @@
 """Figures of a run, drawn from its directory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -15,11 +12,10 @@ from capsule_lab.analysis import curves
 from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
-from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
 OF_TWO_DIGITS = ["curves", "layers", "predictions", "reconstructions", "segmentation", *OF_ONE_DIGIT[4:]]
 
@@ -55,9 +51,7 @@ def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPa
     loaded: list[bool] = []
     original = MNISTDataModule.load
     monkeypatch.setattr(
-        MNISTDataModule,
-        "load",
-        lambda self, *, train: loaded.append(train) or original(self, train=train),
+        MNISTDataModule, "load", lambda self, *, train: loaded.append(train) or original(self, train=train)
     )
     drawn(trained.directory)
     assert loaded == [True]
@@ -80,14 +74,9 @@ def test_options_of_figures(trained: Trained) -> None:
         )
 
 
-def test_mistakes_are_refused(cli: Cli, a_copy: Path) -> None:
-    for override, message in (
-        ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
-        ("held_out=0", "held_out is 0; expected a whole number, 1 or more"),
-        ("sheet_classes=3", "sheet_classes is 3; expected a list of whole numbers or null"),
-        ("logger=tensorbord", "did you mean tensorboard?"),
-    ):
-        assert message in one_sentence(cli("figures", f"run={a_copy}", override))
+def test_classes_that_are_not_held_out_are_refused(cli: Cli, a_copy: Path) -> None:
+    message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
+    assert message.startswith("sheet_classes has 11; expected classes of the held-out images: 0, 1, 2")
 
 
 def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Squashes, lengths, votes, couplings, crops, labels: against loops, and at what is extreme."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, get_args

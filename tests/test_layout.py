@@ -1,7 +1,5 @@
 """Tests share code through ``tests/helpers`` only."""
 
-from __future__ import annotations
-
 import re
 
 from tests.helpers.commands import ROOT

@@ -1,10 +1,7 @@
 """The list of runs."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,24 +10,15 @@ from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories, lock
 from capsule_lab.runs.results import write_failure
-from tests.helpers.commands import TINY, Ended
+from tests.helpers.commands import TINY, Cli
 from tests.helpers.messages import one_sentence
-
-Cli = Callable[..., Ended]
-
+from tests.helpers.tables import RESULT
 
 OVERRIDES = {"finished": ["seed=1"], "running": ["name=mine", "routing=uniform"], "damaged": ["seed=3"]}
-RESULT = {
-    "status": "finished",
-    "config_hash": "0" * 8,
-    "training_seconds": 1.0,
-    "steps": 1,
-    "hardware": "",
-    "commit": None,
-    "test": {"error": 4.5},
-    "val": {"error": 3.25},
+FINISHED = {
+    **RESULT, "config_hash": "0" * 8, "test": {"error": 4.5}, "val": {"error": 3.25},
     "provenance": {"source": "standin", "name": ""},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -42,7 +30,7 @@ def folders() -> dict[str, Path]:
         found[name] = directories.choose_directory(config, "capsnet-mnist")
         directories.create_directory(found[name], config, overrides)
     (found["damaged"] / "metrics.json").write_text('{"status"')
-    (found["finished"] / "metrics.json").write_text(json.dumps(RESULT))
+    (found["finished"] / "metrics.json").write_text(json.dumps(FINISHED))
     os.utime(found["finished"] / "config.yaml", (1_699_960_000, 1_699_960_000))  # noon
     (directories.root() / "reports").mkdir()
     return found
@@ -81,7 +69,7 @@ def test_run_that_failed_is_listed_as_such(cli: Cli, folders: dict[str, Path]) -
 
 def test_run_without_classes_has_its_losses_listed(cli: Cli, folders: dict[str, Path]) -> None:
     losses = {"test": {"copying": 86.4, "loss": 18.4749}, "val": {"loss": 18.4649}}
-    (folders["finished"] / "metrics.json").write_text(json.dumps(RESULT | losses))
+    (folders["finished"] / "metrics.json").write_text(json.dumps(FINISHED | losses))
     line = next(line for line in cli("list").out.splitlines() if line.startswith(folders["finished"].name))
     assert line.split()[2:6] == ["loss", "18.47", "loss", "18.46"]
 

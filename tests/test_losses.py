@@ -1,7 +1,5 @@
 """Losses against loops, published numbers, and what all of them promise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The list of commands and options: a headline for each, with comments as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from capsule_lab.__main__ import _headline

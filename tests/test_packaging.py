@@ -1,7 +1,5 @@
 """The wheel holds everything that the source tree does, and works without it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

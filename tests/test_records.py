@@ -7,8 +7,6 @@ they were equal, option by option, but for these names. Where a name was given t
 ``command`` is what composes to the recorded one, and ``command_at_commit`` what was typed.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import json

@@ -1,7 +1,5 @@
 """Schedules: their values, durations, arguments, and those of ``conf/schedule``."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

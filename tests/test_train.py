@@ -1,7 +1,5 @@
 """Training runs: what they leave, how they continue after interruptions, and with several processes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.text import Text
 from torch import Tensor
 
@@ -29,11 +27,9 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 NAMES = ["best", "last"]
 
 
@@ -189,15 +185,13 @@ def test_run_that_cannot_go_on_so_is_refused(
     assert contents(a_copy) == before
 
 
-def test_run_that_was_moved_resumes_as_if_it_had_not(
-    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_was_moved_resumes_as_if_it_had_not(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
     """The best checkpoint stays the best: here the first, as both validations have the same error.
 
     Rows of ``metrics.csv`` that were written after the checkpoint, as before a kill, are written again.
     """
     with pytest.raises(InterruptError):
-        run(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, SignalAt(5))
+        run(tiny(*NO_PICTURES), tmp_path / "run", SignalAt(5))
     directory = (tmp_path / "run").rename(tmp_path / "moved")
     with (directory / "metrics.csv").open("a", newline="") as file:
         csv.DictWriter(file, list(curves(directory)[0])).writerow({"step": 7, "epoch": 1, "val/error": 12.5})
@@ -206,19 +200,17 @@ def test_run_that_was_moved_resumes_as_if_it_had_not(
 
 
 @pytest.mark.whole
-def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
-    a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path, tiny: Tiny) -> None:
     """And resumes there when it is interrupted."""
     before = contents(a_copy)
     config = tiny("trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}", *NO_PICTURES)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
     assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-continued"
     with pytest.raises(InterruptError):
-        run(config, directory, monkeypatch, SignalAt(10))
+        run(config, directory, SignalAt(10))
     config.train.resume = True
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
-    found = run(config, directory, monkeypatch, watch := Watch())
+    found = run(config, directory, watch := Watch())
     assert len(watch.rates) == 2
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
@@ -274,11 +266,11 @@ class Watch(Callback):
         self.lengths.add(pl_module.total_steps)
 
 
-def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path) -> None:
     watch = Watch()
     schedule = {"initial": "0.01", "rate": "0.5", "every": "1/2 run", "floor": "0.003"}
     config = tiny(*(f"schedule.learning_rate.{name}={value}" for name, value in schedule.items()), *NO_PICTURES)
-    found = run(config, tmp_path / "run", monkeypatch, watch)
+    found = run(config, tmp_path / "run", watch)
     assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
     assert watch.lengths == {found["planned_steps"]} == {8}
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["train/loss"]]
@@ -317,9 +309,7 @@ def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]
     return terms
 
 
-def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_it(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the guard would wait for three more steps, and a checkpoint is due at every step."""
     config = tiny("callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5", *NO_PICTURES)
     monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))

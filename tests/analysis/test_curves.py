@@ -1,7 +1,5 @@
 """Curves that cannot be read count as missing; what is drawn of whole ones is in tests/test_figures.py."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is measured of a network that trains, against loops; and that measuring changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """One component of a pose changes, the rest stays."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures in rows and columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.image

@@ -1,7 +1,5 @@
 """Images over what one capsule decodes to."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

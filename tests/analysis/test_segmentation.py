@@ -1,7 +1,5 @@
 """Two digits in one image, each in another colour."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

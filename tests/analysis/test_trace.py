@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -73,7 +71,7 @@ def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
 
 def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
     for routing in [EMRouting, functools.partial(NormalisedEMRouting, pose_norm=False), HeinsenRouting]:
-        layers = by_name(random_network(routing=routing), images)
+        layers = by_name(random_network(routing=routing).double(), images.double())
         for name, iteration in itertools.product(["conv_capsules_1", "classes"], range(2)):
             layer, found = layers[name], layers[name].iterations[iteration]
             votes, weights = layer.votes(), found.couplings * layer.present.unsqueeze(2)

@@ -1,7 +1,5 @@
 """What is timed, at which sizes, against which limits; and that both scripts show and write what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -198,15 +196,8 @@ def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatc
     kept: dict[str, Any] = {}
     overrides = [*SMALL, "layers=[dynamic]", "models=[capsnet]", "throughput=[capsnet]", "batches=[1,2]"]
     gpu.main(configuration("gpu", [*overrides, "backends=[fused,graphs]"]))
-    assert [row["form"] for row in kept["rows"]] == [
-        "textbook",
-        "fused",
-        "textbook",
-        "fused",
-        "graphs",
-        "fused",
-        "fused",
-    ]
+    forms = ["textbook", "fused", "textbook", "fused", "graphs", "fused", "fused"]
+    assert [row["form"] for row in kept["rows"]] == forms
     assert [number for number, row in enumerate(kept["rows"]) if "error" in row] == [4]
     assert written == [1, 2, 3, 4, 5, 6, 7]
     gpu.main(configuration("gpu", [*overrides, "backends=[fused]", "limit=-1"]))

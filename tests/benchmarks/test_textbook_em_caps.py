@@ -1,7 +1,5 @@
 """The textbook form of EM capsules computes what the package computes, layers and network, with all gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

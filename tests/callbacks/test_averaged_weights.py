@@ -1,8 +1,5 @@
 """The average of the weights is what is validated, saved, tested and opened; training goes on with the others."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +9,11 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.callbacks import AveragedWeights
 from capsule_lab.evaluate import evaluate
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES
+from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights
 
-Tiny = Callable[..., DictConfig]
 Weights = dict[str, torch.Tensor]
 
 NORMALISED = ["model=cnn_small", "model.channels=[4,4,4]"]  # with batch normalisation
@@ -67,12 +62,12 @@ def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> Non
     ("decay", "start", "first"), [(0.5, "null", 0), pytest.param(None, "1/2 run", 3, marks=pytest.mark.whole)]
 )
 def test_average_is_validated_saved_and_tested(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decay: float | None, start: str, first: int
+    tiny: Tiny, tmp_path: Path, decay: float | None, start: str, first: int
 ) -> None:
     options = [f"callbacks.averaged_weights.start={start}", f"callbacks.averaged_weights.decay={decay or 'null'}"]
     config = averaged(tiny, *options, "train.test=last")
     recorder = Recorder()
-    result = run(config, tmp_path / "run", monkeypatch, recorder)
+    result = run(config, tmp_path / "run", recorder)
     expected = average(recorder.steps[first:], decay)
     saved = checkpoint(tmp_path / "run")
     assert_same(saved["state_dict"], expected, exact=False)
@@ -86,10 +81,10 @@ def test_average_is_validated_saved_and_tested(
     assert result["test"] == tested["test"]
 
 
-def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> None:
     recorder = Recorder()
     config = averaged(tiny, "callbacks.averaged_weights.start=5 epochs")
-    run(config, tmp_path / "run", monkeypatch, recorder)
+    run(config, tmp_path / "run", recorder)
     saved = checkpoint(tmp_path / "run")
     assert "current_model_state" not in saved
     assert_same(saved["state_dict"], recorder.steps[-1])
@@ -99,12 +94,10 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("start", "stops"), [pytest.param("null", [1, 4], marks=pytest.mark.whole), ("1/2 run", [2, 5])]
 )
-def test_run_with_averaged_weights_resumes_exactly(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, stops: list[int]
-) -> None:
+def test_run_with_averaged_weights_resumes_exactly(tiny: Tiny, tmp_path: Path, start: str, stops: list[int]) -> None:
     config = averaged(tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9")
     whole = train(config, tmp_path / "whole")
-    assert results(interrupted_and_resumed(config, tmp_path / "run", monkeypatch, *stops)) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", *stops)) == results(whole)
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
     found, expected = (checkpoint(tmp_path / name) for name in ("run", "whole"))
     assert_same(found["current_model_state"], expected["current_model_state"])
@@ -117,12 +110,3 @@ def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_pat
     config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")
     assert train(config, tmp_path / "run")["steps"] == 8
     assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"decay": 1.0}, "decay is 1.0; expected"), ({"start": "3 hours"}, "duration is '3 hours'")],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AveragedWeights(**options)

@@ -1,7 +1,5 @@
 """Checkpoints, with a trainer that is a record of facts; whole runs are in tests/runs/test_resume.py."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import time

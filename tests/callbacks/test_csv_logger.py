@@ -1,7 +1,5 @@
 """``metrics.csv``: when it is written; its rows over interruptions are in tests/runs/test_resume.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

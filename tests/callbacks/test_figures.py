@@ -1,7 +1,5 @@
 """Pictures drawn while training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

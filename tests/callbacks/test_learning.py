@@ -1,9 +1,6 @@
 """The diagnostics of learning in runs: what they leave, and that training is the same without them."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +9,6 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from capsule_lab.analysis.learning import measure_layers
@@ -25,11 +21,10 @@ from capsule_lab.layers import CoordinateClassCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
-Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
     "model=em_caps_small_normalised", "model.channels=4", "model.primary.types=3", "model.conv.types=[3,2]",
 ]  # fmt: skip
@@ -100,12 +95,10 @@ def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: 
 
 
 @pytest.mark.whole
-def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(tiny: Tiny, tmp_path: Path) -> None:
     few, directory = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1"], tmp_path / "run"
     train(tiny(*few, model=TINY_CNN), tmp_path / "whole")
-    assert run(tiny(*few, model=TINY_CNN), directory, monkeypatch, TimeOver(5))["status"] == "paused"
+    assert run(tiny(*few, model=TINY_CNN), directory, TimeOver(5))["status"] == "paused"
     assert [row["step"] for row in table(directory)] == ["0", "2", "4"]
     train(tiny(*few, "train.resume=true", model=TINY_CNN), directory)
     assert table(directory) == table(tmp_path / "whole")

@@ -1,7 +1,5 @@
 """Runs on a real MLflow server with an sqlite database, as its own client finds them."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess
@@ -14,15 +12,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from omegaconf import DictConfig
 
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli, Tiny
 from tests.helpers.tables import write_table
-
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 
 
 def free_port() -> int:
@@ -138,9 +132,7 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
 
 
 @of_a_server
-def test_others_of_the_same_name_are_others_and_one_that_fails_is_shown_as_failed(
-    tiny: Tiny, tmp_path: Path, found
-) -> None:
+def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found) -> None:
     for folder, learning_rate in (("a", 0.001), ("b", 1e30)):
         config = tiny("logger=mlflow", *NO_PICTURES, f"schedule.learning_rate.initial={learning_rate}")
         with pytest.raises(NonFiniteError) if folder == "b" else nullcontext():

@@ -1,7 +1,5 @@
 """What RoutingStats says of the capsules of a network, in a run and on its own."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, host_copy
@@ -22,11 +19,10 @@ from capsule_lab.config.build import build_data
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
-from tests.helpers.commands import NO_PICTURES, Trained
+from tests.helpers.commands import NO_PICTURES, Tiny, Trained
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import curves, interrupted_and_resumed, run, trained_module
 
-Tiny = Callable[..., DictConfig]
 NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
     "capsnet": lambda: small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,)),
     "em_caps": lambda: small_em_caps((1, 17, 17), 3, types=3),
@@ -127,7 +123,7 @@ def validate(
     return dict(lit.logged)
 
 
-def test_first_images_of_the_first_batch_count_and_all_of_them_for_the_classes() -> None:
+def test_statistics_are_of_the_first_images_of_the_first_batch() -> None:
     expected = {f"val/{name}": value for name, value in EXPECTED.items()}
     for images, processes, sizes in ((2, 1, [2, 3]), (5, 2, [3, 1])):
         found = validate(RoutingStats(images=images), Lit(network=Fake()), sizes, processes)
@@ -229,11 +225,9 @@ def points(directory: Path, name: str) -> dict[int, float]:
     return {int(row["step"]): float(row[name]) for row in curves(directory) if row[name]}
 
 
-def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(tiny: Tiny, tmp_path: Path) -> None:
     norms, two_epochs = Norms(), tiny("trainer.log_every_n_steps=8", *NO_PICTURES)
-    run(two_epochs, tmp_path / "run", monkeypatch, norms)
+    run(two_epochs, tmp_path / "run", norms)
     for name in ("loss", "error"):
         epochs = points(tmp_path / "run", f"train/{name}")
         assert [*epochs] == [3, 7]
@@ -242,10 +236,10 @@ def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
     assert points(tmp_path / "run", "schedule/learning_rate").keys() == {3, 7}
 
 
-def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed(
+def test_late_copies_and_resumed_runs_give_the_same_points(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*points(trained.directory, "train/loss_step")] == [2, 5]
     monkeypatch.setattr(host_copy, "_is_complete", lambda _: False)
-    interrupted_and_resumed(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, 5)
+    interrupted_and_resumed(tiny(*NO_PICTURES), tmp_path / "run", 5)
     assert curves(tmp_path / "run") == curves(trained.directory)

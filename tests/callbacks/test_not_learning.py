@@ -1,7 +1,5 @@
 """When a run is said to learn nothing, with losses and errors of the test's own."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from types import SimpleNamespace

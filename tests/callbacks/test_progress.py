@@ -1,7 +1,5 @@
 """Lines and bar of progress, with a clock and a trainer of the test's own."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

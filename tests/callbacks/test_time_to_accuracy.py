@@ -1,7 +1,5 @@
 """Time to accuracy: errors, and a clock, that the test decides; whole runs at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,14 +198,6 @@ def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: py
     for phase in ("training", "training", "validation", "checkpoints"):
         callback._enter(phase, device)
     assert waited == ["cuda"], "once, at the validation"
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "message"), [([], "thresholds is empty"), ([99.0, 101.0], "is 101.0; expected")]
-)
-def test_wrong_thresholds(thresholds: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TimeToAccuracy(thresholds)
 
 
 CALLBACK = "+callbacks.time_to_accuracy={_target_: capsule_lab.callbacks.TimeToAccuracy, thresholds: [1]}"

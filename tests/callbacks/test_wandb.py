@@ -1,27 +1,21 @@
 """Runs in W&B, offline, as W&B's own reader shows them."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import wandb
-from omegaconf import DictConfig
 
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.callbacks.loggers import run_tags, with_names
 from capsule_lab.config.compose import compose
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Ended, python
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Cli, Tiny, python
 from tests.helpers.tables import write_table
 from tests.helpers.wandb_reader import read_offline
 
 SYNC = "runs/*/wandb/offline-run-*"
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)

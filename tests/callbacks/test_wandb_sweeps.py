@@ -1,7 +1,5 @@
 """Every sweep that we ship for W&B is valid there, and every run of it would be here."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

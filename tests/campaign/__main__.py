@@ -1,7 +1,5 @@
 """``python -m tests.campaign minutes=30 only=sweeps``."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

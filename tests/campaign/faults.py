@@ -1,7 +1,5 @@
 """Faults, drawn at random: runs that are killed or signalled, sweeps, and commands that meet each other."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

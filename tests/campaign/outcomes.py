@@ -1,7 +1,5 @@
 """What must hold after a fault: one sentence, the same results, nothing left."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Each command is the leader of a session of its own. What it starts is in that se
 and nothing else is: no other process is ever signalled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import itertools

@@ -1,10 +1,7 @@
 """What is typed becomes what Hydra takes, and folders of the user's own are found everywhere."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from capsule_lab import __main__ as overview
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
-from tests.helpers.commands import ROOT, Ended
+from tests.helpers.commands import ROOT, Cli
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
 
 

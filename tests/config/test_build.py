@@ -1,7 +1,5 @@
 """Building the parts of a run: whose errors are the configuration's, the time limit, and the precision."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys and values are held to the signatures behind them; sentences for what is typed are in ``test_messages.py``."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

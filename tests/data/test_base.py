@@ -1,11 +1,9 @@
 """A data set of one's own: ``tests/templates/my_data``, two files outside of the package, works as it is."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
 from capsule_lab.errors import DataError, MissingDataError
 from capsule_lab.types import Batch, DataSpec
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CNN, Ended
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CNN, Cli
 from tests.helpers.data_modules import trainer
 
 TEMPLATE = ROOT / "tests" / "templates" / "my_data"
@@ -54,7 +52,7 @@ def test_template_is_as_short_as_promised() -> None:
 
 
 @pytest.mark.usefixtures("my_data")
-def test_template_trains_for_a_step(cli: Callable[..., Ended], tmp_path: Path) -> None:
+def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
     options = ["trainer.max_steps=1", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
     ended = cli("train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", *options)
     assert (ended.status, ended.err) == (0, "")
@@ -133,9 +131,7 @@ def test_without_images_and_stand_in_is_an_error(source: Any, error: type[Except
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_a_stand_in_is_used_if_there_is_one_and_a_transform_is_needed(
-    source: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_transform_is_required(source: Any, caplog: pytest.LogCaptureFixture) -> None:
     data = MissingDataModule(source=source, standin=Zeros(), validation="none")
     data.setup("fit")
     assert data.uses_standin

@@ -1,7 +1,5 @@
 """Files of data sets: recognised when whole, fetched whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Files of data sets from elsewhere: nothing in them is run, and nothing is written outside of their folder."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -13,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.io
 
 from capsule_lab.data import cifar10
 from capsule_lab.data.cifar10 import CIFAR10Files
@@ -23,6 +20,7 @@ from capsule_lab.data.formats.cifar10 import read_batch
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.errors import DataError
 from tests.helpers.cifar10_files import CONTENTS, array, pickled
+from tests.helpers.matlab import matlab
 
 FOLDER = CIFAR10Files.path
 FIRST = f"{FOLDER}/data_batch_1"
@@ -98,12 +96,6 @@ PICKLES = {
     "labels of text": pickle.dumps({"data": [[0]], "labels": ["a"]}),
     "endless list": b"(lp0\ng0\na.",
 }
-
-
-def matlab(**variables: Any) -> bytes:
-    written = io.BytesIO()
-    scipy.io.savemat(written, variables, do_compression=True)
-    return written.getvalue()
 
 
 OBJECTS = np.array([["a", 1]], dtype=object)

@@ -1,7 +1,5 @@
 """Pairs of one image: what is moved by how much, that nothing wraps around, and that matrices compose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -120,21 +118,3 @@ def test_batches_have_a_target_and_a_change_and_keep_their_labels(change: str, s
     assert "pairs of" in module.provenance["name"]
     stored = module.dataset("val")[torch.arange(4), 0]
     torch.testing.assert_close(module.unpaired_batch(stored, "val").images, stored.images.float() / 255)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"change": "flip"}, "data.change is 'flip'; expected 'shift' or 'affine'"),
-        ({"moved": "none"}, "data.moved is 'none'; expected 'both' or 'target'"),
-        ({"shift": 28}, "data.shift is 28; expected fewer than the 28 pixels"),
-        ({"rotation": -1.0}, "data.rotation is -1.0; expected 0 or more"),
-        ({"scale": 0.5}, "data.scale is 0.5; expected 1 or more"),
-        ({"shear": -0.1}, "data.shear is -0.1; expected 0 or more"),
-    ],
-    ids=str,
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MNISTPairsDataModule(source="standin", **options)

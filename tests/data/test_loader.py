@@ -1,7 +1,5 @@
 """Batches: every image once, an order that can be repeated, resumed and dealt out."""
 
-from __future__ import annotations
-
 import re
 from itertools import islice, product
 

@@ -1,7 +1,5 @@
 """Sets of images on the device that trains: the same samples wherever they are made, and none that needs the host."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
@@ -154,7 +152,7 @@ def on(device: torch.device) -> Any:
     return SimpleNamespace(**{**vars(trainer()), "strategy": SimpleNamespace(root_device=device)})
 
 
-def test_indices_and_batches_are_where_the_set_is_as_long_as_its_loader_lives() -> None:
+def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
     data = mnist(on_device=True)
     data.trainer = on(META)
     loader = data.train_dataloader()

@@ -1,29 +1,20 @@
 """Mixtures of two training images: their shares, their partners, and that a run of them resumes."""
 
-from __future__ import annotations
-
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from scipy import stats
 
-from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import EpochBatches, Images, InMemory
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
-from capsule_lab.errors import InterruptError
 from capsule_lab.losses import cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
-from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
-
-Tiny = Callable[..., DictConfig]
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
+from tests.helpers.training import curves, interrupted_and_resumed, results, weights
 
 COUNT = 40
 
@@ -110,22 +101,15 @@ MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", 
 
 @pytest.mark.whole  # two whole fits
 @pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET[:-1], "model.decoder=null"]], ids=["cnn", "capsnet"])
-def test_run_of_mixtures_resumes_exactly(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: list[str]
-) -> None:
+def test_run_of_mixtures_resumes_exactly(tiny: Tiny, tmp_path: Path, model: list[str]) -> None:
     config = tiny(*MIXUP, "callbacks.not_learning.min_steps=8", model=model)
     whole = train(config, tmp_path / "whole")
-    with pytest.raises(InterruptError):
-        run(config, tmp_path / "run", monkeypatch, SignalAt(3))
-    assert checkpoint(tmp_path / "run")["global_step"] == 3
-    config.train.resume = True
-    assert results(train(config, tmp_path / "run")) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
     found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     errors = [float(row["train/error"]) for row in curves(tmp_path / "run") if row["train/error"]]
     assert all(0 < error <= 100 for error in errors)
     config.data.mixup = None
-    config.train.resume = False
     assert results(train(config, tmp_path / "plain")) != results(whole)
 
 
@@ -135,25 +119,3 @@ def test_loader_outside_of_training_mixes_nothing() -> None:
     batch = next(iter(data.train_dataloader()))
     assert (len(batch.images), batch.labels.dtype) == (10, torch.int64)
     assert data.on_after_batch_transfer(batch, 0).images.isfinite().all()
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            [],
-            "data.mixup: a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null",
-        ),
-        (
-            ["model.decoder=null", "loss=spread"],
-            "data.mixup: the spread loss takes one label per image, but these are shares of classes, as from data.",
-        ),
-        (["data=multimnist"], "data: data.mixup is 0.4, and every image has 2 labels; expected null"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_mixed_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
-    few = ["data.source=standin", "data.train_images=256", "trainer.accelerator=cpu"]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        train(compose("train", [*few, *MIXUP, *overrides]), tmp_path / "run")

@@ -1,14 +1,11 @@
 """MNIST from files in the real format, its stand-in, and what all data sets do alike: splits, augmentation, resume."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from torchvision.datasets import MNIST
 
 from capsule_lab.data import MNISTDataModule, mnist
-from capsule_lab.data.standins.digits import STANDIN_NAME, STANDIN_VERSION
 from tests.helpers.data_modules import trainer
 from tests.helpers.mnist_files import ARRAYS, TRAIN
 
@@ -55,18 +52,6 @@ def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, 
     data.setup(stage)
     data.setup(stage)
     assert asked == [(f"{source}_source", train)]
-
-
-def test_provenance_of_the_standin():
-    data = MNISTDataModule(source="standin")
-    data.prepare_data()
-    assert data.provenance == {
-        "source": "standin",
-        "name": STANDIN_NAME,
-        "generator": "capsule_lab.data.standins.digits",
-        "version": STANDIN_VERSION,
-        "sha256": "cf5564048b863847",
-    }
 
 
 def test_provenance_tells_splits_apart():
@@ -125,52 +110,8 @@ def test_training_images_alone_are_moved_by_at_most_shift(training, options):
     assert used.any(dim=1).sum() > len(moves) / 2
 
 
-@pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
-def test_keys_depend_on_seed_and_epoch(seed, epoch):
-    one, other = (standin(train_images=100, seed=each).dataset("train") for each in (0, seed))
-    index = torch.arange(100)
-    assert set(one[index, 0].key.tolist()).isdisjoint(other[index, epoch].key.tolist())
-
-
-def test_state_puts_training_back_in_its_place():
-    whole = [batch.key.tolist() for batch in standin(batch_size=100).train_dataloader()]
-    assert [len(keys) for keys in whole] == 11 * [100]  # of 1198 images
-    stopped, resumed = standin(batch_size=100), standin(batch_size=100)
-    assert stopped.state_dict() == {}
-    resumed.load_state_dict({})
-    assert len(list(resumed.train_dataloader())) == len(whole)
-    batches = iter(stopped.train_dataloader())
-    before = [next(batches).key.tolist() for _ in range(4)]
-    resumed.load_state_dict(stopped.state_dict())
-    assert before + [batch.key.tolist() for batch in resumed.train_dataloader()] == whole
-
-
-# --- options
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
-        ({"on_device": "gpu"}, r"data\.on_device is 'gpu'; expected 'auto', True or False"),
-        ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
-        ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
-        ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
-        ({"eval_images": 0}, r"data\.eval_images is 0; expected 1 or more"),
-        ({"mixup": 0.0}, r"data\.mixup is 0\.0; expected more than 0"),
-        ({"shift": -1}, r"data\.shift is -1; expected 0"),
-        ({"shift": 28}, r"data\.shift is 28; expected fewer than the 28 pixels"),
-        ({"validation_share": "a sixth"}, r"data\.validation_share is 'a sixth'; expected a number"),
-        ({"validation_share": "1/0"}, r"data\.validation_share is '1/0'"),
-        ({"validation_share": "nan"}, r"data\.validation_share is 'nan'"),
-        ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
-        ({"validation": "stratified", "validation_share": "5/1438"}, r"data\.validation_share .* every class"),
-        ({"validation": "stratified", "validation_share": "1435/1438"}, r"data\.validation_share .* every class"),
-        ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        standin(**options)
+def test_state_before_training_is_empty():
+    data = standin(batch_size=100)
+    assert data.state_dict() == {}
+    data.load_state_dict({})
+    assert len(list(data.train_dataloader())) == 11  # of 1198 images

@@ -1,7 +1,5 @@
 """Pairs of digits: which, where, how laid over each other, and that they are the same wherever they are made."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
@@ -169,48 +167,21 @@ def test_hash_of_pairs_is_what_it_was() -> None:
 # --- facts and errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "size"),
-    [
+def test_number_of_pairs_and_what_is_said_of_them() -> None:
+    for options, name, size in [
         ({}, "train", 1438 - 240),
         ({"train_images": 100}, "train", 100),
         ({"val_pairs": 300}, "val", 300),
         ({"val_pairs": 300, "eval_images": 20}, "val", 20),
-    ],
-)
-def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
-    assert len(data(**options).dataset(name)) == size
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"), [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")]
-)
-def test_facts_and_provenance(options: dict[str, Any], expected: str) -> None:
-    module = data("test", **options)
-    assert module.provenance["test_images"] == expected
+        ({"test_pairs": 500}, "test", 500),
+        ({"eval_images": 30}, "test", 30),
+    ]:
+        module = data("test" if name == "test" else "fit", **options)
+        assert len(module.dataset(name)) == size
+        assert name != "test" or module.provenance["test_images"] == f"{size} pairs of 359"
     assert module.provenance["source"] == "standin"
     assert module.provenance["name"].startswith("pairs of digits of stand-in")
-    spec = module.spec
-    assert (spec.image_shape, spec.num_classes, spec.labels_per_image) == ((1, 36, 36), 10, 2)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pad": -1}, "data.pad is -1; expected 0 or more"),
-        ({"shift": -1}, "data.shift is -1; expected 0"),
-        ({"blend": "add"}, "data.blend is 'add'; expected 'sum' or 'max'"),
-        ({"placing": "move"}, "data.placing is 'move'; expected 'shift' or 'affine'"),
-        ({"same_class": "always"}, "data.same_class is 'always'; expected 'never', 'also' or 'only'"),
-        ({"test_pairs": 0}, "data.test_pairs is 0; expected 1 or more"),
-        ({"test_pairs": 359_001}, r"data\.test_pairs is 359001; expected 1 to 359000"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        data("test", **options)
+    assert (module.spec.image_shape, module.spec.num_classes, module.spec.labels_per_image) == ((1, 36, 36), 10, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Neighbouring views of a toy: which these are, and the camera's rotation between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -129,21 +126,3 @@ def test_only_cars_on_whole_images_with_other_toys_in_the_test_set(toynorb: Path
         torch.testing.assert_close(module.unpaired_batch(stored, name).images, batch.images)
     assert len(module.dataset("test")) == 7
     assert "pairs of views of car" in module.provenance["name"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected some of animal, human"),
-        ({"categories": []}, r"data.categories is \[\]; expected some of animal"),
-        ({"train_images": 10}, "data.train_images is 10, and images would be left without a neighbouring view"),
-        ({"stereo": "separate"}, "data.stereo is separate, and pairs have both eyes at once; expected channels"),
-        ({"test_crops": 13}, "data.test_crops is 13, and pairs have one crop; expected 1"),
-        ({"contrast": 0.5}, "data.contrast is 0.5, and pairs have nothing random; expected null"),
-        ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
-    ],
-    ids=str,
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SmallNORBPairsDataModule(source="standin", **options)

@@ -1,8 +1,5 @@
 """Published files and their stand-ins: what every data set of them promises; a data set is a row of ``DATA_SETS``."""
 
-from __future__ import annotations
-
-import hashlib
 import json
 import logging
 import re
@@ -18,11 +15,12 @@ from capsule_lab.data import CIFAR10DataModule, MNISTDataModule, SVHNDataModule,
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.cifar10 import CIFAR10Files
 from capsule_lab.data.mnist import MNISTFiles
-from capsule_lab.data.sources import PublishedFiles
+from capsule_lab.data.sources import PublishedFiles, tensor_hash
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.errors import DataError
 from tests.helpers import cifar10_files, mnist_files, svhn_files
 from tests.helpers.data_modules import forbid_downloads, serve, without_network
+from tests.helpers.mnist_files import md5
 
 
 class DataSet(NamedTuple):
@@ -56,17 +54,13 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def checksum(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 @pytest.fixture
 def real(tmp_path, monkeypatch, data_set) -> Path:
     """A data directory with the small files, which nothing is downloaded into."""
     (tmp_path / data_set.source.path).mkdir(parents=True)
     for file, content in data_set.files.CONTENTS.items():
         (tmp_path / data_set.source.path / file).write_bytes(content)
-    checksums = {file: checksum(content) for file, content in data_set.files.CONTENTS.items()}
+    checksums = {file: md5(content) for file, content in data_set.files.CONTENTS.items()}
     monkeypatch.setattr(data_set.source, "checksums", checksums)
     forbid_downloads(monkeypatch)
     return tmp_path
@@ -79,8 +73,8 @@ def downloads(real, monkeypatch, data_set) -> Callable[..., list[str]]:
     def make(**changes: bytes) -> list[str]:
         served = data_set.files.downloads(data_set.files.CONTENTS | changes)
         if data_set.source is CIFAR10Files:  # SVHN's files are what is checked
-            monkeypatch.setattr(cifar10, "ARCHIVE_MD5", checksum(served[cifar10.ARCHIVE]))
-        sums = {name.removesuffix(".gz"): checksum(content) for name, content in served.items()}
+            monkeypatch.setattr(cifar10, "ARCHIVE_MD5", md5(served[cifar10.ARCHIVE]))
+        sums = {name.removesuffix(".gz"): md5(content) for name, content in served.items()}
         monkeypatch.setattr(mnist, "ARCHIVES", sums)
         return serve(monkeypatch, served)
 
@@ -154,7 +148,7 @@ def test_a_file_of_another_kind_is_refused_whatever_its_checksum(data_set, real,
     path = real / data_set.source.path / list(data_set.files.CONTENTS)[-1]
     for kind, (content, message) in data_set.files.BROKEN.items():
         path.write_bytes(content)
-        monkeypatch.setitem(data_set.source.checksums, path.name, checksum(content))
+        monkeypatch.setitem(data_set.source.checksums, path.name, md5(content))
         data = data_set.module(directory=str(real), source="real")
         with pytest.raises(DataError, match=message) as caught:
             data.setup("test")
@@ -217,6 +211,9 @@ def test_standin_is_announced_by_one_warning_and_told_by_its_provenance(
     name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"
     assert data.provenance["source"] == "standin"
     assert data.provenance["name"].startswith(name)
+    assert data.provenance["generator"].startswith("capsule_lab.data.standins.")
+    assert data.provenance["version"] >= 1
+    assert data.provenance["sha256"] == tensor_hash(data.standin_source.load(train=True))
     assert json.loads(json.dumps(data.provenance)) == data.provenance
     assert data.spec.classes == (), "a digit is no airplane"
     assert data.spec.num_classes == 10

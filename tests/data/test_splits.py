@@ -1,9 +1,5 @@
 """Validation splits: sizes, classes, fingerprints, errors."""
 
-from __future__ import annotations
-
-import hashlib
-import struct
 from fractions import Fraction
 
 import numpy as np
@@ -80,13 +76,3 @@ def test_take_stratified_is_a_function_of_size_and_seed(size):
     assert len(np.unique(one)) == size
     assert np.array_equal(one, again)
     assert size == 100 or not np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("size", [0, 101])
-def test_take_stratified_of_too_few_or_too_many(size):
-    with pytest.raises(ValueError, match=rf"data\.train_images is {size}; expected 1 to 100"):
-        take_stratified(np.arange(100), UNEVEN, size, seed=0)
-
-
-def test_index_hash_is_of_little_endian_64_bit_numbers():
-    assert index_hash(np.array([3, 1, 2])) == hashlib.sha256(struct.pack("<3q", 3, 1, 2)).hexdigest()[:16]

@@ -1,7 +1,5 @@
 """Random draws against SplitMix64 in Python's big integers, shifts against a loop over pixels."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -162,7 +160,7 @@ def test_to_unit_interval_fills_the_interval_evenly():
     torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
 
 
-def test_deviation_counts_as_at_least_one_over_the_root_of_the_number_of_pixels():
+def test_deviation_has_a_lower_limit():
     images = torch.full((2, 2, 32, 32), 7.0)
     images[1, 0, 0, 0] = 7.5  # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
     standard = standardise(images)

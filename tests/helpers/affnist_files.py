@@ -1,7 +1,5 @@
 """Small files in affNIST's format that count as the real ones."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile
@@ -10,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.io
 
 from capsule_lab.data.formats import affnist
+from tests.helpers.matlab import matlab
 
 CASES = 320  # 32 versions of each of ten digits
 RANDOM = np.random.default_rng(0)
@@ -37,12 +35,6 @@ def fields(cases: slice = slice(None)) -> dict[str, Any]:
     }
 
 
-def mat(content: dict[str, Any], *, compressed: bool = True) -> bytes:
-    written = io.BytesIO()
-    scipy.io.savemat(written, content, do_compression=compressed)
-    return written.getvalue()
-
-
 def zipped(contents: dict[str, bytes]) -> bytes:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
@@ -54,7 +46,7 @@ def zipped(contents: dict[str, bytes]) -> bytes:
 def write_affnist(folder: Path) -> Path:
     """The test set in both forms that it may have, beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
+    (folder / "test.mat").write_bytes(matlab(affNISTdata=fields()))
     (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
     return folder
 

@@ -1,7 +1,5 @@
 """Changes of all votes at once, such as a change of viewpoint would make; and votes to try them on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

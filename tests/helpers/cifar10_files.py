@@ -1,7 +1,5 @@
 """Small files in CIFAR10's format, good and broken ones."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

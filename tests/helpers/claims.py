@@ -13,8 +13,6 @@ They are rounded once, to the decimals that the text shows. A string on the righ
 is from.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """A clock in the place of the module ``time``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

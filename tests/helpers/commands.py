@@ -1,10 +1,10 @@
 """Runs small enough for tests, and commands as the shell would start them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,12 @@ class Ended:
     err: str
 
 
+Cli = Callable[..., Ended]
+"""The fixture ``cli``."""
+Tiny = Callable[..., DictConfig]
+"""The fixture ``tiny``."""
+
+
 def environment_of_a_command(**environment: str) -> dict[str, str]:
     """One core, without the developer's environment."""
     inherited = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_OF_THE_DEVELOPER}
@@ -79,3 +85,14 @@ def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: s
         finally:
             process.kill()
     return Ended(process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Until it holds; an error after four minutes, or if the process ends before."""
+    end = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        if process is not None and process.poll() is not None:
+            out, err = process.communicate()
+            raise AssertionError(f"it ended: {out}{err}")
+        time.sleep(0.2)

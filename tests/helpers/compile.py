@@ -1,7 +1,5 @@
 """torch.compile and torch.export in tests: they cannot trace the shape checks that only tests have."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ chosen options alone is kept, as pickles, so that nobody shares a node; override
 Compositions that look into other folders are left alone. The private functions are those of Hydra 1.3.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

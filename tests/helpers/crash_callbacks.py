@@ -1,7 +1,5 @@
 """Failures of a run, or of an evaluation, that happen once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

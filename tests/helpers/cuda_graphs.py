@@ -1,7 +1,5 @@
 """CUDA graphs without a GPU: passes that are computed again, but in memory that stays the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

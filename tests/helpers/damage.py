@@ -1,7 +1,5 @@
 """Files with one flipped bit, and files that are damaged in other ways."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

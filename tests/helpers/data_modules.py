@@ -1,7 +1,5 @@
 """What tests of data modules share: a Trainer's state, downloads without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A CapsNet with a given output, whose decoder draws the poses; and what is in a figure."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

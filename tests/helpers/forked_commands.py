@@ -6,8 +6,6 @@ is forked has its own working directory, environment, standard streams, argument
 during them take ``commands.start`` or ``commands.interpreter``.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing

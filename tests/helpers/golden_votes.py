@@ -1,7 +1,5 @@
 """Votes whose routing has been computed elsewhere, step by step."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

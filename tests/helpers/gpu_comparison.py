@@ -1,7 +1,5 @@
 """The kernels of a GPU, whose module is imported in the process that compares, against the same sums written out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

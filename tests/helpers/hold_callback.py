@@ -1,7 +1,5 @@
 """Jobs of SLURM that wait for what is about to happen to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

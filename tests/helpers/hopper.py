@@ -1,7 +1,5 @@
 """The kernels of a GPU, compiled for Hopper without one, and what the compiler says about them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

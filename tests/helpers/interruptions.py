@@ -1,7 +1,5 @@
 """Runs that are interrupted at any point, in this process: by a signal, or as if by kill -9."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -63,8 +61,8 @@ def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: i
 def stopped_and_resumed(config: DictConfig, directory: Path, at: int, signum: int) -> dict[str, Any]:
     """The result of a run that a signal stopped at the call ``at`` of ``HOOKS``, if it could, and that was resumed."""
     try:
-        with pytest.MonkeyPatch.context() as patch, interruptible():
-            return run(config, directory, patch, Counting(at, signum))
+        with interruptible():
+            return run(config, directory, Counting(at, signum))
     except InterruptError:
         return train(resumed(config), directory)
 

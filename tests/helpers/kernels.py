@@ -1,7 +1,5 @@
 """Random arguments of the fused kernels, the same sums written out, and how close results must be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

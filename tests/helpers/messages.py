@@ -1,7 +1,5 @@
 """Messages of commands that were refused."""
 
-from __future__ import annotations
-
 from tests.helpers.commands import Ended
 
 

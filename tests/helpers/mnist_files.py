@@ -1,7 +1,5 @@
 """Small files in MNIST's format that count as the real ones."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from pathlib import Path

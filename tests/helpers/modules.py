@@ -1,7 +1,5 @@
 """LightningModules and batches small enough that a fit takes hundredths of a second."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

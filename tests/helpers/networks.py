@@ -1,7 +1,5 @@
 """Networks of few weights, by the sizes of their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

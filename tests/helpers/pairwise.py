@@ -1,7 +1,5 @@
 """Few combinations of switches that contain every pair of values of two of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any

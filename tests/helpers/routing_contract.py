@@ -1,7 +1,5 @@
 """What is asked of every routing, as functions, so that wrong versions are put to the same questions."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager

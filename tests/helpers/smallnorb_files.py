@@ -1,7 +1,5 @@
 """Small files in smallNORB's format, real or of its stand-in."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

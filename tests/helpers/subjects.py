@@ -1,7 +1,5 @@
 """Networks and images to put questions to, without a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,16 +50,8 @@ def subject(network: Any, changes: Mapping[str, Change] | None = None, images: i
         return batches(change(stored, strength))
 
     names = [f"class {label}" for label in range(CLASSES)]
-    return Subject(
-        network.eval(),
-        batches(stored),
-        changed,
-        changes or {"translation": moved},
-        lambda _: batches(stored),
-        (),
-        names,
-        CLASSES,
-    )
+    changes = changes or {"translation": moved}
+    return Subject(network.eval(), batches(stored), changed, changes, lambda _: batches(stored), (), names, CLASSES)
 
 
 def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:

@@ -1,15 +1,10 @@
 """Small files in SVHN's format, good and broken ones."""
 
-from __future__ import annotations
-
-import io
-from typing import Any
-
 import numpy as np
-import scipy.io
 import torch
 
 from capsule_lab.data.loader import Images
+from tests.helpers.matlab import matlab
 
 RANDOM = np.random.default_rng(0)
 
@@ -23,13 +18,6 @@ def drawn(number: int) -> dict[str, np.ndarray]:
 ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
 
 
-def matlab(arrays: dict[str, Any]) -> bytes:
-    """MATLAB's format 5, as the real files."""
-    written = io.BytesIO()
-    scipy.io.savemat(written, arrays, do_compression=True)
-    return written.getvalue()
-
-
 def stored(arrays: dict[str, np.ndarray]) -> Images:
     """What the module makes of them: image by image, and the digit that it shows."""
     pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
@@ -37,7 +25,7 @@ def stored(arrays: dict[str, np.ndarray]) -> Images:
     return Images(torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels]))
 
 
-CONTENTS = {name: matlab(arrays) for name, arrays in ARRAYS.items()}
+CONTENTS = {name: matlab(**arrays) for name, arrays in ARRAYS.items()}
 TRAINING, TEST = (stored(arrays) for arrays in ARRAYS.values())
 
 
@@ -48,11 +36,11 @@ def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
 
 WHOLE = ARRAYS["test_32x32.mat"]
 BROKEN = {
-    "truncated": (matlab(WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
-    "corrupt": (matlab(WHOLE)[:5000] + bytes(20) + matlab(WHOLE)[5020:], r"cannot be read \(.+\)"),
+    "truncated": (matlab(**WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
+    "corrupt": (matlab(**WHOLE)[:5000] + bytes(20) + matlab(**WHOLE)[5020:], r"cannot be read \(.+\)"),
     "another file": (b"<html>a login page</html>" * 20, r"cannot be read \(.+\)"),
     "of MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100), r"cannot be read \(.+\)"),
-    "no labels": (matlab({"X": WHOLE["X"]}), r"cannot be read \('y'\)"),
-    "too few labels": (matlab(WHOLE | {"y": WHOLE["y"][:19]}), r"has labels of torch.int64 and shape \(19,\) for 20"),
-    "scaled": (matlab(WHOLE | {"X": WHOLE["X"] / 255}), "has images of torch.float64"),
+    "no labels": (matlab(X=WHOLE["X"]), r"cannot be read \('y'\)"),
+    "too few labels": (matlab(X=WHOLE["X"], y=WHOLE["y"][:19]), r"has labels of torch.int64 and shape \(19,\) for 20"),
+    "scaled": (matlab(X=WHOLE["X"] / 255, y=WHOLE["y"]), "has images of torch.float64"),
 }

@@ -4,8 +4,6 @@ A table stands after ``<!-- options of <group> -->`` or ``<!-- keys of <group> -
 other text of the page is written by hand.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import takewhile

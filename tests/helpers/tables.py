@@ -1,7 +1,5 @@
 """Tables of tiny runs, and what finished runs leave."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -43,6 +41,12 @@ RESULT = {
     "commit": "abc",
     "weights_tested": "best",
 }
+"""The record of a finished run."""
+ATTACKED = {
+    "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
+    "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
+}  # fmt: skip
+"""What the record of an attack has beside those of an evaluation."""
 
 
 def write_table(folder: Path, **content: Any) -> Path:

@@ -1,7 +1,5 @@
 """Which cases of a table are of ``make test``, and which of ``make test-all`` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images in place of rendered toys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training runs in this process, interrupted at a step, and a look at what they leave."""
 
-from __future__ import annotations
-
 import csv
 import math
 import signal
@@ -45,21 +43,19 @@ class TimeOver(Callback):
     on_train_batch_end = on_test_batch_end = _count
 
 
-def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
+def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:
     """``train`` with more callbacks."""
     build_trainer = build.build_trainer
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, *extra, *callbacks))
         return train(config, directory)
 
 
-def interrupted_and_resumed(
-    config: DictConfig, directory: Path, patch: pytest.MonkeyPatch, *steps: int
-) -> dict[str, Any]:
+def interrupted_and_resumed(config: DictConfig, directory: Path, *steps: int) -> dict[str, Any]:
     """The result of a run that a signal stops after each of these steps."""
     for step in steps:
         with pytest.raises(InterruptError):
-            run(config, directory, patch, SignalAt(step))
+            run(config, directory, SignalAt(step))
         assert checkpoint(directory)["global_step"] == step
         config = config.copy()
         config.train.resume = True

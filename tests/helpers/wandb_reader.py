@@ -1,7 +1,5 @@
 """What W&B's own reader finds in the runs that were logged offline."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

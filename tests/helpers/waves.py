@@ -1,7 +1,5 @@
 """Tensors of sines and cosines of the number of an entry, which golden numbers are computed from."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Backends are the same numbers in other time and memory; and which one answers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial

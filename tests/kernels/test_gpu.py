@@ -3,8 +3,6 @@
 The interpreter must be chosen before Triton is imported, so it runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import multiprocessing
@@ -26,14 +24,7 @@ from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
 
-from tests.helpers.gpu_comparison import (
-    CASES,
-    ROUTINGS,
-    compare,
-    compare_convolutional_routing,
-    compare_order,
-    compare_routing,
-)
+from tests.helpers import gpu_comparison
 from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
 from tests.helpers.tiers import whole_but
 
@@ -59,21 +50,21 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", whole_but(CASES, "EM", "one of each", "no rows"))
+@pytest.mark.parametrize("name", whole_but(gpu_comparison.CASES, "EM", "one of each", "no rows"))
 def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
-    interpreter.submit(compare, name, "cpu").result()
+    interpreter.submit(gpu_comparison.compare, name, "cpu").result()
 
 
 @pytest.mark.whole
 def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:
-    interpreter.submit(compare_order, "cpu").result()
+    interpreter.submit(gpu_comparison.compare_order, "cpu").result()
 
 
 @pytest.mark.whole
 def test_interpreted_routing(interpreter: ProcessPoolExecutor) -> None:
-    for algorithm, options in ROUTINGS:
-        interpreter.submit(compare_routing, "cpu", algorithm, options).result()
-    interpreter.submit(compare_convolutional_routing, "cpu").result()
+    for algorithm, options in gpu_comparison.ROUTINGS:
+        interpreter.submit(gpu_comparison.compare_routing, "cpu", algorithm, options).result()
+    interpreter.submit(gpu_comparison.compare_convolutional_routing, "cpu").result()
 
 
 # --------------------------------------------------------------------------------------------------- compiled
@@ -130,21 +121,3 @@ def test_found_for_a_gpu_without_one() -> None:
     kernels = fused_kernels("cuda")
     assert not isinstance(kernels, str), kernels
     assert sorted(kernels.__all__) == KERNELS
-
-
-def test_votes_that_stay_in_registers_are_as_many_as_find_room() -> None:
-    from capsule_lab.kernels.gpu.em import fit_blocks
-
-    found = {
-        (child, size): fit_blocks(child, size)
-        for child, size in ((1, 64), (72, 64), (288, 64), (288, 128), (512, 64), (9999, 4), (40, 4096))
-    }
-    assert found == {
-        (1, 64): (32, 1),
-        (72, 64): (64, 2),
-        (288, 64): (64, 5),
-        (288, 128): (64, 4),  # float64: the fifth is computed again in each pass
-        (512, 64): (64, 8),
-        (9999, 4): (64, 9),  # a kernel of any size compiles in time
-        (40, 4096): (64, 1),
-    }

@@ -1,7 +1,5 @@
 """Memory of a training step: what autograd keeps, and its peak as the operating system sees it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

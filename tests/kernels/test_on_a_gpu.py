@@ -4,8 +4,6 @@ The judge of every routing is the backend ``reference`` in float64 on the CPU, t
 tensor of votes, which other tests compare with slow loops written from the papers.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fused kernels as operators: torch's own checks, and networks that are compiled or exported through them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

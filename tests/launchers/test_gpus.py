@@ -1,7 +1,5 @@
 """At most one run has a GPU, for as long as it lives."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

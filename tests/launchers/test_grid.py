@@ -1,9 +1,7 @@
 """Hydra finds our sweeper, whose combinations are command lines."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,10 @@ import pytest
 from capsule_lab.launchers import Job
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.launchers.local import LocalLauncher
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import launch_here
 
-Cli = Callable[..., Ended]
 SMOKE = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
 
 
@@ -59,9 +56,7 @@ def test_what_cannot_be_is_refused_before_the_first_run(cli: Cli, tmp_path: Path
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
-def test_runs_one_after_another_and_one_that_fails_does_not_stop_the_others(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))
     ended = cli("train", "-m", "model.channels=0,4", "seed=1", *SMOKE[:1], *SMOKE[2:])
     message = one_sentence(ended)

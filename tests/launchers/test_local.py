@@ -1,7 +1,5 @@
 """Jobs of a sweep in processes of this machine, with commands that take no time; whole sweeps are in tests/tables."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -69,9 +67,7 @@ def test_what_jobs_get_and_how_they_ended(
     assert lines == [f"[4/6] the refused: log {logs / 'refused.log'}", "[4/6] the refused: failed: no disk"]
 
 
-def test_jobs_in_turn_show_their_output_and_those_after_the_deadline_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_after_the_deadline_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [job(name, f"print('this is {name}')") for name in ("a", "b")]
     launcher = LocalLauncher(jobs=1, logs=str(tmp_path), show=True)
     assert launcher.launch(jobs) == {"a": None, "b": None}

@@ -1,12 +1,9 @@
 """Which jobs of SLURM are requeued, and what is asked of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +18,7 @@ from capsule_lab.runs import lock
 from capsule_lab.system import slurm
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import write_run, write_table
 
@@ -73,7 +70,7 @@ def test_job_counts_as_queued_if_the_controller_does_not_answer(monkeypatch: pyt
     assert not slurm.in_queue("7"), "without SLURM"
 
 
-def test_launcher_without_slurm_says_so(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_without_slurm_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     ended = cli("sweep", "table=smoke", "rows=[uniform]", "seeds=[0]", "launcher=slurm")
     assert one_sentence(ended).startswith("SLURM did not take the runs (Could not detect")
@@ -100,7 +97,7 @@ class Executor:
 
 
 def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
-    cli: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation is recorded under its own fingerprint."""
     file = write_table(tmp_path, rows=[{"name": "a", "overrides": []}, {"name": "b", "of": "a", "evaluate": []}])
@@ -143,9 +140,7 @@ def test_process_of_a_job_becomes_the_command(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.whole
-def test_requeued_job_continues_without_train_resume(
-    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_requeued_job_continues_without_train_resume(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     assert cli("train", *overrides).status == 0

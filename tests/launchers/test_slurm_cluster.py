@@ -1,15 +1,12 @@
 """The smoke table through ``launcher=slurm`` on a SLURM of one node: jobs are killed, pre-empted, out of time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 from capsule_lab.tables.cells import Cell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read, select
-from tests.helpers.commands import NO_PICTURES, Ended, python, start
+from tests.helpers.commands import NO_PICTURES, Ended, python, start, wait_for
 from tests.helpers.interruptions import differences
 from tests.helpers.tables import contents
 
@@ -169,15 +166,3 @@ def start_what_waits() -> None:
 def directly(cell: Cell, folder: Path) -> Ended:
     """The command of a cell, outside of SLURM."""
     return python("-m", "capsule_lab.train", *cell.overrides, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))
-
-
-def wait_for(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, seconds: float = 240
-) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        if process is not None and process.poll() is not None:
-            out, err = process.communicate()
-            raise AssertionError(f"the sweep ended: {out}{err}")
-        time.sleep(0.5)

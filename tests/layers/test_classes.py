@@ -1,7 +1,5 @@
 """Class capsules: equal to loops, coordinates against section 2.4 of the notes on EM routing. See test_contract."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every layer promises; a layer is a row."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Convolutional capsules: equal to loops over windows; who competes for a child. See test_contract for the rest."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Capsules that see all children: equal to loops. See test_contract for the rest."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any

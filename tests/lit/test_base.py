@@ -1,7 +1,5 @@
 """What the training loop itself does: schedules that reach the loss, the L2 term, crops and parts of the test set."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
@@ -29,12 +27,11 @@ from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
-from capsule_lab.types import Batch, CapsuleOutput, Capsules
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
+from capsule_lab.types import Batch, CapsuleOutput
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Tiny
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
 
-Tiny = Callable[..., DictConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
@@ -62,13 +59,6 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
     )
     (found,) = trainer().test(lit, loader(Batch(images, labels, labels)), verbose=False)
     assert found["test/error"] == 0
-
-
-def test_output_is_shown_by_its_shapes() -> None:
-    scores = torch.tensor([[0.1, 0.9]])
-    capsules = "Capsules(poses=(1, 2, 1), activations=(1, 2), logits=None)"
-    shown = f"CapsuleOutput(scores=(1, 2), capsules={capsules}, logits=None)"
-    assert repr(CapsuleOutput(scores, Capsules(scores[..., None], scores))) == shown
 
 
 def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
@@ -250,7 +240,6 @@ def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps
     assert last["capsule_lab"]["val"] == found["val"]
 
 
-@pytest.mark.xdist_group("stopped")
 def test_run_stops_at_the_first_validation_below_the_threshold(stopped: tuple[Path, dict[str, Any]]) -> None:
     assert_tested_where_it_stopped(*stopped, steps=4)
 
@@ -262,14 +251,12 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.xdist_group("stopped")
 def test_run_that_is_interrupted_stops_where_it_would_have(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert results(interrupted_and_resumed(stopping(), tmp_path, monkeypatch, 2)) == results(stopped[1])
+    assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
 
 
-@pytest.mark.xdist_group("stopped")
 def test_run_that_had_stopped_is_tested_again_and_not_trained_on(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

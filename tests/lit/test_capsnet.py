@@ -1,20 +1,13 @@
 """Matrix capsules with a decoder: what is decoded, from what, and that it learns beside the classes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
 
 from capsule_lab.config import build
 from capsule_lab.config.compose import compose
-from capsule_lab.errors import ConfigError
 from capsule_lab.functional import in_unit_range
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import reconstruction_loss
 from capsule_lab.networks import EMCaps
-from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.modules import capsnet
 
@@ -56,9 +49,3 @@ def test_images_of_a_capsnet_are_decoded_as_they_are() -> None:
     output = lit(images)
     expected = (lit.network.reconstruct(output, batch.labels) - images).square().mean()
     torch.testing.assert_close(lit.loss_terms(batch, output, {})["reconstruction"], expected, rtol=0, atol=0)
-
-
-def test_a_decoder_that_would_not_be_trained_is_refused(tmp_path: Path) -> None:
-    config = compose("train", [*SMALL, "module=classifier", "data=mnist", "trainer.max_epochs=1"])
-    with pytest.raises(ConfigError, match="has a decoder, and ClassifierModule would not train it; expected module="):
-        train(config, tmp_path / "run")

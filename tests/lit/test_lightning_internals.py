@@ -1,7 +1,5 @@
 """What ``lightning_internals`` does that no run of ours would show, on a model of two weights."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import warnings

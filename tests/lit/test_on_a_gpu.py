@@ -1,8 +1,6 @@
 """Training on a GPU, ``pytest -m gpu``: no step waits for it, and CUDA graphs come to the same weights."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
 from torch import Tensor
 
 from capsule_lab.config import build
 from capsule_lab.train import train
+from tests.helpers.commands import Tiny
 from tests.helpers.training import SMALL_MODELS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -34,7 +32,7 @@ class NeverWaits(Callback):
 
 
 @pytest.fixture
-def fit(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Trains a small model with its default callbacks and these; what it comes to."""
     original = build.build_trainer
 

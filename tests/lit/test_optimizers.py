@@ -1,7 +1,5 @@
 """Groups of parameters, Muon against torch's own classes, and every option of ``conf/optimizer`` in training."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -9,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from capsule_lab.config.compose import options_of
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.networks import AbstractNetwork, BaselineCNN
 from capsule_lab.train import Training, train
-from tests.helpers.commands import NO_PICTURES
+from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import classifier
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import interrupted_and_resumed, results, weights
-
-Tiny = Callable[..., DictConfig]
 
 NETWORKS: dict[str, Callable[[], AbstractNetwork]] = {
     "cnn": lambda: BaselineCNN((1, 9, 9), 3, channels=(2,), kernel_size=3, hidden=(4,)),
@@ -158,12 +153,10 @@ def test_what_muon_refuses(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(each, marks=[] if each == "muon" else [pytest.mark.whole]) for each in OPTIMIZERS]
 )
-def test_optimizer_trains_and_resumes_exactly(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
+def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimizer: str) -> None:
     config = tiny(f"optimizer={optimizer}", "trainer.max_epochs=1", "schedule.learning_rate.initial=0.01", *NO_PICTURES)
     whole, began = train(config, tmp_path / "whole"), Training(config, tmp_path / "run", [], 0.0).module.state_dict()
-    assert results(interrupted_and_resumed(config, tmp_path / "run", monkeypatch, 2)) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", 2)) == results(whole)
     end = weights(tmp_path / "run")
     torch.testing.assert_close(end, weights(tmp_path / "whole"), rtol=0, atol=0)
     assert [name for name, value in began.items() if torch.equal(value, end[name])] == []

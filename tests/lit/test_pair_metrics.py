@@ -1,7 +1,5 @@
 """Metrics of poses that follow a change: perfect and wrong capsules, and loops over pairs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,6 @@
 """The loop on pairs: what is logged, saved and refused."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,8 @@ from capsule_lab import runs
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import summary, train
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.training import interrupted_and_resumed, weights
-
-Cli = Callable[..., Ended]
 
 ON_PAIRS = ["data=mnist_pairs", "data.source=standin", "trainer.accelerator=cpu"]
 SMALL = ["model=transforming_autoencoder", "model.capsules=4", *ON_PAIRS]
@@ -41,7 +36,6 @@ def of_shifts(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("pairs"))
 
 
-@pytest.mark.xdist_group("pairs")
 def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     result, directory = of_shifts
     for split in ("val", "test"):
@@ -81,20 +75,6 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
     assert "error" in trained(tmp_path, model=["model=cnn_small", *ON_PAIRS])[0]["test"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=mnist"], "TransformingAutoencoder is told a shift, and the data has none; expected data=mnist_pairs"),
-        (["data.change=affine"], "is told a shift, and the data has a matrix"),
-        (["+module.cuda_graphs=true"], "module: cuda_graphs is true, and this network takes a change beside images"),
-        (["data.mixup=0.2"], "data.mixup: TransformingAutoencoder does not classify; expected null"),
-    ],
-)
-def test_data_without_the_change_is_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trained(tmp_path, *overrides)
-
-
 @pytest.mark.whole
 def test_a_monitor_of_poses_and_callbacks_for_classes(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")
@@ -112,14 +92,13 @@ def test_one_image_and_no_shift_leave_out_what_has_no_value(tmp_path: Path) -> N
 
 
 @pytest.mark.whole
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, directory = trained(tmp_path / "whole")
-    parts = interrupted_and_resumed(compose("train", [*SMALL, *SHORT]), tmp_path / "parts", monkeypatch, 4)
+    parts = interrupted_and_resumed(compose("train", [*SMALL, *SHORT]), tmp_path / "parts", 4)
     assert parts["test"] == whole["test"]
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(directory), rtol=0, atol=0)
 
 
-@pytest.mark.xdist_group("pairs")
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
@@ -135,6 +114,5 @@ def test_commands_for_classes_refuse(command: str, options: list[str], message: 
     assert message in ended.err
 
 
-@pytest.mark.xdist_group("pairs")
 def test_evaluation_at_another_shift(cli: Cli, of_shifts: Run) -> None:
     assert "test loss" in cli("evaluate", f"ckpt={of_shifts[1]}", "+data.shift=4").out

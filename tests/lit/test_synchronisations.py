@@ -5,8 +5,6 @@ before both, the guard and StepMetrics; figures, statistics and metrics at the e
 ``tests/kernels/test_on_a_gpu.py`` asks a GPU itself.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.config import build
 from capsule_lab.train import train
+from tests.helpers.commands import Tiny
 from tests.helpers.tiers import whole_but
 from tests.helpers.training import SMALL_MODELS
 
@@ -67,7 +65,7 @@ class Watch(ExitStack):
         if waits and not any(file in line for line in lines for file in ON_THE_HOST):
             self.found.append(next(line for line in lines[::-1] if "/torch/" not in line and __file__ not in line))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         for mode in self.modes:
             self.enter_context(mode)
         return self
@@ -93,7 +91,7 @@ class TenSteps(Callback):
 
 @pytest.mark.parametrize("model", whole_but(SMALL_MODELS, "capsnet"))
 def test_ten_steps_with_all_default_callbacks_never_wait(
-    model: str, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ten, original = TenSteps(), build.build_trainer
     monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, ten))

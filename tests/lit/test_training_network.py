@@ -1,7 +1,5 @@
 """Training steps that are compiled or replayed as CUDA graphs: the same numbers, and nothing else is changed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
@@ -19,12 +17,11 @@ from capsule_lab.losses import cross_entropy_loss, margin_loss
 from capsule_lab.networks import AbstractNetwork, SmallCNN
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import Batch
+from tests.helpers.commands import Tiny
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.cuda_graphs import FakeGraphs
-from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
+from tests.helpers.modules import RATE, batch, capsnet, loader, trainer
 from tests.helpers.networks import small_em_caps
-
-Tiny = Callable[..., DictConfig]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -158,15 +155,6 @@ def test_trainers_that_cannot_have_graphs(options: Any, of_trainer: dict[str, An
     network, given = TrainingNetwork(capsnet().network, **options), SimpleNamespace(**{**known, **of_trainer})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         network.check(given)  # type: ignore[arg-type]
-
-
-def test_options_that_cannot_work() -> None:
-    with pytest.raises(ValueError, match="compile is 'fast'; expected False, True, 'reduce-overhead', "):
-        classifier(compile="fast")
-    with pytest.raises(ValueError, match="compile is 'reduce-overhead', which makes CUDA graphs of its own"):
-        classifier(compile="reduce-overhead", cuda_graphs=True)
-    with pytest.raises(ConfigError, match=r"module\.cuda_graphs is true, and training is on cpu; expected a GPU"):
-        fit(classifier(cuda_graphs=True), [batch()])
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,22 @@
 """Training on two overlapping digits: a decoder for each, errors of pairs, and what is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab.config import build
-from capsule_lab.config.compose import compose
-from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet
 from tests.helpers.training import trained_module
 
-Tiny = Callable[..., DictConfig]
 PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICTURES]
 
 
@@ -76,16 +68,6 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, model: list[str],
         assert 0 <= result[split]["present_f1"] <= 1
     assert result["provenance"]["test_images"] == "60 pairs of 359"
     assert trained_module(tmp_path / "run").metrics.labels_per_image == 2
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize("loss", ["cross_entropy", "spread"])
-def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
-    model = "cnn_multimnist" if loss == "cross_entropy" else "capsnet"
-    config = compose("train", [f"model={model}", f"loss={loss}", "data=multimnist", "data.source=standin"])
-    spec = build.build_data(config).spec
-    with pytest.raises(ConfigError, match="takes one label per image, but these have 2; use loss=margin for capsules"):
-        build.build_module(config, spec)
 
 
 def test_decoder_that_sees_all_capsules_is_refused() -> None:

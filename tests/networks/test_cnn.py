@@ -1,7 +1,5 @@
 """Convolutional baselines: pooling, kernels, the mean over positions; the rest is in test_contract."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

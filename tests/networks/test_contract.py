@@ -1,7 +1,5 @@
 """What every network promises: presets are found in ``conf/model``, small networks are rows of ``SMALL``."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import dataclass, field
@@ -117,17 +115,17 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("capsnet", ["experiment=sabour2017/svhn"], "CIFAR10", 1_004_976),
         ("efficient_capsnet", ["model.decoder=null"], "MNIST", 161_824),
         ("efficient_capsnet", ["model.decoder=null", "model.normalisation=none"], "MNIST", 161_248),
-        (
-            "efficient_capsnet",
-            [*MULTIMNIST, "model.decoder=null"],
-            "MultiMNIST",
-            154_656,
-        ),
+        ("efficient_capsnet", [*MULTIMNIST, "model.decoder=null"], "MultiMNIST", 154_656),
         ("efficient_capsnet", ["experiment=mazzia2021/smallnorb"], "smallNORB, 48 pixels", 151_664),
         ("em_caps_paper", [], "MNIST", 318_420),
         ("em_caps_paper", ["model.stem=padded", "model.primary.bias=true"], "MNIST", 318_964),
         ("em_caps_paper", ["model.channels=256"], "CIFAR10", 458_900),
         ("em_caps_small", [], "smallNORB", 68_618),
+        ("em_caps", [], "smallNORB", 76_458),
+        ("em_caps_small_normalised", [], "smallNORB", 70_042),
+        ("em_caps_paper", [], "smallNORB", 316_650),
+        ("cnn_small", [], "smallNORB", 62_341),
+        ("cnn_pooled", [], "smallNORB", 76_533),
         ("em_caps_small", [], "MNIST", 68_308),
         ("em_caps", ["model.decoder=[512,1024]", "module=capsnet"], "smallNORB", 2_742_442),
         ("heinsen", [], "smallNORB, 48 pixels", 271_688),

@@ -1,7 +1,5 @@
 """EfficientCapsNet: initial values and normalisation of the official code; sizes are in test_contract."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """EMCaps: geometry, coordinates, options of the class layer, every routing of ``conf/routing``, initial statistics."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from functools import partial

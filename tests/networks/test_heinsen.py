@@ -1,7 +1,5 @@
 """The smallNORB network of Heinsen 2019: learning, what of the image it sees."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """The network of inverted dot-product attention: order of capsules, initial weights."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

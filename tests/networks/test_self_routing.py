@@ -1,7 +1,5 @@
 """The networks of self-routing: trunks, learning, initial weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

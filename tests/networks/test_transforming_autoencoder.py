@@ -1,7 +1,5 @@
 """Transforming auto-encoder: golden forward pass, counts, the order of T and A, and where patches are drawn."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slow float64 transcription of attention routing (Choi and others 2019)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

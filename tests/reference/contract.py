@@ -1,7 +1,5 @@
 """What the contract compares a routing with: ``REFERENCE`` in ``tests/reference/<module of the routing>_loops.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

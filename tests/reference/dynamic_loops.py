@@ -1,7 +1,5 @@
 """Dynamic routing as the contract compares it; the transcription is in ``loops``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -5,8 +5,6 @@ the order ``(row, column, type)`` of the window; the loops have grids ``(b, type
 ``(type, kernel row, kernel column, inner, column, parent type)``.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -5,8 +5,6 @@ official TensorFlow graphs in float32. Printed to 8 decimals: compare with ``TOL
 n is the flat index.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -19,7 +17,7 @@ from tests.reference.em_loops import inverse_temperatures
 TOLERANCE = 5.1e-9  # half a unit of the eighth decimal, and a little for our own rounding
 
 
-def betas(row: ConvGolden | ClassGolden, types: int) -> tuple[Tensor, Tensor]:
+def betas(row: "ConvGolden | ClassGolden", types: int) -> tuple[Tensor, Tensor]:
     """``(b_s, b_a)`` of each parent type, in float64: 0.2 rounded to float32 moves the eighth decimal of a logit."""
     return tuple(torch.full((types,), beta, dtype=torch.float64) for beta in (row.b_s, row.b_a))
 
@@ -35,7 +33,7 @@ def in_paper_form(cost: str, b_s: float, b_a: float, final: float) -> tuple[floa
     return (math.log(b_s**2 + 5e-4) + constant) / 2, -400 * b_a, 2 * final
 
 
-def check(row: ConvGolden | ClassGolden, **found: Tensor) -> None:
+def check(row: "ConvGolden | ClassGolden", **found: Tensor) -> None:
     for quantity, values in found.items():
         if (expected := getattr(row, quantity)) != ():
             torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=TOLERANCE)
@@ -201,20 +199,16 @@ class ClassGolden(NamedTuple):
 
 CLASS = [
     ClassGolden(
-        name="small-betas",
-        b_s=0.5,
-        b_a=0.02,
+        name="small-betas", b_s=0.5, b_a=0.02,
         activations=(0.50138757, 0.49954529, 0.49636317, 0.49855425),
         first_pose=(-0.0910182, 0.03064774, -0.02051042, -0.02713675),
     ),
     ClassGolden(
-        name="official-betas",
-        b_s=2.0,
-        b_a=1.0,
+        name="official-betas", b_s=2.0, b_a=1.0,
         activations=(0.14285563, 0.1432776, 0.1430865, 0.14331921),
         logits=(-1.79177186, -1.78832993, -1.78988761, -1.78799099),
     ),
-]
+]  # fmt: skip
 
 
 LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding

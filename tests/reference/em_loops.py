@@ -9,8 +9,6 @@ here: R_ij couplings, a_i and a_j activations, V_ij votes, mu_j poses, v_j = sig
 L_j = sum_h ln v_j^h log-volumes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence

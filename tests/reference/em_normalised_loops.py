@@ -1,7 +1,5 @@
 """Slow float64 transcription of EM routing with normalised evidence, up to its normalisation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -9,8 +9,6 @@ and no damping. Mistakes that show where a child is seen from several positions 
 ``IN_WINDOWS``. Numbers in brackets are pitfalls of the project's notes on EM routing, section 10.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Slow float64 transcription of Heinsen 2019 (arXiv 1911.00792), algorithm 1."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slow float64 transcription of Tsai, Srivastava, Goh and Salakhutdinov (ICLR 2020), sequential form."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ As all transcriptions here: plain loops over batch (b), child (i), parent (j) an
 are float64. Nothing comes from the package, so that a mistake there cannot repeat itself here. Do not make them faster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -20,11 +18,6 @@ def squash_vector(total: list[float], added: float = 1.0) -> list[float]:
     squared = dot(total, total)
     factor = squared / (added + squared) / math.sqrt(squared + EPS)
     return [factor * component for component in total]
-
-
-def squash_loops(vectors: Tensor) -> Tensor:
-    """Equation 1 on every row of a matrix ``(vector, dim)``."""
-    return torch.tensor([squash_vector(row) for row in vectors.tolist()], dtype=torch.float64)
 
 
 def norm(vector: list[float]) -> float:

@@ -1,7 +1,5 @@
 """Couplings that are given, as the contract compares them: dynamic routing of one iteration from a prior per child."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Slow float64 transcription of scaled-distance agreement (Peer, Stabinger and Rodriguez-Sanchez 2018)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

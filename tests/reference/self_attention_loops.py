@@ -3,8 +3,6 @@
 With the matrix of children by children as in the paper.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Slow float64 transcription of self-routing (Hahn, Pyeon and Kim, NeurIPS 2019, section 3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

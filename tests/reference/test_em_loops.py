@@ -1,7 +1,5 @@
 """The slow EM loops give the golden numbers, and what these do not show."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

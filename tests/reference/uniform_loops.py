@@ -1,7 +1,5 @@
 """Uniform routing as the contract compares it: dynamic routing of one iteration, whose couplings are equal."""
 
-from __future__ import annotations
-
 from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import dynamic_routing_loops
 

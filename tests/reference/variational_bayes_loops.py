@@ -3,8 +3,6 @@
 Parents at one position see the children of one window; a dense layer is one position that sees all of them.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any, NamedTuple

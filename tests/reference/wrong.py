@@ -4,8 +4,6 @@ Each differs from the right one in a single place; those of EM routing are in ``
 poses of parents ``(b, j, d)``. Numbers in brackets are pitfalls or sections of the project's notes on these routings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Attention over the children: golden numbers of the formula, and what differs from the contract of other routings."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

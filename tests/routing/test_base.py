@@ -1,7 +1,5 @@
 """What layers tell a routing, routings that want the vote tensor, and those that cannot see its sign."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ in ``tests/reference/<module>_loops.py``. Every check is made for combinations o
 of values at least once, and for each shipped configuration of EM routing.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

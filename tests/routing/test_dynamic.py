@@ -1,7 +1,5 @@
 """What dynamic and uniform routing have and others have not: prior, squashes, a gradient that is cut."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """EM routing: the numbers of the official code, and the mistakes of public ports."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the contract cannot ask of EM routing with normalised evidence: training mode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Inverted dot-product attention: the numbers of the official code, and its mistake."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

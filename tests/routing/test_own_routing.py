@@ -1,18 +1,15 @@
 """A routing in a package of its own: ``tests/templates/my_routing``, which CONTRIBUTING quotes, works as it is."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from capsule_lab.types import RoutingTrace, Votes
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -45,7 +42,7 @@ CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
     ],
     ids=["config-dir", "searchpath", "target"],
 )
-def test_own_routing_trains(own: Path, cli: Callable[..., Ended], arguments: list[str]) -> None:
+def test_own_routing_trains(own: Path, cli: Cli, arguments: list[str]) -> None:
     given = [argument.format(own / "conf") for argument in arguments]
     ended = cli("train", *given, *TINY_DATA, *STEPS, *NO_PICTURES)
     assert ended.status == 0, ended.err
@@ -53,7 +50,7 @@ def test_own_routing_trains(own: Path, cli: Callable[..., Ended], arguments: lis
     assert result["steps"] == 2
 
 
-def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Callable[..., Ended]) -> None:
+def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Cli) -> None:
     for option, arguments, message in [
         (CONFIG_DIR, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
         (SEARCH_PATH, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),

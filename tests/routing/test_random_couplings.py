@@ -1,7 +1,5 @@
 """Random couplings: the same for all images, drawn once, from a seed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

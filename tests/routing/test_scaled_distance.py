@@ -1,7 +1,5 @@
 """Scaled-distance agreement: golden numbers, and the mean over the batch that official code takes."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

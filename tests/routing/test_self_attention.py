@@ -1,7 +1,5 @@
 """Self-attention routing: golden numbers, what it never computes, and its prior."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Self-routing (Hahn 2019): golden numbers, windows with padding, and the mistakes of others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Variational Bayes routing: golden numbers, convolutional layers, normalisation over the batch, wrong versions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

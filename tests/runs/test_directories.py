@@ -1,7 +1,5 @@
 """Names of run directories, and the hash of a configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +81,7 @@ def test_overrides_of_a_run_are_kept_as_they_are_typed(config: DictConfig, tmp_p
     assert directories.read_overrides(tmp_path) == "", "not known"
 
 
-def test_only_the_first_process_writes_and_what_a_killed_one_left_is_removed(
-    config: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "1")
     directories.create_directory(Path("run"), config)
     assert [*Path("run").iterdir()] == []

@@ -1,7 +1,5 @@
 """Records: what is read is what was written, or nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,13 +1,10 @@
 """One process at a time trains a configuration, and a record says how that failed."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
 from capsule_lab.system import slurm
-from tests.helpers.commands import Ended, Trained
+from tests.helpers.commands import Cli, Trained
 from tests.helpers.tables import RESULT, TINY
 
 
@@ -107,7 +104,7 @@ def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig, monkeyp
 
 
 def test_second_process_is_refused_and_changes_nothing(
-    cli: Callable[..., Ended], config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
     with lock.train_lock(config):

@@ -1,7 +1,5 @@
 """A run is opened from its checkpoint alone; one that cannot be used is refused in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +139,7 @@ def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Cal
         refused(message)
 
 
-def test_tensors_of_a_checkpoint_that_is_read_are_those_of_the_file_at_that_time(change: Callable[..., Path]) -> None:
+def test_tensors_read_from_a_checkpoint_survive_its_replacement(change: Callable[..., Path]) -> None:
     """They are read when they are used, and a checkpoint may have been replaced by then."""
     path = change(0, "config", "seed")
     before, read = torch.load(path, weights_only=True), runs.checkpoints.read(path)

@@ -1,7 +1,5 @@
 """What a run directory says about how its run ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import results
-from tests.helpers.tables import RESULT
+from tests.helpers.tables import ATTACKED, RESULT
 
 
 def test_failure_is_in_the_directory(tmp_path: Path) -> None:
@@ -39,10 +37,6 @@ def test_metrics_that_are_not_finite_are_no_result() -> None:
         results.check_finite({"loss": float("nan"), "error": float("inf"), "margin": 0.5}, "the test of last.ckpt")
 
 
-ATTACKED = {
-    "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
-    "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
-}  # fmt: skip
 STRANGE = {
     "test": {"error": None}, "provenance": {}, "val": 3, "steps": "x", "parameters": True, "hardware": 5,
     "commit": ["a"], "precision": None, "evaluation_seconds": "x", "training_seconds": 10**400, "curves": 3,

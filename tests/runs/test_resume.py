@@ -1,7 +1,5 @@
 """A run that is interrupted anywhere ends as if it had not been."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import signal
@@ -20,12 +18,8 @@ from tests.helpers.training import SignalAt, checkpoint, run
 BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=16", "trainer.val_check_interval=6"]
 BY_STEPS += ["trainer.check_val_every_n_epoch=null"]
 
-pytestmark = pytest.mark.xdist_group("resume")
 
-
-def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     """An epoch has four steps, 256 images in batches of 64."""
     config = compose("train", [*TINY_DATA, *BY_STEPS, *TINY_CNN, *NO_PICTURES])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -33,7 +27,7 @@ def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(
     signals = itertools.cycle([signal.SIGTERM, signal.SIGUSR1])
     for step, saved_at in {1: 1, 4: 4, 6: 7, 10: 10}.items():  # after 6 comes a validation, which would be left out
         with pytest.raises(InterruptError, match=r"to continue exactly: .*train\.resume=true") as caught:
-            run(config, cut, monkeypatch, SignalAt(step, signum := next(signals)))
+            run(config, cut, SignalAt(step, signum := next(signals)))
         assert checkpoint(cut)["global_step"] == saved_at
         (cut / "metrics.csv").unlink(missing_ok=True)  # its rows are in the checkpoint, that of the epoch included
         assert caught.value.signum == signum
@@ -68,8 +62,7 @@ def test_run_can_be_interrupted_at_every_point(tmp_path: Path, kind: str, every:
     """By each signal in every hook, and by kill -9 before every file that is put in place; or some of these."""
     config = compose("train", [*SHORT, *(TINY_CAPSNET if kind == "capsules" else TINY_CNN), *KINDS[kind]])
     count = Counting()
-    with pytest.MonkeyPatch.context() as patch:
-        expected = run(config, tmp_path / "whole", patch, count)
+    expected = run(config, tmp_path / "whole", count)
     wrong = {}
     for at, signum in zip(range(len(count.seen))[::-every], itertools.cycle(SIGNALS), strict=False):
         directory = tmp_path / "stopped"

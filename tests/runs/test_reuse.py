@@ -1,7 +1,5 @@
 """A run on a stand-in counts until the real files are here; one of precision ``auto`` where it is used."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.tables.cells import DONE, MISSING
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.tables import TINY, write_run, write_table
 
 STANDIN = {"source": "standin", "name": "stand-in for MNIST"}
@@ -77,7 +75,7 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
 def test_resuming_starts_anew_in_another_precision_and_when_the_files_arrive(
-    a_copy: Path, arrive: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Ended], finished: bool
+    a_copy: Path, arrive: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cli: Cli, finished: bool
 ) -> None:
     """By its result, or by the record in its checkpoint."""
     command = [*TINY, "data.source=auto", "train.resume=true"]

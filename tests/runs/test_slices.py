@@ -1,7 +1,5 @@
 """A run in several commands, each of which trains for a while, and in several places."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -14,12 +12,10 @@ from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
 from tests.helpers.training import TimeOver, run
-
-Cli = Callable[..., Ended]
 
 RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
 RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
@@ -90,18 +86,16 @@ def test_four_slices_and_a_move_end_like_one_run(
     assert "is finished already" in cli("train", *SLICE).out
 
 
-def test_test_that_has_no_time_left_is_of_the_next_slice(
-    tmp_path: Path, home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_that_has_no_time_left_is_of_the_next_slice(tmp_path: Path, home: Callable[[str], Path]) -> None:
     """There are ten steps, and three batches of test images."""
     home("here")
     config = compose("train", [*SLICE, "trainer.max_epochs=2"])
     expected = train(config, tmp_path / "whole")
     pause = {"status": "paused", "steps": 10, "planned_steps": 10}
     for batches, new_steps in ((11, 10), (2, 0)):
-        found = run(config, tmp_path / "cut", monkeypatch, TimeOver(batches))
+        found = run(config, tmp_path / "cut", TimeOver(batches))
         assert found == {**pause, "new_steps": new_steps}
-    found = run(config, tmp_path / "cut", monkeypatch, TimeOver(8))
+    found = run(config, tmp_path / "cut", TimeOver(8))
     assert differences(found, tmp_path / "cut", expected, tmp_path / "whole") == []
     assert not (tmp_path / "cut" / "status.json").exists()
 

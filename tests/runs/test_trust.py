@@ -1,7 +1,5 @@
 """A checkpoint from elsewhere runs no code: whatever its configuration names is refused before it is imported."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

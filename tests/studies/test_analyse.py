@@ -1,9 +1,6 @@
 """``python -m capsule_lab analyse``: its record, its figures, and what it says of wrong input."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +12,9 @@ from capsule_lab.config.compose import compose
 from capsule_lab.studies.analyse import analyse, table
 from capsule_lab.studies.study import Outcome
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 SMALL = ["images=20", "trainer.accelerator=cpu"]
 
 
@@ -65,7 +61,7 @@ def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_writt
     assert sorted(a_copy.rglob("*")) == before
 
 
-def test_a_heading_names_the_images_that_were_asked_with_and_a_table_explains_empty_cells(a_copy: Path) -> None:
+def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) -> None:
     """A figure may show one of them only."""
     outcome = asked(a_copy, "what=couplings", "what.shown=1")
     headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
@@ -84,26 +80,6 @@ def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -
     assert not any(key.startswith("untrained") for key in result["analyse"])
     assert result["images"] == len(wrong)
     assert result["analyse"]["error"] == pytest.approx(100 * float(wrong.double().mean()))
-
-
-def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
-    for overrides, message in [
-        (["what=dreams"], "what=dreams does not exist; Options: "),
-        (["images=0"], "images is 0; expected a whole number, 1 or more"),
-        (["split=train"], "split is 'train'; expected 'test' or 'val'"),
-        (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 to 28"),
-        (["what=votes", "what.longest=far"], "what.longest is far; expected a number or null"),
-        (["what=votes", "what.shortest=0"], "what.shortest does not exist"),
-        (["what=poses"], "CapsNet is told no change of its images; expected model=transforming_autoencoder"),
-        (["data=multimnist", "data.source=standin"], "labels_per_image"),
-        (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
-    ]:
-        ended = cli("analyse", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
-        assert ended.status == 2
-        assert message in one_sentence(ended)
-        assert not (a_copy / "analyses").exists()
-    for command in ("analyse", "attack"):
-        assert one_sentence(cli(command)).startswith("ckpt is missing; expected ckpt=")
 
 
 @pytest.mark.whole

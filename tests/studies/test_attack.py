@@ -1,10 +1,7 @@
 """``python -m capsule_lab attack``: its record, its figures, and what it says of wrong input."""
 
-from __future__ import annotations
-
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,9 @@ from rich.console import Console
 from capsule_lab.config.compose import compose
 from capsule_lab.studies.attack import attack, tables
 from capsule_lab.studies.study import Outcome
-from tests.helpers.commands import Ended, Trained
+from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
-from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 SMALL = ["images=20", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
 
 
@@ -110,32 +105,3 @@ def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:
 def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
     options = ["seed=0", "space=grey_levels", "couplings=equal", "split=val", f"source={a_copy}", "objective=margin"]
     assert len({attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in options}) == len(options)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["epsilons=[-0.1]", "attack=fgsm"], "epsilons has -0.1; expected 0 to 1 for attack=fgsm"),
-        (["epsilons=[many]"], "epsilons is ['many']; expected a list of numbers or null"),
-        (["epsilons=[0.1,0.1]"], "epsilons is [0.1, 0.1]; expected different numbers"),
-        (["images=0"], "images is 0; expected a whole number, 1 or more"),
-        (["check_images=null"], "check_images is null; expected a whole number, 1 or more"),
-        (["objective=training", "couplings=equal"], "objective=training is of the network that is attacked"),
-        (["data=multimnist", "data.source=standin"], "labels_per_image"),
-        (["attack=corruption", "epsilons=[1.5]"], "1.5"),
-        (["space=pixels"], "space is 'pixels'; expected 'input' or 'grey_levels'"),
-        (["targeted=maybe"], "targeted is maybe; expected true or false"),
-        (["attack=pgd", "epsilons=[0.1,1e30]"], "epsilons has 1e+30; expected 0 to 1 for attack=pgd"),
-        (["trainer.max_epochs=5"], "trainer.max_epochs is 5, which only training reads; leave it out"),
-        (["attack=pgd", "attack.norm=l1"], "attack.norm is 'l1'; expected 'linf' or 'l2'"),
-        (["attack=deepfool"], "attack=deepfool does not exist; Options: bim, corruption, fgsm"),
-        (["targeted=true", "objective=training"], "objective=training is of labels only"),
-        (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
-    ],
-)
-def test_wrong_input_gets_one_sentence(overrides: list[str], message: str, cli: Cli, trained: Trained) -> None:
-    checkpoint = f"ckpt={trained.directory}"
-    ended = cli("attack", checkpoint, "images=4", "checks=false", "trainer.accelerator=cpu", *overrides)
-    assert ended.status == 2
-    assert message in one_sentence(ended)
-    assert not (trained.directory / "attacks").exists()

@@ -1,7 +1,5 @@
 """``atomically``: completely or not at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

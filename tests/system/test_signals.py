@@ -1,7 +1,5 @@
 """Signals stop a command with a status of 128 plus their number; a closed pipe ends it quietly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures of tables."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which arguments of a command are about the table, and which are overrides of its runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from capsule_lab.config.compose import compose, quoted
@@ -27,18 +25,8 @@ def test_overrides_of_runs_become_one_list() -> None:
 
 
 def test_quoted_text_is_not_interpolated() -> None:
-    texts = [
-        "a.b=${c.d}",
-        "a='%'",
-        "a=${oc.env:B}%",
-        "ä=1",
-        "a=[1,2]",
-        "a='it\\'s'",
-        r"a=c\d",
-        "a=x\\",
-        r"a=\${x}",
-        "~a",
-    ]
+    texts = ["a.b=${c.d}", "a='%'", "a=${oc.env:B}%", "ä=1", "a=[1,2]"]
+    texts += ["a='it\\'s'", r"a=c\d", "a=x\\", r"a=\${x}", "~a"]
     overrides = f"overrides=[{','.join(map(quoted, [*texts, *texts]))}]"
     assert list(compose("report", [overrides]).overrides) == texts * 2
 

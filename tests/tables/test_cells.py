@@ -1,7 +1,5 @@
 """Which runs a table asks for, and how far each of them is."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

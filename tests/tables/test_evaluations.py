@@ -1,10 +1,7 @@
 """Rows that evaluate the weights of another row: found, run, retried and reported like rows that are trained."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,9 @@ from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.tables import contents, write_evaluation, write_run
 
-Cli = Callable[..., Ended]
 TRAINED = {"name": "trained", "overrides": []}
 EVALUATED = {"name": "evaluated", "of": "trained", "evaluate": ["data.eval_images=50"]}
 SAME = {"name": "same", "of": "trained", "evaluate": ["data.eval_images=50"]}

@@ -1,8 +1,5 @@
 """Rows of tables that ``analyse`` evaluates."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +7,9 @@ import pytest
 
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.tables import contents
 
-Cli = Callable[..., Ended]
 COLUMNS = {
     "clean": {"label": "clean, error %"},
     "t_score": {"label": "T-score", "metric": "analyse/digits/3/t_score"},

@@ -1,9 +1,5 @@
 """Rows of tables that ``attack`` evaluates."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +11,9 @@ from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import best_runs, summarise
-from tests.helpers.commands import Ended
-from tests.helpers.tables import contents, write_run
+from tests.helpers.commands import Cli
+from tests.helpers.tables import ATTACKED, contents, write_evaluation, write_run
 
-Cli = Callable[..., Ended]
 COLUMNS = {
     "clean": {"label": "clean, error %"},
     "attacked_0.1": {"label": "epsilon 0.1, accuracy %", "metric": "attack/0.1/accuracy"},
@@ -118,13 +113,14 @@ def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path
 
 def test_a_failed_check_stands_in_the_table(file: Path) -> None:
     one, *_ = distinct(expand(read(file)))
-    directory = write_run(one)
+    write_run(one)
     *_, white_box, _ = distinct(expand(read(file)))
     checks = [
         {"name": "large budget", "passed": False, "found": "12.0 %"},
         {"name": "loss", "passed": None, "found": ""},
     ]
-    write_attack(directory, white_box.fingerprint, checks)
+    attacked = {**ATTACKED, "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks}
+    write_evaluation(white_box, error=1.0, **attacked)
     entries = [each for each in summarise(read(file)) if each.row.name == "white_box"]
     assert [entry.state for entry in entries] == ["1 of 1, failed checks: large budget"] * 2
 
@@ -138,24 +134,3 @@ def test_curves_are_means_over_seeds_of_one_data_set_between_the_extremes() -> N
     assert merged["attack"] == {"0.1/accuracy": 50.0, "0.1/lowest": 40.0, "0.1/highest": 60.0}
     assert merged["test"] == {"error": 2.0}
     assert _over_seeds([SimpleNamespace(result=records[0])]) == records[0]
-
-
-def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]) -> None:
-    path = directory / "evaluations" / f"{fingerprint}.json"
-    path.parent.mkdir()
-    record = {
-        "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0},
-        "checks": checks,
-        "test": {"error": 1.0},
-        "provenance": {"source": "real", "name": "real MNIST"},
-        "evaluation_seconds": 6.0,
-        "hardware": "a machine",
-        "commit": "abc",
-        "targeted": False,
-        "space": "input",
-        "couplings": "trained",
-        "source": None,
-        "options": {"_target_": "a.fgsm"},
-        "split": "test",
-    }
-    path.write_text(json.dumps(record))

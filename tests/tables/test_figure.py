@@ -1,7 +1,5 @@
 """Error against time, from finished runs alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -49,7 +47,7 @@ def test_a_point_for_each_row_and_a_line_through_its_iterations(file: Path) -> N
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
-def test_standins_have_a_panel_of_their_own_and_time_of_the_clock_where_no_other_is_known(file: Path) -> None:
+def test_standins_have_a_panel_of_their_own(file: Path) -> None:
     standin = {"source": "standin", "name": "bundled digits"}
     for overrides, more in (([], {}), ([STANDIN], {"provenance": standin})):
         for cell in expand(read(file), overrides):
@@ -67,7 +65,7 @@ def test_no_times_of_different_hardware(file: Path) -> None:
     assert error_against_time(summarise(read(file))) is None
 
 
-def test_fewer_than_two_rows_are_no_figure_and_two_are_on_the_page(file: Path) -> None:
+def test_two_rows_or_more_make_a_figure(file: Path) -> None:
     cells = expand(read(file))
     write_run(cells[0])
     entries = summarise(read(file))

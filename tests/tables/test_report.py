@@ -1,13 +1,10 @@
 """What a report shows, from run directories alone."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,10 +21,9 @@ from capsule_lab.tables.expand import STANDIN, expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
-from tests.helpers.commands import ROOT, Ended, interpreter, python
+from tests.helpers.commands import ROOT, Cli, interpreter, python
 from tests.helpers.tables import RESULT, write_run, write_table
 
-Cli = Callable[..., Ended]
 AUTO = ["data.source=auto"]
 ROWS = [
     {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},

@@ -1,10 +1,8 @@
 """Which jobs of a table are launched, in which order, and what is made of those that failed."""
 
-from __future__ import annotations
-
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +50,7 @@ class Launcher:
 
 
 @pytest.fixture
-def file(table_file: Callable[..., Path]) -> Path:
+def file(table_file) -> Path:
     return table_file(rows=ROWS)
 
 
@@ -72,12 +70,9 @@ def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("failing", "statuses"),
-    [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
+    ("failing", "statuses"), [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])]
 )
-def test_failed_runs_are_tried_once_and_named_at_the_end(
-    table_file: Callable[..., Path], failing: str, statuses: list[str]
-) -> None:
+def test_failed_runs_are_tried_once_and_named_at_the_end(table_file, failing: str, statuses: list[str]) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
     with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed, .*: {failing} seed 0: .* has no memory"):
@@ -92,7 +87,7 @@ def test_failed_runs_are_tried_once_and_named_at_the_end(
     assert {cell.status for cell in expand(read(file))} == {"done"}
 
 
-def test_what_another_process_runs_is_left_alone(table_file: Callable[..., Path]) -> None:
+def test_what_another_process_runs_is_left_alone(table_file) -> None:
     file = table_file(rows=[ROWS[0], {**ROWS[2], "of": "one"}])
     launcher = Launcher(file)
     with lock.train_lock(expand(read(file))[0].config):
@@ -124,7 +119,7 @@ class Slice(Launcher):
             run_table(read(self.file), [], self.launch, 100.0)
 
 
-def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_table_in_slices(table_file, caplog: pytest.LogCaptureFixture) -> None:
     """The paused run goes on first; what waits for others is left with what was not started."""
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
@@ -143,7 +138,7 @@ def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-def test_time_in_which_nothing_could_be_done_is_an_error(table_file: Callable[..., Path], jobs: int) -> None:
+def test_time_in_which_nothing_could_be_done_is_an_error(table_file, jobs: int) -> None:
     """A loop of such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
@@ -151,9 +146,7 @@ def test_time_in_which_nothing_could_be_done_is_an_error(table_file: Callable[..
         Slice(file, jobs).run()
 
 
-def test_failure_of_an_earlier_command_is_told_again_only_if_it_was_tried(
-    table_file: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_earlier_failure_is_repeated_only_if_it_was_tried(table_file, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
@@ -164,7 +157,7 @@ def test_failure_of_an_earlier_command_is_told_again_only_if_it_was_tried(
     )
 
 
-def test_nothing_is_launched_if_a_later_row_cannot_work(table_file: Callable[..., Path]) -> None:
+def test_nothing_is_launched_if_a_later_row_cannot_work(table_file) -> None:
     wrong = {**ROWS[1], "overrides": ["optimizer.epsilon=1"]}
     file = table_file(rows=[ROWS[0], wrong])
     launcher = Launcher(file)

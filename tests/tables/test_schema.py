@@ -1,7 +1,5 @@
 """What a table's file may say, and what the shipped ones do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from capsule_lab.tables.reader import read, select
 from capsule_lab.tables.schema import Published
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
-
 
 QUICK = ("smoke", "hinton2018_viewpoints")
 
@@ -85,7 +82,6 @@ def test_published_values() -> None:
 ROUTINGS = {file.stem for file in (conf_dir() / "routing").glob("*.yaml")} - {"none"}
 COMPARED = read("routing_algorithms")
 TRAINED = [row for row in COMPARED.rows if row.overrides]
-
 
 VARIANTS = {"em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"}
 """Of routings that are in the table: other costs, initial values and normalisations."""
@@ -165,7 +161,6 @@ def test_wrong_selection_is_refused() -> None:
 
 
 ROW = {"name": "a", "overrides": []}
-
 
 WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"row": []}, "row|did you mean rows"),

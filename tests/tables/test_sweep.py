@@ -1,13 +1,11 @@
 """A table is run by any launcher, also if some of its runs fail or are killed; nothing is run twice."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,10 @@ from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, start
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
 from tests.helpers.tables import TINY, call, contents, write_table
 from tests.helpers.training import TimeOver
 
-Cli = Callable[..., Ended]
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
 ENDLESS = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=100000", *NO_PICTURES]
@@ -111,29 +108,6 @@ def test_dry_run_shows_status_and_commands_and_writes_nothing(
         "mine: 1 done, 1 missing",
     ]
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
-    for arguments, message in (
-        (["table=smok"], "table=smok does not exist; did you mean smoke?"),
-        (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
-        (["table=smoke", "trainer.max_epoch=1"], "row dynamic: trainer.max_epoch does not exist; did you mean"),
-        ([], "table is missing; expected table=<name>, one of "),
-        (["table=smoke", "seed=1"], "every run has seed=1; leave it out, seeds=[…] are those of a table"),
-    ):
-        for command in ("sweep", "report"):
-            ended = cli(command, *arguments)
-            assert (ended.status, ended.err.count("\n")) == (2, 1)
-            assert message in ended.err
-    for arguments, message in (
-        (["budget=soon"], "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m"),
-        (["budget=9m", "launcher=slurm"], "budget=9m is for launcher=basic and launcher=gpus; the time of SLURM's"),
-        (["launcher=gpu"], "launcher=gpu does not exist; did you mean gpus? Options: "),
-    ):
-        ended = cli("sweep", "table=smoke", *arguments)
-        assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert ended.err.startswith(f"capsule_lab: {message}")
-    assert list(tmp_path.rglob("metrics.json")) == []
 
 
 @pytest.mark.whole
@@ -279,10 +253,3 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, s
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.2)

@@ -1,7 +1,5 @@
 """affNIST's files, small ones in the real format: read back exactly, or refused in a message."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -22,11 +20,11 @@ from tests.helpers.affnist_files import (
     TRANSFORMS,
     count_as_affnist,
     fields,
-    mat,
     write_affnist,
     zipped,
 )
 from tests.helpers.data_modules import answer_downloads
+from tests.helpers.matlab import matlab
 
 PUBLISHED = affnist.SHA256, sum(affnist.TEST_DIGITS)  # before a fixture replaces them
 
@@ -70,16 +68,16 @@ def test_the_archive_is_preferred_as_it_has_a_published_checksum(written, tmp_pa
 
 def changed(**change: Any) -> bytes:
     content = fields() | change
-    return mat({"affNISTdata": {name: value for name, value in content.items() if value is not None}})
+    return matlab(affNISTdata={name: value for name, value in content.items() if value is not None})
 
 
-WHOLE = mat({"affNISTdata": fields()})
+WHOLE = matlab(affNISTdata=fields())
 BAD = {
     "truncated": (WHOLE[:-100], "cannot be read"),
     "empty": (b"", "cannot be read"),
     "MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF", "cannot be read"),
-    "other variable": (mat({"image": IMAGES}), "cannot be read ('affNISTdata')"),
-    "no struct": (mat({"affNISTdata": IMAGES}), "cannot be read"),
+    "other variable": (matlab(image=IMAGES), "cannot be read ('affNISTdata')"),
+    "no struct": (matlab(affNISTdata=IMAGES), "cannot be read"),
     "no labels": (changed(label_int=None), "no field of name label_int"),
     "images transposed": (changed(image=IMAGES.reshape(CASES, -1)), "uint8 of shape (320, 1600), "),
     "fewer labels": (changed(label_int=LABELS[None, 1:]), "uint8 of shape (1, 319)"),

@@ -3,8 +3,6 @@
 That whole files are written as published is tested by their MD5 in ``standins/toynorb/test_files.py``.
 """
 
-from __future__ import annotations
-
 import gzip
 import struct
 from itertools import product

@@ -1,7 +1,5 @@
 """Synthetic affNIST: versions of digits, their factors and their places."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

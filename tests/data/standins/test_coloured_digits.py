@@ -1,7 +1,5 @@
 """The stand-in of CIFAR10 and SVHN."""
 
-from __future__ import annotations
-
 import torch
 
 from capsule_lab.data.sources import tensor_hash

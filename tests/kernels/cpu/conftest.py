@@ -1,7 +1,5 @@
 """Threads of both kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

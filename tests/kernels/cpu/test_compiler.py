@@ -1,7 +1,5 @@
 """numba's machine code is found wherever the sources lie, and compiled again when they change."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

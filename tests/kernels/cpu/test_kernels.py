@@ -3,8 +3,6 @@
 ``NUMBA_BOUNDSCHECK=1`` checks every index that does not belong to a SIMD vector.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It uses internals of numba and llvmlite, read from numba 0.68 and llvmlite 0.50:
 kernels fail after an upgrade, ``capsule_lab/kernels/cpu/simd.py`` is the file to look at.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba

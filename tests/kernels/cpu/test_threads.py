@@ -1,7 +1,5 @@
 """Parts of a range in several threads, see ``capsule_lab.kernels.cpu.threads``."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

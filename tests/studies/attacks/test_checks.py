@@ -1,7 +1,5 @@
 """Checks of attacks: on networks and attacks that are sound and on ones that are not, and on the network of a run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Corruptions against Pillow, scipy and moments worked out by hand; what holds for all is in test_every_attack."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

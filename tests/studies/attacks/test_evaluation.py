@@ -1,7 +1,5 @@
 """What attacks raise, and what is kept of images that were attacked, on a network whose answers are known."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What holds for every option of ``attack=``; a row for each, and those without a row fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType

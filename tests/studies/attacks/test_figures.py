@@ -1,25 +1,20 @@
 """Curves of attacks: panels, networks, data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of
+from tests.helpers.tables import ATTACKED
 
 
 def record(attack: str, checkpoint: str, accuracy: float = 5.0, **more: Any) -> dict[str, Any]:
     return {
+        **ATTACKED,
         "attack": {"0.1/accuracy": accuracy, "0.1/lowest": accuracy - 1, "0.1/highest": accuracy + 1},
         "checkpoint": f"runs/{checkpoint}/checkpoints/best.ckpt",
         "options": {"_target_": f"capsule_lab.studies.attacks.{attack}"},
-        "source": None,
-        "couplings": "trained",
-        "space": "input",
-        "targeted": False,
         "images": 1000,
-        "split": "test",
         "test": {"error": 2.0},
         "provenance": {"source": "standin", "name": "stand-in for MNIST: small digits"},
         **more,

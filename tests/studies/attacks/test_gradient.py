@@ -1,7 +1,5 @@
 """Attacks on a linear model, against numbers worked out in float64, and what public attack code gets wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

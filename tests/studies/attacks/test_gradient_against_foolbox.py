@@ -1,7 +1,5 @@
 """Attacks along the gradient against another implementation; needs ``pip install foolbox``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

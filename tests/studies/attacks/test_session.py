@@ -1,7 +1,5 @@
 """Attacks on the network of a run, in pixels as it sees them or grey levels before preprocessing, and on data."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

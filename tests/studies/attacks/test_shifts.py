@@ -1,7 +1,5 @@
 """Shifts against torch.rot90, slices and windows, which know nothing of resampling."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

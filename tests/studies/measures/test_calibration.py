@@ -1,7 +1,5 @@
 """Calibration errors against sums worked out by hand, and against torchmetrics where its bins are the same."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,18 +1,10 @@
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.measures.features import (
-    group_law,
-    label_poses,
-    last_features,
-    linear_map,
-    pose_features,
-)
+from capsule_lab.studies.measures.features import group_law, label_poses, last_features, linear_map, pose_features
 from tests.helpers.subjects import small_network, subject
 
 

@@ -1,7 +1,5 @@
 """Thresholds and areas worked out by hand; errors of a network whose decoder is known."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -39,7 +37,7 @@ def test_poses_that_say_where_explain_more_than_the_class() -> None:
     assert -0.5 < ignorant["explained"] < 0.1
 
 
-def test_components_of_a_class_that_is_recognised_are_changed_in_its_own_standard_deviations() -> None:
+def test_perturbations_are_in_standard_deviations_of_the_class() -> None:
     answer = decoder(subject(KnowsTheImage(), images=48), **FEW)
     assert [(row["class"], row["component"]) for row in answer.rows] == [("class 0", n) for n in range(24)]
     changing = [row for row in answer.rows if float(str(row["change"])) > 0]

@@ -1,7 +1,5 @@
 """What holds for every option of ``what=``; a row for each, and those without a row fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +76,7 @@ def test_halves_are_those_of_the_class_that_is_asked_for() -> None:
     assert alone.counted.tolist() == [True, False, True]
 
 
-def test_blur_is_as_far_as_it_is_to_be_or_says_that_it_is_not() -> None:
+def test_blur_has_the_requested_distance_or_warns() -> None:
     pictures = torch.rand(3, 1, 24, 24, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(blurred(pictures, 3)[0, 0, 3, 3], pictures[0, 0, 2:5, 2:5].mean())
     wanted = torch.tensor([1.0, 5.0, 50.0])

@@ -1,7 +1,5 @@
 """The contact sheet of toys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.image

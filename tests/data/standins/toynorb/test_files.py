@@ -3,8 +3,6 @@
 Rendering is left out where it does not matter: pixels then tell which toy, view, lighting and eye they are of.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -62,7 +60,7 @@ def test_labels_are_those_of_the_real_files(tmp_path):
 
 
 @pytest.mark.usefixtures("asked")
-def test_every_image_has_its_own_labels_in_files_named_as_the_real_ones_with_a_record(tmp_path):
+def test_files_have_the_published_names_and_a_record(tmp_path):
     render_files(tmp_path, seed=7, **LEVELS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ALL
     hashes = {}
@@ -111,7 +109,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path, asked, monkeypatch, error)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-def test_a_set_that_lost_something_is_mended_and_a_complete_one_left_as_it_is(tmp_path, asked):
+def test_only_an_incomplete_set_is_repaired(tmp_path, asked):
     render_files(tmp_path / "set", **LEVELS)
     before = content(tmp_path)
     file = tmp_path / "set" / NAMES["testing"]["cat"]

@@ -1,7 +1,5 @@
 """Images of toynorb: the same bits whatever is rendered beside them, and the right way round."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Toys of toynorb: distances that are distances, and 50 toys that stand on the table, whole in the image."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

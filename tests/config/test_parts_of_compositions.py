@@ -1,7 +1,5 @@
 """What is composed from parts is what Hydra composes."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 

@@ -1,0 +1,12 @@
+"""Files in MATLAB's format 5, in which SVHN and affNIST are published."""
+
+import io
+from typing import Any
+
+import scipy.io
+
+
+def matlab(**variables: Any) -> bytes:
+    written = io.BytesIO()
+    scipy.io.savemat(written, variables, do_compression=True)
+    return written.getvalue()
