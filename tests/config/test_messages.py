@@ -91,7 +91,7 @@ PARTS = {
     "callbacks.best.monitor=val/acc": "BestCheckpoint: monitor is val/acc; ",
     "model=em_caps module=classifier model.decoder=[8]": "…has a decoder, and ClassifierModule would not train it; ",
     "model=capsnet loss=spread data=multimnist data.eval_images=9": "…takes one label per image, but these have 2; use",
-    "model=cnn_multimnist loss=cross_entropy data=multimnist data.eval_images=9": "…for one label per image, these ",
+    "model=cnn_multimnist loss=cross_entropy data=multimnist data.eval_images=9": "…takes one label per image, but th",
     "model=transforming_autoencoder": "…TransformingAutoencoder is told a shift, and the data has none; expected dat",
     f"{PAIRS} data.change=affine": "…is told a shift, and the data has a matrix",
     f"{PAIRS} data.source=standin +module.cuda_graphs=true": "module: cuda_graphs is true, and this network takes a c",
