@@ -1,7 +1,7 @@
 """Capsule networks: reproduce, ablate, extend.
 
-The public names, each importable from here as from its module. Modules are imported when a name is first used:
-``from capsule_lab import EMRouting`` imports torch, but neither Lightning nor Hydra.
+All public names can be imported from here or from their modules. A module is imported when one of its names is first
+used: ``from capsule_lab import EMRouting`` imports torch, but neither Lightning nor Hydra.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from capsule_lab.system import signals
 
-if "CAPSULE_LAB_PARENT" in os.environ:  # of a sweep
+if "CAPSULE_LAB_PARENT" in os.environ:  # set by a sweep
     signals.end_with_parent(parent=int(os.environ.pop("CAPSULE_LAB_PARENT")))
 
 __version__ = "0.1.0"
 
-_NAMES = [  # beside those of routing, networks and data, which have names for every file of their folders
+_NAMES = [  # routing, networks and data collect their names from the files in their folders
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
     "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
     "UntransformedCapsules",
@@ -31,7 +31,7 @@ _NAMES = [  # beside those of routing, networks and data, which have names for e
 ]  # fmt: skip
 
 _MODULES = ("types", "functional", "losses", "schedules", "layers")
-_FOLDERS = ("routing", "networks", "data")  # data, which imports Lightning, last
+_FOLDERS = ("routing", "networks", "data")  # data comes last because it imports Lightning
 
 
 def __getattr__(name: str) -> Any:
@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
-if TYPE_CHECKING:  # for editors and type checkers, which find more names than there are
+if TYPE_CHECKING:  # for editors and type checkers, which see more names here than exist at runtime
     # ruff: noqa: F401, F403
     from capsule_lab import runs
     from capsule_lab.data import *

@@ -1,4 +1,4 @@
-"""Errors of capsule_lab, and the wording of their messages: what arrived, what was expected, what to do."""
+"""Errors of capsule_lab. Their messages state what arrived, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import SupportsFloat
 
 
 class CapsuleLabError(Exception):
-    """Base class of all errors whose message is for the user; commands print it without a traceback."""
+    """Base class of all errors that address the user; commands print their message without a traceback."""
 
 
 class ConfigError(CapsuleLabError, ValueError):
@@ -22,7 +22,7 @@ class DataError(CapsuleLabError, ValueError):
 
 
 class MissingDataError(DataError):
-    """A data set that is not there and cannot be downloaded; a stand-in may take its place."""
+    """A data set that is missing and cannot be downloaded; stand-in data may replace it."""
 
 
 class DeviceError(CapsuleLabError, ValueError):
@@ -38,7 +38,7 @@ class TableError(CapsuleLabError, ValueError):
 
 
 class InterruptError(BaseException):
-    """The signal ``signum`` stopped the command; no ``except Exception`` takes it for a fault of what it stopped."""
+    """The signal ``signum`` stopped the command; not an ``Exception``, so that handlers of errors do not catch it."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -46,16 +46,16 @@ class InterruptError(BaseException):
 
 
 class PauseError(BaseException):
-    """The time that a command was given is over, and the run is saved; no ``except Exception`` takes it for a fault."""
+    """The time limit of a command is reached and the run is saved; not an ``Exception``, see ``InterruptError``."""
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error of another package, without line breaks and indentation."""
+    """Return the message of another package's error without line breaks and indentation."""
     return " ".join(str(error).split())
 
 
 def closest(unknown: str, options: Iterable[str]) -> str | None:
-    """The option that was probably meant, in whatever case: exchanged letters count less than other mistakes.
+    """Return the option that was probably meant, regardless of case; exchanged letters count less than other errors.
 
     >>> closest("modle", ["model", "module"]), closest("MNIST", ["mnist"]), closest("mnist", ["sabour2017/mnist"])
     ('model', 'mnist', 'sabour2017/mnist')
@@ -72,12 +72,12 @@ def closest(unknown: str, options: Iterable[str]) -> str | None:
 
 
 def printable(text: str) -> str:
-    """``text`` in one line, without the control characters that a terminal would obey; they may come from a file."""
+    """Return ``text`` in one line without control characters, which may come from a file and affect a terminal."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+", " ", text)
 
 
 def suggest(unknown: str, options: Iterable[str]) -> str:
-    """``did you mean …? Options: …`` for a name that is not among ``options``."""
+    """Return ``did you mean …? Options: …`` for a name that is not in ``options``."""
     options = sorted(options)
     close = closest(unknown, options)
     meant = f"did you mean {close}? " if close else ""
@@ -85,7 +85,7 @@ def suggest(unknown: str, options: Iterable[str]) -> str:
 
 
 def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
-    """Check that ``value`` is one of ``choices``; the others below raise a ``ValueError``, too."""
+    """Check that ``value`` is one of ``choices``. All checks in this file raise ``ValueError``."""
     if value not in choices:
         *others, last = (repr(choice) for choice in choices)
         raise ValueError(f"{option} is {value!r}; expected {', '.join(others)} or {last}")
@@ -100,7 +100,7 @@ def check_number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """Check that ``value`` is a finite number, ``least`` to ``most``, more than ``above`` and less than ``below``."""
+    """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``."""
     if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and above < value < below:
         return
     bounds = [
@@ -114,7 +114,7 @@ def check_number(
 
 
 def check_sizes(owner: str, **sizes: int) -> None:
-    """Check that sizes, such as those of a network's parts, are positive whole numbers."""
+    """Check that sizes, such as the number of channels, are positive whole numbers."""
     for size, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             expected = "1 or more" if isinstance(value, int) else "a whole number"
@@ -122,7 +122,7 @@ def check_sizes(owner: str, **sizes: int) -> None:
 
 
 def check_widths(owner: str, **widths: Sequence[int]) -> None:
-    """Check that widths of layers, kernels and the like are lists of positive whole numbers, which may be empty."""
+    """Check that widths, such as those of layers, are lists of positive whole numbers, which may be empty."""
     for option, values in widths.items():
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ValueError(f"{owner} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004

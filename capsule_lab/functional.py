@@ -1,4 +1,4 @@
-"""Operations that every capsule layer shares: pure functions of tensors.
+"""Pure functions of tensors that all capsule layers share.
 
 Letters used in shapes and einsums throughout the project::
 
@@ -7,8 +7,8 @@ Letters used in shapes and einsums throughout the project::
     k  class                 c  component of a child's pose
                              d  component of a parent's pose, and of a vote for it
 
-A *vote* is what child i predicts for the pose of parent j; a *coupling* is the share of child i that
-goes to parent j. The couplings of one child over all its parents sum to one (below one when leaky).
+A *vote* is the prediction of child i for the pose of parent j; a *coupling* is the share of child i that
+goes to parent j. The couplings of a child over all its parents sum to one (to less than one if leaky).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def is_transformed() -> bool:
-    """Whether this is called within ``torch.func``'s ``vmap``, ``jvp``, ``grad`` or the like.
+    """Return whether a transform of ``torch.func`` (``vmap``, ``jvp``, ``grad``, …) is active.
 
-    There tensors have no values that Python could read, and autograd's functions need rules of their own. ``False``
-    while torch compiles.
+    Python cannot read the values of tensors there, and autograd functions need special rules. ``False`` while torch
+    compiles.
     """
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Make ``function`` compute in full precision whatever autocast or half-precision input surrounds it.
+    """Make ``function`` compute in full precision, even under autocast or with half-precision arguments.
 
-    Routing adds many small numbers and exponentiates their sums, which bfloat16 (8 bits of mantissa)
-    cannot carry. Half-precision tensor arguments are cast to float32; float32 and float64 stay as they are.
+    Routing adds many small numbers and exponentiates the sums; bfloat16 (8 bits of mantissa) is too
+    imprecise for this. Half-precision tensors are cast to float32; float32 and float64 stay unchanged.
     """
 
     def full(value: Any) -> Any:
@@ -67,18 +67,18 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 def squash(
     x: Float[Tensor, "*shape"],
     dim: int = -1,
-    eps: float = 1e-8,  # ours: inside the root only, so that the gradient at 0 is 0 and not NaN
+    eps: float = 1e-8,  # ours: only inside the root, so that the gradient at 0 is 0 and not NaN
     added: float = 1.0,  # Sabour 2017, equation 1
 ) -> Float[Tensor, "*shape"]:
-    """Shrink vectors to a length in [0, 1), keeping their direction (Sabour 2017, equation 1).
+    """Shrink vectors to a length in [0, 1) and keep their direction (Sabour 2017, equation 1).
 
-    ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The official code has no epsilon; with one, the value and the
-    gradient are finite at the zero vector. In float32 the length rounds to 1 from 1e4 on, and the square
-    overflows beyond 1e19.
+    ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The official code has no epsilon; with it, the value and the
+    gradient are finite at the zero vector. In float32 the result has length 1 for vectors longer than 1e4, and
+    the square overflows beyond 1e19.
 
     Args:
-        x, dim: vectors, and the dimension that holds their components.
-        added: to the squared length in the denominator; ports have 0.5, up to twice as long for short vectors.
+        x, dim: vectors, and the dimension of their components.
+        added: term beside ``|s|^2`` in the denominator; ports use 0.5, which makes short vectors up to twice as long.
 
     >>> squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 26
     0.9615...
@@ -89,7 +89,7 @@ def squash(
 
 @float32_under_autocast
 def squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
-    """``2 ln |s|``: what the length of ``squash(s)`` is the logistic of; finite at the zero vector."""
+    """Return the logits of the lengths of ``squash(s)``, ``2 ln |s|``; finite at the zero vector."""
     return (x.square().sum(-1) + eps).log()
 
 
@@ -99,10 +99,10 @@ def exponential_squash(
     dim: int = -1,
     eps: float = 1e-8,  # ours: as in squash; the official code adds 1e-20 to a norm whose gradient at 0 is NaN
 ) -> Float[Tensor, "*shape"]:
-    """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021).
+    """Shrink vectors to a length in [0, 1) and keep their direction (Mazzia 2021).
 
-    ``v = (1 - exp(-|s|)) s / |s|``: steeper at 0 than ``squash``, where the length is ``|s|`` and not its square. In
-    float32 the length rounds to 1 from 17 on. Arguments are those of ``squash``.
+    ``v = (1 - exp(-|s|)) s / |s|``: near 0 the result has length ``|s|``, that of ``squash`` its square. In float32 the
+    result has length 1 for vectors longer than 17. The arguments are those of ``squash``.
     """
     size = (x.square().sum(dim, keepdim=True) + eps).sqrt()
     return x * (-torch.expm1(-size) / size)
@@ -110,30 +110,30 @@ def exponential_squash(
 
 @float32_under_autocast
 def exponential_squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
-    """``ln(exp(|s|) - 1)``: what the length of ``exponential_squash(s)`` is the logistic of; finite at zero."""
+    """Return the logits of the lengths of ``exponential_squash(s)``, ``ln(exp(|s|) - 1)``; finite at zero."""
     size = length(x, eps)
     return size + (-torch.expm1(-size)).log()
 
 
 @float32_under_autocast
 def length(poses: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
-    """Euclidean length of the last dimension: how probable a capsule's entity is (Sabour 2017, section 2).
+    """Compute the Euclidean length along the last dimension, the probability of an entity (Sabour 2017, section 2).
 
-    The zero vector has length ``sqrt(eps)`` and, unlike that of the plain norm, a gradient.
+    The zero vector has length ``sqrt(eps)`` and, unlike with the plain norm, a gradient.
     """
     return (poses.square().sum(-1) + eps).sqrt()
 
 
 Squash = Literal["squash", "exponential", "half", "relu", "none"]
-"""What is done to the total input of a capsule: a name of ``SQUASHES``."""
+"""Name of the function that turns the total input of a capsule into its pose, see ``SQUASHES``."""
 
 
 class SquashFunctions(NamedTuple):
-    """What makes a pose of a capsule's total input ``s``, ``(…, dim)``, and what its length is computed from."""
+    """Functions of a capsule's total input ``s``, ``(…, dim)``: its pose, and the logit of its length."""
 
     poses: Callable[[Tensor], Tensor]
-    logits: Callable[[Tensor], Tensor]  # of s, (…,): any real numbers of which the lengths are a rising function
-    bounded: bool  # whether lengths are in [0, 1), and so can be taken for probabilities
+    logits: Callable[[Tensor], Tensor]  # of s, (…,): real numbers; the lengths are an increasing function of them
+    bounded: bool  # whether lengths are in [0, 1) and can be used as probabilities
 
 
 SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
@@ -145,7 +145,7 @@ SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
         "none": SquashFunctions(lambda x: x, length, bounded=False),
     }
 )
-"""By name; ``half`` is that of ports. Without a bound the length itself is the logit, for a softmax cross-entropy."""
+"""Functions by name; ports use ``half``. An unbounded length is itself the logit of a softmax cross-entropy."""
 
 
 @float32_under_autocast
@@ -153,14 +153,14 @@ def dense_votes(
     poses: Float[Tensor, "batch child child_dim"],
     weight: Float[Tensor, "child inner parent columns"],
 ) -> Float[Tensor, "batch child parent parent_dim"]:
-    """Votes of every child for every parent (Sabour 2017, equation 2; Hinton 2018, section 2).
+    """Compute the votes of every child for every parent (Sabour 2017, equation 2; Hinton 2018, section 2).
 
-    A pose is a vector, ``u_hat[b i j :] = u[b i :] W[i : j :]``, or, when ``weight`` has fewer rows than a pose
-    has components, a matrix stored row by row, ``V[b i j] = M[b i] W[i j]``, the pose on the left:
+    A pose is a vector, ``u_hat[b i j :] = u[b i :] W[i : j :]``. If ``weight`` has fewer rows than a pose has
+    components, a pose is a matrix stored row by row and stands on the left, ``V[b i j] = M[b i] W[i j]``:
     ``child_dim = rows * inner`` and ``parent_dim = rows * columns``.
 
-    One matrix product per child, nothing tiled. The result is a view of memory ordered
-    ``(batch, parent, child, dim)``, in which routing then runs without another copy.
+    Each child needs one matrix product and no tiling. The result is a view of memory ordered
+    ``(batch, parent, child, dim)``, so that routing needs no further copy.
     """
     child, inner, parent, columns = weight.shape
     batch, _, child_dim = poses.shape
@@ -174,10 +174,10 @@ def dense_votes(
 
 
 def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Votes:
-    """Votes with the same vectors added in every image, without computing them.
+    """Add the same vectors to the votes of every image without computing the votes.
 
-    As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over ``added``, so that their product is
-    MW plus that.
+    As in homogeneous coordinates, a pose M becomes [M 1] and ``added`` is stacked below the weight W, so that the
+    product is MW + ``added``.
     """
     child, inner, parent, columns = votes.weight.shape
     rows = votes.poses.shape[2] // inner
@@ -189,9 +189,9 @@ def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Vote
 
 
 def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
-    """Make ``function``, such as the ``forward`` of a routing, receive the vote tensor in place of a ``Votes`` record.
+    """Make ``function``, such as the ``forward`` of a routing, receive the vote tensor instead of a ``Votes`` record.
 
-    In full precision, as ``float32_under_autocast``.
+    ``function`` computes in full precision, see ``float32_under_autocast``.
     """
 
     def dense(value: Any) -> Any:
@@ -208,12 +208,12 @@ def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
 def softmax_over_parents(
     logits: Float[Tensor, "batch parent child"], *, leaky: bool = False
 ) -> Float[Tensor, "batch parent child"]:
-    """Couplings of each child over all parents (Sabour 2017, equation 3).
+    """Compute the couplings of each child over all parents (Sabour 2017, equation 3).
 
     Args:
         logits: log-couplings up to a constant per child.
-        leaky: add one more destination with its logit fixed at 0, "none of the above", and drop its
-            share: a child's couplings then sum to less than one (official code; in the paper CIFAR10 only).
+        leaky: add a destination "none of the above" with logit 0 and drop its share, so that the
+            couplings of a child sum to less than one (official code; in the paper only for CIFAR10).
     """
     if not leaky:
         return logits.softmax(dim=1)
@@ -221,30 +221,30 @@ def softmax_over_parents(
 
 
 def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[int, int, int, int]:
-    """Padding ``(left, right, top, bottom)`` that makes a convolution's output ``ceil(size / stride)``.
+    """Return the padding ``(left, right, top, bottom)`` for a convolution's output of ``ceil(size / stride)``.
 
-    TensorFlow's SAME rule: the odd pixel goes to the right and the bottom. torch's own ``padding="same"``
-    knows stride 1 only.
+    This is TensorFlow's SAME rule: the odd pixel goes to the right and the bottom. ``padding="same"`` in
+    torch supports only stride 1.
     """
     height, width = (max((-(-n // stride) - 1) * stride + kernel_size - n, 0) for n in size)
     return width // 2, width - width // 2, height // 2, height - height // 2
 
 
 def truncated_normal_(weight: Tensor, std: float) -> Tensor:
-    """Fill ``weight`` from a normal redrawn beyond 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
+    """Fill ``weight`` from a normal truncated at 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def he_std(fan_in: int) -> float:
-    """What ``truncated_normal_`` needs for weights of variance ``2 / fan_in``: ``he_normal`` of Keras."""
-    return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal that is cut at 2, as in Keras
+    """Return the ``std`` of ``truncated_normal_`` for weights of variance ``2 / fan_in`` (``he_normal`` of Keras)."""
+    return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal truncated at 2, as in Keras
 
 
 def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
-    """What a decoder, which ends in a sigmoid, can decode: images in [0, 1] as they are, all others stretched.
+    """Return images that a decoder ending in a sigmoid can reconstruct: unchanged if in [0, 1], otherwise stretched.
 
-    Each by itself, its darkest pixel to 0 and its brightest to 1. Standardisation has taken brightness and contrast
-    away, so that no capsule can know them; a standardised image always has pixels below 0.
+    Each image is stretched separately, its darkest pixel to 0 and its brightest to 1. Standardised images always have
+    pixels below 0; their brightness and contrast are lost, so that no capsule can represent them.
     """
     lowest, highest = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     stretched = (images - lowest) / (highest - lowest).clamp_min(torch.finfo(images.dtype).tiny)
@@ -255,10 +255,10 @@ def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[
 def combine_crops(
     scores: Float[Tensor, "batch crop classes"], *, logits: bool = False
 ) -> Float[Tensor, "batch classes"]:
-    """Scores of an image from those of its crops (the test protocol of Hinton 2018, section 5).
+    """Compute the scores of an image from those of its crops (test protocol of Hinton 2018, section 5).
 
-    Every crop has one vote, which it divides among the classes in proportion to their scores, lengths or activations;
-    if these are ``logits``, to their softmax. A crop whose scores are all 0 votes for nothing.
+    The scores of each crop, lengths or activations, are divided by their sum and then added over the crops; if scores
+    are ``logits``, their softmax is added. A crop whose scores are all 0 adds nothing.
     """
     if logits:
         return scores.softmax(2).sum(1)
@@ -268,7 +268,7 @@ def combine_crops(
 def predicted_labels(
     highest: Int64[Tensor, "batch predicted"], labels: Int64[Tensor, "batch label"]
 ) -> Bool[Tensor, "batch label predicted"]:
-    """Which label each of the highest classes is, of as many of these as there are different labels."""
+    """Return which label equals which of the n highest classes; n is the number of different labels of an image."""
     ordered = labels.sort(1)[0]
     different = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)  # [b]
     counted = torch.arange(highest.shape[1], device=labels.device) < different[:, None]
@@ -278,13 +278,13 @@ def predicted_labels(
 def predictions_by_label(
     scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
 ) -> Int64[Tensor, "batch label"]:
-    """The classes of the highest scores, as many as there are labels, each at the place of the label it stands for.
+    """Return the classes of the highest scores, as many as there are labels, ordered by the labels.
 
-    Those that are labels are at their places; the others fill the places that are left, the highest score first.
+    Classes that are labels stand at the place of the label; the others fill the remaining places, highest score first.
     """
     highest = scores.topk(labels.shape[1]).indices  # [b l]
     same = predicted_labels(highest, labels)  # [b label predicted]
     found = same.any(2)
     wrong_first = highest.gather(1, same.any(1).to(torch.int64).argsort(dim=1, stable=True))
-    nth = (~found).cumsum(1).sub(1).clamp_min(0)  # which of the wrong ones a place that is left gets
+    nth = (~found).cumsum(1).sub(1).clamp_min(0)  # which wrong class fills a remaining place
     return torch.where(found, labels, wrong_first.gather(1, nth))

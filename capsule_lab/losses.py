@@ -1,6 +1,6 @@
-"""Losses as pure functions: a batch in, one scalar out.
+"""Losses as pure functions from a batch to a scalar.
 
-All raise a ``ValueError`` for options out of range, an empty batch and, on a CPU, a label that is not a class.
+All raise ``ValueError`` for options out of range, an empty batch and, on a CPU, labels that are not classes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def expects(scores: Literal["activations", "logits"]) -> Callable[[F], F]:
-    """Declare which scores a loss takes, see ``AbstractNetwork.scores_are``, as its attribute ``expects``.
+    """Set the attribute ``expects`` of a loss: the scores it takes, see ``AbstractNetwork.scores_are``.
 
-    A loss without it takes either. A run compares both before it starts.
+    A loss without it takes both kinds. A run checks that loss and network fit before it starts.
 
     >>> margin_loss.expects
     'activations'
@@ -52,13 +52,13 @@ def margin_loss(
 
     Args:
         scores: lengths ``|v_k|``.
-        labels: classes, ``(batch,)`` or, if every image has several, ``(batch, label)``; or one row per image of 0 and
-            1, or of shares of the classes.
-        present, absent: margins above and below which a length costs nothing, in [0, 1], ``present`` the larger.
-        absent_weight: 0 or more; keeps the many absent classes from shrinking all lengths at first.
-        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the
-            authors' code: half the mean over batch *and* classes, 1/20 of the paper's for ten classes.
-            Beside it, the same reconstruction weight of 0.0005 counts 20 times as much.
+        labels: classes, ``(batch,)`` or ``(batch, label)``; or one row per image with 0 and 1 or shares of the classes.
+        present, absent: a length costs nothing above ``present`` (if its class is present) or below ``absent`` (if
+            absent); both in [0, 1], ``present`` the larger.
+        absent_weight: 0 or more; a small value prevents the many absent classes from shrinking all lengths early.
+        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` (the authors' code) is
+            half the mean over batch *and* classes, 1/20 of that for ten classes; a reconstruction weight of 0.0005
+            then counts 20 times as much.
 
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
     0.0149...
@@ -93,12 +93,12 @@ def spread_loss(
     Args:
         scores: activations ``a``, in [0, 1].
         labels: the true class of each image.
-        margin: ``m``, by which the true class must lead every other; a schedule named ``margin`` raises it
-            while training, from 0.2, so that few capsules die at first.
-        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the authors'
-            code: the mean over batch *and* classes, the true one (always 0) included; 1/5 of the paper's for
-            five classes, beside which a penalty on weights counts 5 times as much. ``"sum"`` is a tutorial's: over
-            classes and the batch of each process, so that gradients grow with the batch.
+        margin: ``m``, the required lead of the true class over every other class. A schedule named ``margin``
+            raises it from 0.2 during training, so that few capsules die at first.
+        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"``, as the authors'
+            code, is the mean over batch *and* classes, including the true class (always 0): 1/5 of ``"paper"`` for
+            five classes, so that a weight penalty counts 5 times as much. ``"sum"``, as a tutorial, sums over classes
+            and the batch of each process, so that gradients grow with the batch.
 
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
@@ -122,15 +122,15 @@ def reconstruction_loss(
     weight: float = 0.0005,  # Sabour 2017, section 4.1
     reduction: Literal["sum", "mean"] = "sum",
 ) -> Float[Tensor, ""]:
-    """Squared error *summed* over an image's pixels, averaged over the batch, times ``weight`` (section 4.1).
+    """Squared error *summed* over the pixels of an image, averaged over the batch, times ``weight`` (section 4.1).
 
-    With a mean over pixels instead, 0.0005 would weigh 784 times less at 28x28.
+    For images of 28x28, the mean over the pixels would be 784 times smaller.
 
     Args:
         reconstruction: decoded images in [0, 1].
-        images: what they should be, in [0, 1].
-        weight: 0 turns the term off.
-        reduction: of the pixels and channels of an image, ``"sum"``, or ``"mean"`` (Mazzia 2021, weight 0.392).
+        images: target images in [0, 1].
+        weight: 0 disables the term.
+        reduction: over the pixels and channels of an image, ``"sum"`` or ``"mean"`` (Mazzia 2021, weight 0.392).
 
     >>> reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)).item()  # 4 pixels off by 1
     0.0020...
@@ -151,13 +151,13 @@ def cross_entropy_loss(
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
 
-    The scores go into the softmax as they are. The official code of Hinton 2018 does this with activations, where even
-    a perfect answer costs ``log(1 + (classes - 1) / e)``; ``logits_cross_entropy_loss`` takes the logits of capsules.
+    The softmax takes the scores unchanged. The official code of Hinton 2018 applies it to activations, where even a
+    perfect answer costs ``log(1 + (classes - 1) / e)``; ``logits_cross_entropy_loss`` takes the logits of capsules.
 
     Args:
-        scores: logits; or lengths or activations of capsules.
-        labels: classes, or probabilities per class.
-        label_smoothing: share of the truth that is spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
+        scores: logits, or lengths or activations of capsules.
+        labels: classes, or one probability per class.
+        label_smoothing: share of the target spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
 
     >>> cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
     0.0953...
@@ -177,7 +177,7 @@ def logits_cross_entropy_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """The same of logits, for networks of capsules those of the class capsules: however sure, they keep a gradient."""
+    """Softmax cross-entropy of logits, such as those of class capsules, which unlike activations do not saturate."""
     return cross_entropy_loss(logits, labels, label_smoothing=label_smoothing)
 
 
@@ -187,14 +187,14 @@ def sigmoid_cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy of each class by itself, summed over the classes, averaged over the batch.
+    """Binary cross-entropy of each class, summed over the classes and averaged over the batch.
 
-    For networks without capsules and several labels per image (Sabour 2017, section 6). The official code halves the
-    targets of two labels, so that no answer can be right; here they are 1.
+    For networks without capsules and images with several labels (Sabour 2017, section 6). The official code halves the
+    targets if there are two labels, so that no prediction can be correct; here the targets are 1.
 
     Args:
         scores: logits.
-        labels: classes, ``(batch,)`` or ``(batch, label)``; or one row of 0 and 1 per image.
+        labels: classes, ``(batch,)`` or ``(batch, label)``; or one row per image with 0 and 1.
 
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
     2.0794...
@@ -211,11 +211,11 @@ def l2_loss(
 ) -> Float[Tensor, ""]:
     """Half the sum of the squared weights of all kernels, times ``weight`` (official code of Hinton 2018).
 
-    ``L = weight * 1/2 |W|^2``, added to the loss: with Adam that is another thing than decoupled weight decay.
+    ``L = weight * 1/2 |W|^2`` is added to the loss; with Adam this differs from decoupled weight decay.
 
     Args:
-        parameters: kernels. Those of one dimension, such as the scales of batch normalisation, cost nothing.
-        weight: 0 turns the term off.
+        parameters: kernels. One-dimensional parameters, such as the scales of batch normalisation, are ignored.
+        weight: 0 disables the term.
 
     >>> l2_loss([torch.full((2, 2), 3.0), torch.full((2,), 3.0)], weight=0.1).item()  # 0.1 * 1/2 * 4 * 9
     1.8...
@@ -230,7 +230,7 @@ def _half_squared(kernel: Tensor) -> Tensor:
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:
-    """One row per image: 0 and 1, or shares of the classes."""
+    """Return one row per image, with 0 and 1 or with the shares of the classes."""
     if labels.is_floating_point():
         return labels.to(scores.dtype)
     return torch.zeros_like(scores).scatter(1, labels.reshape(len(scores), -1), 1.0)
@@ -238,11 +238,11 @@ def _truth(labels: Tensor, scores: Tensor) -> Tensor:
 
 def _check_not_empty(batch: Tensor) -> None:
     if not len(batch):
-        raise ValueError("the batch is empty, and a loss is a mean over its images; expected one or more")
+        raise ValueError("the batch is empty; expected one or more images")
 
 
 def _check_labels(labels: Tensor, scores: Tensor) -> None:
-    """Check that there are images and that their labels are classes; the latter on a CPU, where nothing has to wait."""
+    """Check that there are images and, on a CPU (a GPU would have to synchronise), that their labels are classes."""
     _check_not_empty(scores)
     known = labels.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
     if not known or labels.is_floating_point() or not labels.numel():
@@ -255,11 +255,11 @@ def _check_labels(labels: Tensor, scores: Tensor) -> None:
 def _check_one_label(labels: Tensor, loss: str) -> None:
     if labels.is_floating_point():
         raise ValueError(
-            f"{loss} is for one label per image, these have shares of classes, as of data.mixup: loss=margin or "
-            "loss=cross_entropy, or data.mixup=null"
+            f"{loss} takes one label per image, but these are shares of classes, as from data.mixup; use "
+            "loss=margin, loss=cross_entropy or data.mixup=null"
         )
     if labels.ndim > 1:
         raise ValueError(
-            f"{loss} is for one label per image, these have {labels.shape[1]}: loss=margin for capsules, "
+            f"{loss} takes one label per image, but these have {labels.shape[1]}; use loss=margin for capsules, "
             "loss=sigmoid_cross_entropy for logits"
         )

@@ -1,4 +1,4 @@
-"""Metrics of the field, on top of torchmetrics."""
+"""Metrics for capsule networks, based on torchmetrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 
 from capsule_lab.functional import predicted_labels
 
-PRESENT = 0.9  # a tutorial's code, of MultiMNIST: score above which a class counts as present
+PRESENT = 0.9  # a tutorial's code for MultiMNIST: classes with a higher score count as present
 WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
 
 
 class ErrorRate(MulticlassAccuracy):
-    """Share of images whose highest score is not their label, in percent."""
+    """Percentage of images whose highest score is not that of their label."""
 
     higher_is_better = False
 
@@ -29,15 +29,15 @@ class ErrorRate(MulticlassAccuracy):
         return 100 * (1 - super().compute())
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many were wrong, and how many there were, in this process."""
+        """Return how many were wrong and how many there were in this process."""
         right, wrong = cast(Tensor, self.tp).sum(), cast(Tensor, self.fn).sum()
         return wrong, right + wrong
 
 
 class LabelError(Metric):
-    """Share of labels that are not among the highest scores, as many as there are labels, in percent.
+    """Percentage of labels that are not among the n highest scores of an image with n labels.
 
-    One of two digits gets half the credit: never to be compared with ``ExactMatchError``.
+    One correct digit of two counts as half an error, so do not compare it with ``ExactMatchError``.
     """
 
     full_state_update = False
@@ -59,7 +59,7 @@ class LabelError(Metric):
         return 100 * self.wrong / self.total
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many were wrong, and how many there were, in this process."""
+        """Return how many were wrong and how many there were in this process."""
         return self.wrong, self.total
 
     def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
@@ -67,9 +67,9 @@ class LabelError(Metric):
 
 
 class ExactMatchError(LabelError):
-    """Share of images whose labels are not exactly the classes of their highest scores, in percent.
+    """Percentage of images whose labels are not exactly the classes with the highest scores.
 
-    Two digits count as right if both are (Sabour 2017, section 6).
+    A prediction of two digits is correct only if both are (Sabour 2017, section 6).
     """
 
     def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
@@ -77,9 +77,9 @@ class ExactMatchError(LabelError):
 
 
 class PresentError(MultilabelExactMatch):
-    """Share of images whose present classes are not exactly their labels, in percent.
+    """Percentage of images whose present classes are not exactly their labels.
 
-    A class is present if its score is above ``PRESENT``, so that how many are predicted is not given.
+    A class is present if its score is above ``PRESENT``; the number of labels is not used.
     """
 
     higher_is_better = False
@@ -95,7 +95,7 @@ class PresentError(MultilabelExactMatch):
 
 
 class PresentF1(MultilabelF1Score):
-    """F1 of present classes, see ``PresentError``, over all images and classes together, in [0, 1]."""
+    """F1 score of the present classes, see ``PresentError``, over all images and classes together, in [0, 1]."""
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
@@ -105,16 +105,16 @@ class PresentF1(MultilabelF1Score):
 
 
 def _rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Present classes and labels as 0 and 1: of a score that rounds to more than 1, torchmetrics would make logits."""
+    """Return present classes and labels as 0 and 1; torchmetrics would treat scores that round above 1 as logits."""
     present = (scores > PRESENT).to(torch.int64)
     return present, torch.zeros_like(present).scatter(1, labels, 1)
 
 
 class CouplingEntropy(Metric):
-    """How evenly couplings are spread over parents: 1 is uniform, 0 is each child to one parent.
+    """Evenness of the couplings over parents: 1 if they are uniform, 0 if each child goes to one parent.
 
-    Entropy of a child's couplings over the logarithm of the number of parents, averaged over children and
-    images. Couplings of a leaky routing are renormalised.
+    It is the entropy of a child's couplings divided by the logarithm of the number of parents, averaged over
+    children and images. Couplings of a leaky routing are renormalised.
     """
 
     full_state_update = False
@@ -128,7 +128,7 @@ class CouplingEntropy(Metric):
 
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
         shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-        entropy = torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))  # one parent: 0, decided
+        entropy = torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))  # one parent: 0
         self.total += entropy.sum()
         self.count += entropy.numel()
 
@@ -137,7 +137,7 @@ class CouplingEntropy(Metric):
 
 
 class DeadCapsuleRate(Metric):
-    """Share of capsules that no image activates by ``threshold`` or more, in percent."""
+    """Percentage of capsules whose activation stays below ``threshold`` for all images."""
 
     full_state_update = False
     higher_is_better = False
@@ -169,7 +169,7 @@ class ActivationStatistics(Metric):
             self.add_state(state, torch.tensor(0.0, dtype=WIDEST), dist_reduce_fx="sum")
 
     def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
-        values = activations.to(WIDEST)  # their squares are subtracted
+        values = activations.to(WIDEST)  # the variance is a difference of squares
         self.total += values.sum()
         self.squares += values.square().sum()
         self.count += values.numel()

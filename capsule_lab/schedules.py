@@ -1,8 +1,8 @@
-"""Quantities that change while training: learning rates, margins, temperatures.
+"""Quantities that change during training, such as learning rates, margins and temperatures.
 
-A schedule is a frozen function of the step. Its durations carry a unit, so that the same schedule fits
-any run: ``"2000 steps"``, ``"3 epochs"``, ``"1/150 run"``. ``schedule.for_run(steps_per_epoch, total_steps)``
-turns them into steps, once the length of the run is known.
+A schedule is a frozen function of the step. Its durations have a unit, so that the same schedule fits
+every run: ``"2000 steps"``, ``"3 epochs"``, ``"1/150 run"``. ``schedule.for_run(steps_per_epoch, total_steps)``
+converts them to steps when the length of the run is known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DURATION = re.compile(r"^\s*([0-9.eE+-]+(?:/[0-9.]+)?)\s*(steps?|epochs?|runs?)
 
 
 def duration_in_steps(duration: Duration, *, steps_per_epoch: int, total_steps: int) -> float:
-    """Length of ``duration`` in steps; ``ValueError`` if it cannot be read or is not positive.
+    """Return ``duration`` in steps; raise ``ValueError`` if it is malformed or not positive.
 
     >>> duration_in_steps("1/150 run", steps_per_epoch=390, total_steps=300_000)
     2000.0
@@ -35,7 +35,7 @@ def duration_in_steps(duration: Duration, *, steps_per_epoch: int, total_steps: 
 
 def _parse(duration: Duration) -> tuple[Fraction, str]:
     match = _DURATION.match(duration) if isinstance(duration, str) else None
-    wrong = f"duration is {duration!r}; expected such as '2000 steps', '3 epochs' or '1/2 run'"
+    wrong = f"duration is {duration!r}; expected a duration such as '2000 steps', '3 epochs' or '1/2 run'"
     if isinstance(duration, str) and match is None:
         raise ValueError(wrong)
     try:
@@ -61,16 +61,16 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """Value at ``step``, counted from 0, of a schedule whose durations are in steps: see ``for_run``."""
+        """Return the value at ``step``, counted from 0; all durations must be in steps, see ``for_run``."""
 
     def for_run(self, steps_per_epoch: int, total_steps: int) -> Self:
-        """The same schedule with every duration in steps."""
+        """Return the same schedule with all durations in steps."""
         durations = {field.name: getattr(self, field.name) for field in fields(self) if field.type == "Duration"}
         lengths = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
         return replace(self, **{name: duration_in_steps(each, **lengths) for name, each in durations.items()})
 
     def _progress(self, step: int, duration: Duration) -> float:
-        """How many times ``duration`` fits into ``step``."""
+        """Return ``step`` divided by ``duration``."""
         number, unit = _parse(duration)
         if unit != "step":
             raise ValueError(f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first")
@@ -79,7 +79,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always ``value``."""
+    """Constant ``value``."""
 
     value: float
 
@@ -89,7 +89,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """From ``start`` to ``end`` in a straight line over ``duration``, then ``end``.
+    """Straight line from ``start`` to ``end`` over ``duration``, then ``end``.
 
     >>> Linear(0.2, 0.9, 10)(5)
     0.55
@@ -105,7 +105,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """``start``, plus ``increment`` after every ``every``, never beyond ``limit``.
+    """``start``, plus ``increment`` after each duration ``every``, up to ``limit``.
 
     >>> Staircase(0.2, 0.1, "10 steps", 0.9)(25)
     0.4
@@ -123,7 +123,7 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class SigmoidRamp(Schedule):
-    """``start + rise * sigmoid(min(steepest, step / every + offset))``: slow, then fast, then slow.
+    """``start + rise * sigmoid(min(steepest, step / every + offset))``, an S-shaped curve.
 
     The margin of the official EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
     """
@@ -141,7 +141,7 @@ class SigmoidRamp(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """``initial * rate ** (step / every)``, continuous, never below ``floor``.
+    """``initial * rate ** (step / every)``, continuous, at least ``floor``.
 
     The learning rate of the official CapsNet code is ``Exponential(1e-3, 0.96, "2000 steps", 1e-6)``.
 
@@ -166,7 +166,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Drops(Schedule):
-    """``initial``, times ``factor`` from ``first`` on, and times ``factor`` again from ``second`` on.
+    """``initial``, multiplied by ``factor`` at ``first`` and again at ``second``.
 
     The learning rate of He 2016, section 4.2, is ``Drops(0.1, 0.1, "1/2 run", "3/4 run")``.
 
@@ -186,7 +186,7 @@ class Drops(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A straight line up to ``peak`` over the share ``warmup`` of ``duration``, then half a cosine down to ``end``.
+    """Straight line up to ``peak`` during the share ``warmup`` of ``duration``, then half a cosine down to ``end``.
 
     Smith and Topin 2018 (arXiv 1708.07120), with the cosine of Loshchilov and Hutter 2017 (arXiv 1608.03983).
 
@@ -213,10 +213,10 @@ class OneCycle(Schedule):
 
 
 def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
-    """The schedules of a run by name, without those that are ``None``.
+    """Return the schedules of a run by name, without those that are ``None``.
 
-    ``ValueError`` for something that is no schedule, and for a ``learning_rate`` that is missing, goes below 0 or is 0
-    all the time.
+    Raise ``ValueError`` if a value is not a schedule, or if ``learning_rate`` is missing, starts or ends below 0, or is
+    always 0.
     """
     for name, value in schedule.items():
         if not isinstance(value, Schedule | None):

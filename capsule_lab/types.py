@@ -1,4 +1,4 @@
-"""The few records that travel between layers, data, losses and commands."""
+"""Records that layers, data, losses and commands exchange."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ImageBatch = Float[Tensor, "batch channel height width"]
 ChildPoses = Float[Tensor, "batch child dim"]
 ChildActivations = Float[Tensor, "batch child"]
 Change = Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
-"""Of pairs of images: ``(right, down)`` in pixels, or a matrix."""
+"""Difference of the images of a pair: ``(right, down)`` in pixels, or a matrix."""
 
 
 def _shapes(record: NamedTuple) -> str:
-    """A record of tensors by their shapes: a cell of a notebook is not filled by their numbers."""
+    """Return a record as text with the shapes of its tensors, because their values would fill a notebook cell."""
     shown = {name: tuple(each.shape) if isinstance(each, Tensor) else each for name, each in record._asdict().items()}
     return f"{type(record).__name__}({', '.join(f'{name}={each}' for name, each in shown.items())})"
 
@@ -27,10 +27,10 @@ class Capsules(NamedTuple):
 
     Attributes:
         poses: instantiation parameters, ``(batch, capsule, dim)``.
-        activations: probability that the entity is there, ``(batch, capsule)``, in [0, 1].
-            Under dynamic routing this is the length of the pose; without a squash it has no bound.
-        logits: any real numbers of which the activations are a rising function, ``(batch, capsule)``: what a softmax
-            cross-entropy of the classes is computed from. ``None`` for a routing that has none.
+        activations: probability that the entity is present, ``(batch, capsule)``, in [0, 1].
+            In dynamic routing it is the length of the pose, which is unbounded without a squash.
+        logits: real numbers, ``(batch, capsule)``, from which a softmax cross-entropy is computed; the activations are
+            an increasing function of them. ``None`` if the routing has no logits.
     """
 
     poses: Float[Tensor, "batch capsule dim"]
@@ -42,17 +42,17 @@ class Capsules(NamedTuple):
 
 
 class Votes(NamedTuple):
-    """What children predict for their parents, as poses and transformations (Hinton 2018, section 2).
+    """Votes of children for their parents, stored as poses and transformations (Hinton 2018, section 2).
 
-    A vote is a pose times a transformation, ``V[b i j] = M[b i] W[i j]``; see ``capsule_lab.functional.dense_votes``,
-    which computes them. They are 16 times as large as the couplings, and a routing that gets this record need not store
-    them.
+    A vote is a pose times a transformation, ``V[b i j] = M[b i] W[i j]``; ``capsule_lab.functional.dense_votes``
+    computes the votes. They are 16 times as large as the couplings. A routing that receives this record does not have
+    to store them.
 
     Attributes:
-        poses: of the children, ``(batch, child, rows * inner)``, a matrix stored row by row.
+        poses: poses of the children, ``(batch, child, rows * inner)``; matrices are stored row by row.
         weight: transformations, ``(child, inner, parent, columns)``; a vote has ``rows * columns`` components.
-        plain_poses: the poses that the layer was given, where ``poses`` have more entries: those of class capsules,
-            which add coordinates to the votes.
+        plain_poses: the poses that the layer received, if ``poses`` has additional components: class capsules use them
+            to add coordinates to the votes.
     """
 
     poses: Float[Tensor, "batch child child_dim"]
@@ -61,24 +61,24 @@ class Votes(NamedTuple):
 
     @property
     def child_poses(self) -> Float[Tensor, "batch child plain_dim"]:
-        """The children's own poses, for routings that decide by them."""
+        """The poses that the layer received, for routings that compute couplings from them."""
         return self.poses if self.plain_poses is None else self.plain_poses
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Votes:
-        """The same record of ``function`` of each tensor."""
+        """Apply ``function`` to each tensor of the record."""
         plain = None if self.plain_poses is None else function(self.plain_poses)
         return Votes(function(self.poses), function(self.weight), plain)
 
 
 class CapsuleOutput(NamedTuple):
-    """What every network returns.
+    """Output of every network.
 
     Attributes:
         scores: one number per class, ``(batch, class)``. Lengths in [0, 1) for a CapsNet, activations in (0, 1) for
             EMCaps, logits for a CNN.
         capsules: the class capsules, or ``None`` for a network without capsules.
-        logits: any real numbers of which the scores are a rising function, ``(batch, class)``: those of the class
-            capsules; the scores of a CNN. ``None`` where the routing has none.
+        logits: real numbers, ``(batch, class)``; the scores are an increasing function of them. They are the logits of
+            the class capsules, or the scores of a CNN. ``None`` if the routing has no logits.
     """
 
     scores: Float[Tensor, "batch classes"]
@@ -90,24 +90,24 @@ class CapsuleOutput(NamedTuple):
 
     @property
     def ranking(self) -> Float[Tensor, "batch classes"]:
-        """By what the classes are ranked, the largest is the prediction: logits, without any the scores.
+        """Numbers that rank the classes, the largest is the prediction: the logits or, without logits, the scores.
 
-        Lengths and activations of several classes may round to 1, which softmax cross-entropy, blind to what logits
-        have in common, does nothing against; the first of them would then be the prediction.
+        Lengths and activations of several classes may round to 1, and the first of these classes would then be the
+        prediction. Softmax cross-entropy does not prevent this, because it ignores a constant added to all logits.
         """
         return self.scores if self.logits is None else self.logits
 
 
 class RoutingTrace(NamedTuple):
-    """One iteration of a routing algorithm, as passed to ``on_iteration``.
+    """One iteration of a routing algorithm; ``on_iteration`` receives it.
 
     Attributes:
         iteration: counted from 0.
         couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
-        poses: the parents' poses after this iteration, ``(batch, parent, dim)``.
-        activations: theirs, ``(batch, parent)``; ``None`` for a routing that has them after the last iteration only.
-        logits: of which the activations are the logistic, or a rising function; ``None`` where activations are.
-        variances: of the parents' Gaussians, for a routing that fits some, ``(batch, parent, dim)``.
+        poses: poses of the parents after this iteration, ``(batch, parent, dim)``.
+        activations: activations of the parents, ``(batch, parent)``; ``None`` if routing computes them only at the end.
+        logits: the activations are their logistic or another increasing function; ``None`` if ``activations`` is.
+        variances: variances of the parents' Gaussians, ``(batch, parent, dim)``, if the routing fits Gaussians.
     """
 
     iteration: int
@@ -127,20 +127,20 @@ class Batch(NamedTuple):
     Attributes:
         images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
             batch to its device and transformed it, then float32, in [0, 1] or standardised.
-        labels: class of each image, ``(batch,)``; where ``DataSpec.labels_per_image`` is more than 1,
-            ``(batch, label)``; of images that are mixtures, the share of each class, ``(batch, class)``.
-        key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
-            derives; so augmentation depends neither on the batch size nor on the number of processes.
+        labels: class of each image, ``(batch,)``; ``(batch, label)`` if ``DataSpec.labels_per_image`` is more
+            than 1; for mixtures of images, the share of each class, ``(batch, class)``.
+        key: one number per sample and epoch, ``(batch,)``. It seeds every random draw for that sample, so
+            augmentation depends neither on the batch size nor on the number of processes.
         factors: how each image was taken, ``(batch, factor)``, in the order of ``DataSpec.factors``; ``None``
-            for data sets that do not say.
-        parts: of an image that is composed of several, each alone in its place, ``(batch, label, channel, height,
+            if the data set does not contain them.
+        parts: for an image composed of several, each of these alone in its place, ``(batch, label, channel, height,
             width)``, in the order of the labels; ``None`` otherwise.
-        targets: of pairs, the second image, ``(batch, channel, height, width)``; ``None`` for data without.
-        change: of pairs, by how much the second image differs from the first: ``(right, down)`` in pixels,
+        targets: for pairs, the second image, ``(batch, channel, height, width)``; ``None`` otherwise.
+        change: for pairs, how the second image differs from the first: ``(right, down)`` in pixels,
             ``(batch, 2)``, or a matrix ``T``, ``(batch, 3, 3)``.
 
-    At test the DataModule may look at each image through several crops: images are then
-    ``(batch, crop, channel, height, width)``, everything else stays one per image.
+    For a test with several crops per image, images are ``(batch, crop, channel, height, width)``; all other
+    attributes still have one entry per image.
     """
 
     images: (
@@ -157,21 +157,21 @@ class Batch(NamedTuple):
 
     @property
     def classes(self) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]:
-        """The labels, of mixtures the class with the largest share: what an error can be counted by."""
+        """The labels or, for mixtures, the class with the largest share, so that errors can be counted."""
         return self.labels.argmax(1) if self.labels.is_floating_point() else self.labels
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The facts of a data set that networks need; no options of a configuration.
+    """Properties of a data set that networks need; they are not options of a configuration.
 
     Attributes:
-        image_shape: ``(channel, height, width)`` of an image as it reaches the network.
+        image_shape: ``(channel, height, width)`` of an image when it reaches the network.
         num_classes: number of classes.
-        classes: their names, where they have any beside their number.
+        classes: names of the classes, if they have names.
         factors: names of the columns of ``Batch.factors``.
-        labels_per_image: how many classes every image shows, different ones if the data does not say otherwise.
-        change: of pairs, the shape of what is known of their difference, ``(2,)`` or ``(3, 3)``; empty for other data.
+        labels_per_image: how many classes every image shows, all different unless the data set states otherwise.
+        change: for pairs, the shape of ``Batch.change`` without the batch, ``(2,)`` or ``(3, 3)``; empty otherwise.
     """
 
     image_shape: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""What routing asks of votes, and the backends: dense votes, batched matrix products, fused kernels."""
+"""Operations of routing on votes, and their backends: dense votes, batched matrix products, fused kernels."""
 
 from capsule_lab.kernels.backends import Backend, check_backend
 from capsule_lab.kernels.base import AbstractVotes

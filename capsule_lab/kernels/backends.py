@@ -1,4 +1,4 @@
-"""Which backend answers for some votes."""
+"""Choice of the backend for given votes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from capsule_lab.functional import is_transformed
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]
-"""How votes are summed: ``reference``, over the whole vote tensor as the papers write it; ``matmul``, as batched matrix
-products, on a CPU for as many images at a time as fit its cache; ``fused``, without ever storing a vote (numba on a
-CPU, Triton on a GPU); ``auto``, the fastest that runs."""
+"""How votes are summed. ``reference``: over the whole vote tensor, as in the papers; ``matmul``: as batched matrix
+products, on a CPU for as many images at a time as fit into its cache; ``fused``: without storing votes (numba on a CPU,
+Triton on a GPU); ``auto``: the fastest that runs."""
 
 _LOG = logging.getLogger(__name__)
 _FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
 
 
 def fused_kernels(device_type: str) -> ModuleType | str:
-    """The module of fused kernels for such a device, or why there is none."""
+    """Return the module of fused kernels for a type of device, or the reason why there is none."""
     return _imported(device_type)
 
 
-# What torch.compiler.assume_constant_result sets, read from 2.15; the call itself would import torch's compiler, which
-# doubles the time of `import capsule_lab.routing`.
+# Set by torch.compiler.assume_constant_result, read from 2.15. Calling it would import torch's compiler, which doubles
+# the time of `import capsule_lab.routing`.
 fused_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -40,25 +40,25 @@ def _imported(device_type: str) -> ModuleType | str:
         return f"there are none for {device_type}"
     try:
         return importlib.import_module(_FUSED[device_type])
-    except Exception as error:  # numba, llvmlite and Triton raise many kinds where they are missing or cannot work
+    except Exception as error:  # numba, llvmlite and Triton raise many types if they are missing or do not work
         return " ".join(str(error).split())
 
 
 def check_backend(backend: Backend) -> Backend:
-    """``backend``, if it is one.
+    """Return ``backend`` after checking it.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if it is unknown.
     """
     check_choice("routing backend", backend, get_args(Backend))
     return backend
 
 
 def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
-    """``reference``, ``matmul`` or ``fused``.
+    """Return the backend to use: ``reference``, ``matmul`` or ``fused``.
 
     Raises:
-        ValueError: for an unknown backend; a ``ConfigError`` for ``fused`` where it cannot be had, such as within
+        ValueError: for an unknown backend; ``ConfigError`` if ``fused`` is not available, for example in
             ``torch.func.vmap`` and ``jvp``, for which its gradients have no rules.
     """
     if check_backend(backend) in ("reference", "matmul"):

@@ -1,4 +1,4 @@
-"""What routing asks of votes. A backend is one way to answer; routing does not know which it has."""
+"""Interface of the operations of routing on votes, which every backend implements."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 class Normalise(Protocol):
-    """How log-couplings ``(batch, parent, child)`` become couplings: see ``capsule_lab.routing.Normaliser``."""
+    """Function from log-couplings to couplings ``(batch, parent, child)``, see ``capsule_lab.routing.Normaliser``."""
 
     rows_per_image: int
 
     def __call__(self, log_couplings: Tensor, /) -> Tensor:
-        """Couplings, in plain torch."""
+        """Compute couplings in plain torch."""
 
     def fused(self, log_couplings: Tensor, /) -> Tensor:
-        """The same couplings, by a fused kernel where there is one."""
+        """Compute the same couplings with a fused kernel, if one is available."""
 
 
 class AbstractVotes(ABC):
-    """The votes of all children for all parents, as a tensor or as poses and weight that they are computed from.
+    """Votes of all children for all parents, as a tensor or as the poses and weight that determine them.
 
     Attributes:
         shape: ``(batch, child, parent, dim)``.
@@ -32,16 +32,16 @@ class AbstractVotes(ABC):
 
     @abstractmethod
     def dense(self) -> Float[Tensor, "batch child parent dim"]:
-        """The vote tensor, for routings that want more than the sums below; a fused backend computes it first."""
+        """Return the vote tensor for routings that need more than the sums below; fused backends compute it first."""
 
     @abstractmethod
     def zero_logits(self) -> Float[Tensor, "batch parent child"]:
-        """Log-couplings of zero: equal couplings."""
+        """Return log-couplings of zero, that is equal couplings."""
 
     @abstractmethod
     def weighted_sum(self, weights: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent dim"]:
-        """``sum_i weights_ji V_ij``: total input of each parent."""
+        """Compute ``sum_i weights_ji V_ij``, the total input of each parent."""
 
     @abstractmethod
     def agreement(self, poses: Float[Tensor, "batch parent dim"]) -> Float[Tensor, "batch parent child"]:
-        """``V_ij . poses_j``: scalar product of each vote with its parent's pose."""
+        """Compute ``V_ij . poses_j``, the scalar product of each vote with the pose of its parent."""

@@ -1,4 +1,4 @@
-"""Backends that store the vote tensor: sums as the papers write them, or as batched matrix products."""
+"""Backends that store the vote tensor: sums as in the papers, or batched matrix products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from capsule_lab.kernels.base import AbstractVotes
 
 
 class PlainVotes(AbstractVotes):
-    """Every sum written out over the whole vote tensor, as in the papers: slow, and easy to check.
+    """Explicit sums over the whole vote tensor as in the papers: slow, but easy to check.
 
     Args:
         votes: ``(batch, child, parent, dim)``, in any memory order.
@@ -34,7 +34,7 @@ class PlainVotes(AbstractVotes):
 
 
 class MatmulVotes(PlainVotes):
-    """The sums as batched matrix products: the votes' memory is ordered ``(batch, parent, child, dim)``."""
+    """Sums as batched matrix products; the memory of the votes is ordered ``(batch, parent, child, dim)``."""
 
     def __init__(self, votes: Tensor) -> None:
         super().__init__(votes.transpose(1, 2).contiguous().transpose(1, 2))

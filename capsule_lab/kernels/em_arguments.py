@@ -1,7 +1,7 @@
-"""Arguments and results of the fused kernels of EM routing: one name for what goes through several functions.
+"""Arguments and results of the fused kernels of EM routing, as records.
 
-Shapes: n rows, parents j, children i, pose entries h and k of a weight, d components of a vote. The numba kernels
-get the same records with flat numpy arrays in place of tensors.
+Shapes: n rows, j parents, i children, h entries of a pose, k entries of a weight, d components of a vote. The numba
+kernels receive the same records with flat numpy arrays instead of tensors.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 
 class FitInputs(NamedTuple):
-    """What parents are fitted to; also the gradients of these.
+    """Inputs of a fit; also the gradients of these inputs.
 
     Attributes:
-        poses: of the children, ``[n h i]``.
+        poses: poses of the children, ``[n h i]``.
         weight: transformations, ``[j k i]``.
-        activations: of the children, ``[n i]``.
+        activations: activations of the children, ``[n i]``.
         couplings: ``[n j i]``.
-        previous: poses of the parents of the iteration before, ``[n j d]``.
+        previous: poses of the parents in the previous iteration, ``[n j d]``.
     """
 
     poses: Any
@@ -54,7 +54,7 @@ class Parents(NamedTuple):
 
 
 class FitOutputs(NamedTuple):
-    """Results of a fit; also the gradients of these: ``Parents`` and distances ``[n j i]``, empty if not measured."""
+    """Results of a fit, or their gradients: ``Parents`` and distances ``[n j i]``, which are empty if not measured."""
 
     mass: Any
     poses: Any

@@ -1,20 +1,20 @@
-"""Votes that are never stored: every kernel computes those it needs, and so does the backward pass.
+"""Votes that are not stored: every kernel computes the votes it needs, and so does the backward pass.
 
-Two gradients need care; both are here because autograd keeps what a plain graph would keep.
+This file implements two gradients itself, because a plain autograd graph would keep too many tensors.
 
-EM: ``_EMStep`` is the E-step and the M-step as one node. Couplings ``(batch, parent, child)`` would be kept once per
-iteration; instead the node keeps the Gaussians of the iteration before, and its backward pass measures the distances
-from them and normalises again. Memory does not grow with the iterations.
+EM: ``_EMStep`` is the E-step and the M-step as one node. A plain graph would keep couplings ``(batch, parent, child)``
+for each iteration. The node keeps the Gaussians of the previous iteration instead, and its backward pass computes
+distances from them and normalises again. Memory does not grow with the number of iterations.
 
-Dynamic routing: sums and agreements are linear in the votes, so the gradient of the votes is a sum of outer products
-over all of them, ``dL/dV_ij = sum_t x_t[j, i] y_t[j]`` (x of a child, y of a component). Contracting each with poses
-and weight would read both once per term. ``_Linear.backward`` therefore returns no gradient for poses and weight but
-adds its pair ``(x_t, y_t)`` to ``_PendingProducts``, and ``_ContractPending``, through which poses and weight enter
-the graph, contracts all pairs in one kernel. The invariant: autograd runs ``_ContractPending.backward`` after every
-``_Linear.backward`` of the same backward pass, for it is the node that all of them lead to. A pass that asks for
-neither poses nor weight never reaches it and leaves pairs behind; the number of the pass tells them from new ones.
+Dynamic routing: sums and agreements are linear in the votes, so the gradient of the votes is a sum of outer products,
+``dL/dV_ij = sum_t x_t[j, i] y_t[j]`` (x for a child, y for a component). Contracting each term with poses and weight
+would read both once per term. Therefore ``_Linear.backward`` returns no gradient for poses and weight but adds its pair
+``(x_t, y_t)`` to ``_PendingProducts``. ``_ContractPending``, through which poses and weight enter the graph, contracts
+all pairs in one kernel. Invariant: autograd runs ``_ContractPending.backward`` after every ``_Linear.backward`` of the
+same backward pass, because all these nodes lead to it. A pass without gradients of poses and weight does not reach it
+and leaves pairs behind; the number of the pass distinguishes these from new pairs.
 
-Under torch.compile the operators of ``capsule_lab.kernels.ops`` have gradients of their own, and none of this is used.
+Under torch.compile, this is not used: the operators of ``capsule_lab.kernels.ops`` have separate gradients.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from capsule_lab.types import Votes
 
 
 class FusedVotes(AbstractVotes):
-    """Sums by fused kernels.
+    """Votes whose sums are computed by fused kernels.
 
     Args:
-        votes: poses and weight that the votes are computed from.
+        votes: poses and weight from which votes are computed.
 
     Raises:
-        ValueError: if those do not belong together.
+        ValueError: if their shapes do not match.
     """
 
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
         children, self.inner, parent, columns = votes.weight.shape
-        if children != child or child_dim % self.inner:  # kernels would read beyond the end of either
+        if children != child or child_dim % self.inner:  # kernels would read beyond the end of an array
             raise ValueError(
                 f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
                 "(batch, child, rows * inner) and (child, inner, parent, columns)"
@@ -77,7 +77,7 @@ class FusedVotes(AbstractVotes):
         return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
     def e_step(self, before: tuple[FitOutputs, Tensor], normalise: Normalise) -> Tensor:
-        """Couplings alone, with a gradient; those that ``em_step`` returns have none."""
+        """Compute only couplings, with a gradient; the couplings that ``em_step`` returns have none."""
         parents, log_height = before
         return normalise.fused(log_height.unsqueeze(2) - parents.distances)
 
@@ -92,18 +92,18 @@ class FusedVotes(AbstractVotes):
         min_variance: float,
         mass_eps: float,
     ) -> tuple[Tensor, FitOutputs]:
-        """``e_step`` and ``m_step`` of ``capsule_lab.routing.em`` in one: couplings, and parents fitted with them.
+        """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
 
         Args:
-            activations: of the children, ``(batch, child)``.
-            before: parents of the iteration before and their ``log_height``, see ``e_step``; ``None`` in the first
-                iteration: equal log-couplings.
-            normalise: log-couplings to couplings.
-            last: of the iterations: no E-step follows, so that no distances are measured.
+            activations: activations of the children, ``(batch, child)``.
+            before: parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the first
+                iteration, which has equal log-couplings.
+            normalise: function from log-couplings to couplings.
+            last: whether this is the last iteration; no E-step follows, so distances are not computed.
             damping, min_variance, mass_eps: see ``em_routing``.
 
         Raises:
-            ValueError: for activations of another shape.
+            ValueError: if activations have a different shape.
         """
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
@@ -124,9 +124,9 @@ class FusedVotes(AbstractVotes):
 class _EMStep(torch.autograd.Function):
     """E-step and M-step as one node, see the top of this file.
 
-    Kept for the backward pass: inputs, the Gaussians of both iterations, the normaliser. Not kept: couplings and
-    distances. Measuring those again costs a sixth more work. The old Gaussians get no gradient here: couplings depend
-    on them through the old distances, an output of the step before, whose kernel has that gradient.
+    The node keeps inputs, the Gaussians of both iterations and the normaliser for the backward pass, but not couplings
+    and distances. Computing these again costs one sixth more work. The old Gaussians receive no gradient here:
+    couplings depend on them through the old distances, an output of the previous step, whose kernel has that gradient.
     """
 
     @staticmethod
@@ -175,7 +175,7 @@ class _EMStep(torch.autograd.Function):
             with torch.enable_grad():
                 logs = log_height.detach().requires_grad_().unsqueeze(2) - old_distances
                 couplings = ctx.normalise.fused(logs)
-                of_logs = get_gradient_edge(logs)  # the numbers themselves need not be kept
+                of_logs = get_gradient_edge(logs)  # the values are not needed any more
             del logs, old_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
             poses,
@@ -203,15 +203,15 @@ class _EMStep(torch.autograd.Function):
 
 
 def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Tensor:
-    """From equal log-couplings: the same for every image."""
+    """Compute couplings from equal log-couplings, the same for every image."""
     zeros = poses.new_zeros(normalise.rows_per_image, len(weight), poses.shape[2])
     return normalise.fused(zeros).repeat(len(poses) // normalise.rows_per_image, 1, 1)
 
 
 def backward_pass_number() -> int:
-    """Which backward pass is running: another number in each, -1 outside of one.
+    """Return the number of the running backward pass, different for each pass; -1 outside of a pass.
 
-    Private to torch, read from 2.15.0: autograd has no public name for a pass.
+    Private to torch, read from 2.15.0; autograd has no public identifier of a pass.
     """
     return torch._C._current_graph_task_id()
 
@@ -236,7 +236,7 @@ class _PendingProducts:
 
 
 class _ContractPending(torch.autograd.Function):
-    """Poses and weight as they are; to their gradient the backward pass adds that of the pending products."""
+    """Return poses and weight unchanged; the backward pass adds the gradient of the pending products."""
 
     @staticmethod
     def forward(
@@ -260,7 +260,7 @@ class _ContractPending(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """Sums of weighted votes, or how votes ``agree`` with poses. For fixed votes each is the gradient of the other."""
+    """Sums of weighted votes, or agreement of votes with poses; each is the gradient of the other for fixed votes."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,6 @@
-"""Fused kernels as operators of torch, so that autograd, torch.compile and torch.export know them.
+"""Fused kernels as torch operators, so that autograd, torch.compile and torch.export support them.
 
-Shapes are those of ``capsule_lab.kernels.cpu``, with n rows, parents j, children i, pose entries h and k of a weight:
+Shapes as in ``capsule_lab.kernels.cpu``, with n rows, j parents, i children, h entries of a pose, k of a weight:
 poses ``[n h i]``, weight ``[j k i]``, activations ``[n i]``, couplings ``[n j i]``, parents ``[n j d]``.
 """
 
@@ -21,7 +21,7 @@ def _kernels(tensor: Tensor) -> Any:
 
 
 def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Results without numbers of the same shapes."""
+    """Return uninitialised results of the same shapes."""
     return tuple(each.new_empty(each.shape) for each in tensors)
 
 
@@ -30,7 +30,7 @@ def _like_first(tensor: Tensor, *_: Any) -> Tensor:
 
 
 def _per_child(poses: Tensor, weight: Tensor, parents: Tensor, *_: Any) -> Tensor:
-    """``[n j i]``."""
+    """Return an uninitialised result ``[n j i]``."""
     return poses.new_empty(*parents.shape[:2], poses.shape[2])
 
 
@@ -42,7 +42,7 @@ def fit(
     poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor,
     inner: int, damping: float, min_variance: float, mass_eps: float, measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """``FitOutputs`` of ``FitInputs`` and ``FitOptions``."""
+    """Compute ``FitOutputs`` from ``FitInputs`` and ``FitOptions``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     outputs: FitOutputs = _kernels(poses).fit(inputs, FitOptions(inner, damping, min_variance, mass_eps, measure))
     return outputs
@@ -63,7 +63,7 @@ def fit_backward(
     grad_mass: Tensor, grad_parents: Tensor, grad_variances: Tensor, grad_distances: Tensor,
     inner: int, damping: float, min_variance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of ``FitInputs``, from ``Parents`` and the gradients of ``FitOutputs``."""
+    """Compute the gradients of ``FitInputs`` from ``Parents`` and the gradients of ``FitOutputs``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
     fitted = Parents(mass, parents, variances)
@@ -90,7 +90,7 @@ fit.register_autograd(_fit_gradient, setup_context=_keep_fit)
 
 @custom_op("capsule_lab::distances", mutates_args=())
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
-    """Half the squared distance of each vote in units of its parent's variance."""
+    """Compute half the squared distance of each vote in units of its parent's variance."""
     return _kernels(poses).distances(poses, weight, parents, variances, inner)
 
 
@@ -102,7 +102,7 @@ distances.register_fake(_per_child)
 
 @custom_op("capsule_lab::weighted_sum", mutates_args=())
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
-    """What arrives at each parent."""
+    """Compute the total input of each parent."""
     return _kernels(poses).weighted_sum(poses, weight, couplings, inner)
 
 
@@ -113,7 +113,7 @@ def _(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
 
 @custom_op("capsule_lab::agreement", mutates_args=())
 def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
-    """How much each vote agrees with its parent's pose."""
+    """Compute the agreement of each vote with the pose of its parent."""
     return _kernels(poses).agreement(poses, weight, parents, inner)
 
 
@@ -124,7 +124,7 @@ agreement.register_fake(_per_child)
 def contraction(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of poses and weight where that of the votes is a sum of products of two."""
+    """Compute the gradients of poses and weight if the gradient of the votes is a sum of outer products."""
     return _kernels(poses).contraction(poses, weight, by_child, by_component, inner)
 
 
@@ -157,7 +157,7 @@ agreement.register_autograd(_agreement_gradient, setup_context=_keep)
 
 @custom_op("capsule_lab::softmax_by_child", mutates_args=())
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    """Softmax over all entries of an image that belong to the same child."""
+    """Compute a softmax over all entries of an image that belong to the same child."""
     return _kernels(log_couplings).softmax_by_child(log_couplings, child, children)
 
 
@@ -166,7 +166,7 @@ softmax_by_child.register_fake(_like_first)
 
 @custom_op("capsule_lab::softmax_by_child_backward", mutates_args=())
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    """Gradient of the log-couplings."""
+    """Compute the gradient of the log-couplings."""
     return _kernels(couplings).softmax_by_child_backward(couplings, grad_couplings, child, children)
 
 

@@ -1,4 +1,4 @@
-"""Run a routing procedure on votes with the backend that was asked for."""
+"""Run a routing procedure on votes with a given backend."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.types import OnIteration, Votes
 
-VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes computed at a time on a CPU; fastest of 1 to 1000 MB
+VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes computed at a time on a CPU; fastest in 1 to 1000 MB
 
 Procedure = Callable[[AbstractVotes, Any], tuple[Tensor, ...]]
-"""A routing algorithm: votes and activations of the children (or ``None``) to tensors of parents."""
+"""A routing algorithm: function from votes and activations of the children (or ``None``) to tensors of parents."""
 
 
 def route(
@@ -30,16 +30,16 @@ def route(
     on_iteration: OnIteration | None,
     backend: Backend,
 ) -> tuple[Tensor, ...]:
-    """``procedure(votes, activations)``.
+    """Return ``procedure(votes, activations)``.
 
-    On a CPU ``matmul`` runs the procedure on as many images at a time as keep their votes in cache; where there is an
-    ``on_iteration``, which expects all of them, at once. The other arguments are those of the routing's function.
+    On a CPU, ``matmul`` runs the procedure on as many images at a time as keep their votes in cache, or on all images
+    if there is an ``on_iteration``, which expects all of them. The other arguments are those of the routing function.
 
     Raises:
-        ValueError: for votes of another number of dimensions.
+        ValueError: if votes do not have 4 dimensions.
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:
-        raise ValueError(f"votes are of shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")
+        raise ValueError(f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")
     choice = chosen(backend, votes)
     if not isinstance(votes, Votes):
         return procedure((PlainVotes if choice == "reference" else MatmulVotes)(votes), activations)
@@ -60,7 +60,7 @@ def route(
 
 
 def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
-    """As many rows as keep their votes in cache, in whole images."""
+    """Return the number of rows whose votes fit into the cache, in whole images."""
     child, inner, parent, columns = votes.weight.shape
     dim = votes.poses.shape[2] // inner * columns
     bytes_per_image = rows_per_image * child * parent * dim * votes.poses.element_size()
@@ -68,6 +68,6 @@ def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
 
 
 def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
-    """Softmax over all entries of an image that belong to one child, by a fused kernel; ``None`` if there is none."""
+    """Softmax over all entries of an image that belong to one child; ``None`` if there is no fused kernel."""
     kernels = fused_kernels(log_couplings.device.type)
     return ops.softmax_by_child(log_couplings, child, children) if hasattr(kernels, "softmax_by_child") else None

@@ -1,6 +1,6 @@
-"""Class capsules: one transformation per (child type, class) for all positions, and their coordinates.
+"""Class capsules with one transformation per (child type, class) for all positions, and coordinate addition.
 
-Coordinate addition: votes get the position of their child, which shared transformations lose.
+Shared transformations lose the position of a child; coordinate addition adds it to the votes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Axes = tuple[Float[Tensor, " height"], Float[Tensor, " width"]]
 
 
 class ReceptiveField(NamedTuple):
-    """What the positions of a layer see of the image.
+    """Receptive field of the positions of a layer.
 
     Attributes:
-        image: pixels along each axis.
+        image: size of the image in pixels, ``(height, width)``.
         layers: kernel and stride of each layer, from the image upwards.
-        outside: left, right, top, bottom: pixels that are seen beyond the edges.
+        outside: pixels that are seen beyond the left, right, top and bottom edge.
     """
 
     image: tuple[int, int]
@@ -36,7 +36,7 @@ class ReceptiveField(NamedTuple):
     outside: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def centres(self, grid: tuple[int, int]) -> list[Float[Tensor, " position"]]:
-        """Rows and columns of the pixels, counted from 0, in the middle of what each position of a grid sees."""
+        """Return rows and columns of the pixels, from 0, at the centres of the receptive fields of a grid."""
         step, first = 1, 0.0
         for kernel, stride in self.layers:
             first += step * (kernel - 1) / 2  # the middle of a kernel
@@ -48,13 +48,13 @@ class ReceptiveField(NamedTuple):
 
 
 def grid_coordinates(grid: tuple[int, int]) -> Axes:
-    """Row and column coordinate of each position: ``(i + 0.5) / n`` (IBM's and the tutorial's code)."""
+    """Return row and column coordinates of the positions, ``(i + 0.5) / n`` (code of IBM and of the tutorial)."""
     rows, columns = ((torch.arange(n) + 0.5) / n for n in grid)  # 0.5: the middle of a cell
     return rows, columns
 
 
 def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveField) -> Axes | None:
-    """Coordinates of one kind, see ``CoordinateClassCapsules``, or ``None``."""
+    """Return coordinates of one kind, see ``CoordinateClassCapsules``, or ``None``."""
     check_choice("coordinates", coordinates, get_args(Coordinates))
     if coordinates == "none":
         return None
@@ -63,14 +63,14 @@ def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveFie
     (rows, columns), (height, width) = field.centres(grid), field.image
     if coordinates == "image_share":
         return (rows + 1) / height, (columns + 1) / width  # 1: pixels are counted from 1
-    # official code: 100, and height / 2 for the middle of pixels numbered from 0, half a pixel too far
+    # official code: 100; height / 2, half a pixel beyond the centre of pixels numbered from 0
     return (rows - height / 2) / 100, (columns - width / 2) / 100
 
 
 def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:
-    """What is added to the votes of each position, of ``dim`` components (Hinton 2018, section 4).
+    """Return the vectors of ``dim`` components added to the votes of each position (Hinton 2018, section 4).
 
-    ``entries`` are the components that get the row and the column coordinate, which are ``axes``.
+    ``entries`` are the components for the row and the column coordinate; ``axes`` contains these coordinates.
     """
     rows, columns = torch.meshgrid(*axes, indexing="ij")
     added = torch.zeros(rows.numel(), dim)
@@ -80,20 +80,20 @@ def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Fl
 
 
 class ClassCapsules(nn.Module):
-    """The last layer of Hinton 2018, section 4: all positions vote with shared transformations.
+    """Last layer of Hinton 2018, section 4, with transformations shared by all positions.
 
     Args:
-        positions: how many there are.
+        positions: number of positions of the children.
         child_types: kinds of child per position.
         child_dim, dim: components of the poses of children and of class capsules.
         classes: number of classes.
-        rows: rows of a pose, when it is a matrix; 1 for a vector.
-        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
-        coordinates: what each position adds to its votes, ``(positions, dim)``; ``None`` for nothing.
+        rows: rows of a pose if it is a matrix; 1 for a vector.
+        routing: builds the routing of this layer; called with ``(parents=…, dim=…)``.
+        coordinates: vectors added to the votes of each position, ``(positions, dim)``; ``None`` for none.
         weight_std: standard deviation of the truncated normal that initialises the transformations.
 
     Shapes:
-        poses ``(batch, positions * child_types, child_dim)``, activations without the last one ->
+        poses ``(batch, positions * child_types, child_dim)``, activations without the last dimension ->
         poses ``(batch, classes, dim)``, activations ``(batch, classes)``.
     """
 
@@ -134,20 +134,20 @@ class ClassCapsules(nn.Module):
 
 
 class CoordinateClassCapsules(ClassCapsules):
-    """Class capsules above a grid of capsules that see parts of an image, whose coordinates they add.
+    """Class capsules above a grid of capsules whose coordinates in the image are added to the votes.
 
     Args:
         grid: ``(height, width)`` of the children.
         child_types: kinds of child per position.
         dim: components of all poses.
         classes: number of classes.
-        field: what the children see of the image.
+        field: receptive field of the children.
         routing, rows: see ``ClassCapsules``.
-        coordinates: ``"receptive_field"``, distance of a position's receptive field from the image's middle in units of
-            100 pixels (official code), ``"image_share"``, its place as a share of the image (a tutorial's text:
-            ``[8, 12, 16, 20] / 28``), ``"grid"``, ``(i + 0.5) / n`` of the i-th of n positions (ports), or ``"none"``.
-        entries: ``"official"`` adds x to the first and y to the second component of a vote, ``"paper"`` row and column
-            to the first two entries of a matrix's right-hand column.
+        coordinates: ``"receptive_field"``: distance of the receptive field from the centre of the image in units of
+            100 pixels (official code); ``"image_share"``: its position as a share of the image (a tutorial's text:
+            ``[8, 12, 16, 20] / 28``); ``"grid"``: ``(i + 0.5) / n`` for the i-th of n positions (ports); or ``"none"``.
+        entries: ``"official"`` adds x to the first and y to the second component of a vote; ``"paper"`` adds row and
+            column to the first two entries of the right-hand column of a matrix.
         weight_std: see ``ClassCapsules``, ``ConvStack``.
     """
 

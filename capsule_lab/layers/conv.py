@@ -1,4 +1,4 @@
-"""Convolutional capsules: every position sees a window of children, with the same transformations everywhere."""
+"""Convolutional capsules: every position sees a window of children; positions share the transformations."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteratio
 
 
 class ConvCapsules(nn.Module):
-    """Capsules that route from a window below (Hinton 2018, section 4).
+    """Capsules that route from windows of the layer below (Hinton 2018, section 4).
 
-    One transformation per (place in the window, child type, parent type), shared by all positions. Capsules are
-    ordered ``(y, x, type)``.
+    All positions share one transformation per (place in the window, child type, parent type). Capsules are ordered
+    ``(y, x, type)``.
 
     Args:
         size: ``(height, width)`` of the grid of children.
-        child_types, parent_types: kinds of capsule per position, below and in this layer.
+        child_types, parent_types: kinds of capsule per position in the layer below and in this layer.
         child_dim, parent_dim: components of their poses.
-        rows: rows of a pose, when it is a matrix; 1 for a vector.
-        kernel_size, stride: of the window.
-        padding: rings of children of pose 0 and activation 0 around the grid.
-        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
+        rows: rows of a pose if it is a matrix; 1 for a vector.
+        kernel_size, stride: size and stride of the window.
+        padding: number of rings of children with pose 0 and activation 0 around the grid.
+        routing: builds the routing of this layer; called with ``(parents=…, dim=…)``.
         weight_std: standard deviation of the truncated normal that initialises the transformations.
 
     Attributes:
-        windows: the geometry; ``windows.grid`` is the size of this layer.
+        windows: geometry of the layer; ``windows.grid`` is its size.
 
     Shapes:
-        poses ``(batch, h * w * child_types, child_dim)``, activations without the last one ->
+        poses ``(batch, h * w * child_types, child_dim)``, activations without the last dimension ->
         poses ``(batch, h' * w' * parent_types, parent_dim)``, activations.
     """
 
@@ -71,14 +71,14 @@ class ConvCapsules(nn.Module):
             raise ValueError("routing.leaky is true; expected false: convolutional capsules have no leaky softmax")
         if not self.routing.poses:
             raise ValueError(
-                "routing.poses is false; expected true, since capsules above read the poses of convolutional ones; "
-                "class capsules may go without: class_routing.poses=false"
+                "routing.poses is false; expected true, since the next layer reads poses of convolutional capsules; "
+                "only class capsules may have no poses: class_routing.poses=false"
             )
 
     def forward(
         self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
     ) -> Capsules:
-        """Capsules of this layer; ``on_iteration`` sees windows as its batch, ordered (image, position)."""
+        """Compute the capsules of this layer; the batch of ``on_iteration`` is windows, ordered (image, position)."""
         if self.padding:
             poses, activations = self._padded(poses), self._padded(activations.unsqueeze(2)).squeeze(2)
         parents = self.routing(
@@ -99,23 +99,23 @@ class ConvCapsules(nn.Module):
 
 
 class ConvStack(nn.ModuleList):
-    """Layers of ``ConvCapsules``, one above the other, with poses of one size.
+    """Stack of ``ConvCapsules`` layers with poses of one size.
 
     Args:
         grid: ``(height, width)`` of the children of the first layer.
-        child_types: kinds of these per position.
+        child_types: kinds of these children per position.
         dim: components of all poses.
-        types: kinds of capsule per position, layer by layer; none for no layer.
-        strides: of the layers' windows.
+        types: kinds of capsule per position of each layer; empty for no layers.
+        strides: stride of the windows of each layer.
         kernel_size: width of all windows.
         rows, routing: see ``ConvCapsules``.
-        weight_std: likewise; for vectors (one row) divided by the fourth root of ``dim``, so that votes are as large as
-            those of matrices.
-        initialise: initialises the transformations of each layer in another way.
+        weight_std: see ``ConvCapsules``; for vectors (one row) it is divided by the fourth root of ``dim``, so that
+            votes are as large as with matrices.
+        initialise: called with the transformations of each layer to initialise them differently.
 
     Attributes:
         grid: ``(height, width)`` of the last layer.
-        types: kinds of capsule per position there.
+        types: kinds of capsule per position in the last layer.
         kernels: kernel and stride of each layer.
     """
 
@@ -137,7 +137,7 @@ class ConvStack(nn.ModuleList):
         check_widths("the stack of convolutional capsules", types=types, strides=strides, kernel_size=[kernel_size])
         check_number("weight_std", weight_std, above=0)
         if len(types) != len(strides):
-            raise ValueError(f"there are {len(types)} types and {len(strides)} strides; expected as many")
+            raise ValueError(f"there are {len(types)} types and {len(strides)} strides; expected equal numbers")
         self.grid, self.types = grid, child_types
         self.kernels = tuple((kernel_size, stride) for stride in strides)
         for parent_types, stride in zip(types, strides, strict=True):

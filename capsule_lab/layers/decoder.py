@@ -1,4 +1,4 @@
-"""Decoder: from the class capsules back to the image."""
+"""Decoder that reconstructs the image from the class capsules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from capsule_lab.types import ImageBatch
 
 
 class Decoder(nn.Module):
-    """Fully connected reconstruction of the image from masked class capsules (Sabour 2017, section 4.1).
+    """Fully connected decoder of images from masked class capsules (Sabour 2017, section 4.1).
 
     Args:
         capsules: number of class capsules.
         dim: components of their poses.
-        image_shape: ``(channel, height, width)`` to reconstruct.
+        image_shape: ``(channel, height, width)`` of the reconstruction.
         hidden: widths of the hidden layers.
         weight_std: standard deviation of the truncated normal that initialises the weights; biases start at 0.1.
 
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
             truncated_normal_(linear.weight, weight_std)
             nn.init.constant_(linear.bias, 0.1)  # official code
             layers += [linear, nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])  # the last one ends in the sigmoid of forward
+        self.layers = nn.Sequential(*layers[:-1])  # the last layer is followed by the sigmoid in forward
 
     def forward(self, poses: Float[Tensor, "batch capsule dim"], mask: Float[Tensor, "batch capsule"]) -> ImageBatch:
         masked = poses * mask.to(poses.dtype).unsqueeze(2)

@@ -1,4 +1,4 @@
-"""Fully connected capsules: every child votes for every parent, with a transformation or without."""
+"""Fully connected capsules: every child votes for every parent, with or without a transformation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteratio
 class DenseCapsules(nn.Module):
     """Parents that see all children, with one transformation matrix per (child, parent) pair.
 
-    The DigitCaps of Sabour 2017, section 4: 1152 children of 8 components, 10 parents of 16.
+    DigitCaps of Sabour 2017, section 4, is such a layer: 1152 children of 8 components, 10 parents of 16.
 
     Args:
-        children, parents: number of capsules, below and of this layer.
+        children, parents: number of capsules in the layer below and in this layer.
         child_dim, parent_dim: components of their poses.
-        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
+        routing: builds the routing of this layer; called with ``(parents=…, dim=…)``.
         weight_std: standard deviation of the truncated normal that initialises the matrices.
 
     Shapes:
@@ -53,21 +53,21 @@ class DenseCapsules(nn.Module):
 
 
 class UntransformedCapsules(nn.Module):
-    """Parents for which each position has a child of their own, whose pose is its vote, unchanged.
+    """Parents without transformations: each position has one child per parent, and its pose is the vote.
 
-    A child of routing is a position: what it says of all parents. Under equal couplings this is the sum over positions
-    of one group of feature maps per parent, as in a CNN that ends in global average pooling; with any other routing,
-    positions share themselves among the parents. Ours: Gu 2021 removes the transformations, how could not be read.
+    Routing treats a position with its votes for all parents as one child. With equal couplings this is the sum over
+    positions of one group of feature maps per parent, as in a CNN with global average pooling; with another routing,
+    positions divide themselves among the parents. Ours: Gu 2021 removes transformations, but we could not read how.
 
     Args:
-        positions: how many there are.
-        parents: number of capsules of this layer, and of children per position.
-        dim: components of a pose, of children and parents alike.
-        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
+        positions: number of positions of the children.
+        parents: number of capsules of this layer and of children per position.
+        dim: components of the poses of children and parents.
+        routing: builds the routing of this layer; called with ``(parents=…, dim=…)``.
 
     Shapes:
-        poses ``(batch, positions * parents, dim)``, those of one position after the other, and their activations, of
-        which a position has the mean -> poses ``(batch, parents, dim)``.
+        poses ``(batch, positions * parents, dim)``, ordered (position, parent), and their activations, which are
+        averaged at each position -> poses ``(batch, parents, dim)``.
     """
 
     identity: Tensor

@@ -1,7 +1,7 @@
 """Which parents compete for a child in a convolutional capsule layer: four ways to normalise couplings.
 
-A child is seen by the windows of several positions, up to ``kernel_size ** 2``. With a softmax inside of each window
-its couplings sum to one per window; with ``AllParents``, to one.
+Windows of up to ``kernel_size ** 2`` positions see the same child. With a softmax in each window, the couplings of a
+child sum to one per window; with ``AllParents``, they sum to one over all windows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from capsule_lab.kernels import child_softmax
 from capsule_lab.layers.windows import Windows
 from capsule_lab.routing.base import Normalisation, Normaliser
 
-FLOOR = 1e-6  # official code, fast: least mass that divides a child's couplings
-EPS = 1e-7  # official code, legacy: added to it
+FLOOR = 1e-6  # official code, fast: lower bound of the mass that divides the couplings of a child
+EPS = 1e-7  # official code, legacy: added to this mass
 
 
 class WindowNormaliser(Normaliser):
-    """Base of those that know the positions of a layer."""
+    """Base of normalisers that use the positions of a layer."""
 
     def __init__(self, windows: Windows) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class WindowNormaliser(Normaliser):
         return by_image.sum(1, keepdim=True).repeat_interleave(self.windows.positions, 0)
 
     def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
-        """Sums the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
+        """Sum the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
         sums = values.new_zeros(len(values), self.windows.child_count)
         return sums.index_add(1, child, values)
 
@@ -43,7 +43,7 @@ class WindowNormaliser(Normaliser):
 class AllParents(WindowNormaliser):
     """All parents at all positions that see a child compete for it (Hinton 2018, section 4), in log-space.
 
-    Children outside of every window, at the edge of a grid that the stride does not divide, have no couplings.
+    Children outside all windows, at the edge of a grid that the stride does not divide, have no couplings.
     """
 
     def fused(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
@@ -63,14 +63,14 @@ class AllParents(WindowNormaliser):
 
 
 class WindowOnly(WindowNormaliser):
-    """Only the parents of one position compete for a child, as in most ports: each position gets all of its mass."""
+    """Only the parents of one position compete for a child, as in most ports: each position receives its full mass."""
 
 
 class OfficialFast(WindowNormaliser):
     """The official code's ``fast`` path: all parents compete, relative to the best of each child *type*.
 
-    One maximum per (image, child type) is subtracted, and a child's mass is at least 1e-6: the couplings of a child
-    about 14 nats below the best one of its type sum to less than one.
+    One maximum per (image, child type) is subtracted, and the mass of a child is at least 1e-6. The couplings of a
+    child about 14 nats below the best child of its type therefore sum to less than one.
     """
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
@@ -84,8 +84,8 @@ class OfficialFast(WindowNormaliser):
 class OfficialLegacy(WindowNormaliser):
     """The official code's default path: positions compete, separately for each parent type.
 
-    Types do not compete, so the couplings of a child sum to one for each of them; and the stride is ignored in telling
-    which places are the same child, so that with stride 2 wrong children are pooled. For parity with the authors.
+    Types do not compete, so the couplings of a child sum to one for each type. The code ignores the stride when it
+    matches places to children, so with stride 2 it pools wrong children. Kept for parity with the authors.
     """
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
@@ -99,7 +99,7 @@ class OfficialLegacy(WindowNormaliser):
 
 
 def build_normaliser(normalisation: Normalisation, windows: Windows) -> Normaliser:
-    """The normaliser of a convolutional layer, see ``Normalisation``."""
+    """Return the normaliser of a convolutional layer, see ``Normalisation``."""
     kinds: dict[Normalisation, type[WindowNormaliser]] = {
         "all_parents": AllParents,
         "window": WindowOnly,

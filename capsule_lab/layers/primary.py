@@ -1,4 +1,4 @@
-"""Primary capsules: from feature maps to the first poses."""
+"""Primary capsules, which compute the first poses from feature maps."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ Padding = Literal["valid", "same"]
 
 
 class PrimaryCapsules(nn.Module):
-    """A convolution whose channels are grouped into capsules and squashed (Sabour 2017, section 4).
+    """Convolution whose channels are grouped into capsules and squashed (Sabour 2017, section 4).
 
     Channel ``type * dim + component`` at one position is component ``component`` of capsule ``type`` there:
-    the components of a capsule come from ``dim`` channels at *one* position. Capsules are ordered
-    ``(type, y, x)`` as in the official code.
+    the components of a capsule are ``dim`` channels at *one* position. Capsules are ordered ``(type, y, x)``
+    as in the official code.
 
-    The official code routes the feature maps, as one capsule, in a single iteration to all types, so the convolution is
-    divided by their number: ``s = conv / types + bias``. With its initial weights (std 0.1) this keeps the capsules
-    short at the start, 0.1 instead of 0.97.
+    The official code routes the feature maps, as one capsule, to all types in a single iteration, which divides the
+    convolution by the number of types: ``s = conv / types + bias``. With its initial weights (std 0.1) the initial
+    capsules are therefore short, 0.1 instead of 0.97.
 
     Args:
         in_channels: channels of the feature maps.
         types: kinds of capsule per position.
         dim: components of a pose.
-        kernel_size, stride: of the convolution.
+        kernel_size, stride: kernel size and stride of the convolution.
         padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
         bias: learn a bias per type and component, starting at 0.1.
-        uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
-        leaky: the official code's leaky switch: with ``uniform_coupling``, 1/33 instead of 1/32.
-        relu: apply ReLU before the squash, as ports after Geron do; the paper has ReLU below only.
-        squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths. The squash
-            of the capsules above is an option of their routing.
+        uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` in most ports.
+        leaky: leaky switch of the official code: with ``uniform_coupling``, 1/33 instead of 1/32.
+        relu: apply ReLU before the squash, as ports based on Geron do; the paper has ReLU only in the layer below.
+        squash: function that makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths.
+            Capsules of higher layers have the squash of their routing.
         weight_std: standard deviation of the truncated normal that initialises the weights. Without
-            ``uniform_coupling``, 1/32 of it gives the same poses at the start; Adam, whose steps do not depend on the
-            scale of gradients, then changes them 32 times as fast.
+            ``uniform_coupling``, 1/32 of it gives the same initial poses; Adam, whose steps do not depend on the
+            scale of the gradients, then changes the poses 32 times as fast.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class PrimaryCapsules(nn.Module):
 
 
 class DepthwisePrimaryCapsules(nn.Module):
-    """A kernel for each channel, and the channels grouped into capsules and squashed (Mazzia 2021).
+    """Depthwise convolution whose channels are grouped into capsules and squashed (Mazzia 2021).
 
-    Channels and capsules are ordered as those of ``PrimaryCapsules``.
+    Channels and capsules are ordered as in ``PrimaryCapsules``.
 
     Args:
-        channels: of the feature maps.
+        channels: number of feature maps.
         size: ``(height, width)`` of the feature maps.
         dim: components of a pose.
-        kernel_size: of the convolution; ``None`` for that of the feature maps, which leaves one position.
-        stride: of the convolution.
+        kernel_size: kernel size of the convolution; ``None``: size of the feature maps, so that there is one position.
+        stride: stride of the convolution.
 
     Attributes:
         count: number of capsules.
@@ -151,26 +151,26 @@ class DepthwisePrimaryCapsules(nn.Module):
 
 
 class _TypeNorm(nn.BatchNorm3d):
-    """Batch normalisation of all components of a type together: ``(batch, type * dim, height, width)``."""
+    """Batch normalisation over all components of a type: ``(batch, type * dim, height, width)``."""
 
     def forward(self, poses: Tensor) -> Tensor:
         return super().forward(poses.unflatten(1, (self.num_features, -1))).flatten(1, 2)
 
 
 class LinearPrimaryCapsules(nn.Module):
-    """Poses linear in the features at one position, activations a logistic of them (Hinton 2018, section 4).
+    """Primary capsules whose poses are linear in the features at one position (Hinton 2018, section 4).
 
-    Capsules are ordered ``(y, x, type)``. Components of matrix poses are stored row by row.
+    Activations are the logistic of a linear function of the features. Capsules are ordered ``(y, x, type)``; matrix
+    poses are stored row by row.
 
     Args:
         in_channels: channels of the feature maps.
-        types: kinds of capsule per position.
-        dim: components of a pose.
-        bias: learn biases (IBM's and other ports); the official code has none.
+        types, dim: kinds of capsule per position, components of a pose.
+        bias: learn biases (as IBM's and other ports); the official code has none.
         offset: subtracted from the logit of the activation.
         pose_std, activation_std: standard deviations of the truncated normals that initialise the weights.
-        norm: batch-normalise pose components and logits, each over batch and positions.
-        norm_per_type: normalise all components of a type together, with one scale and one shift (Ribeiro 2020's code).
+        norm: batch-normalise each pose component and each logit over batch and positions.
+        norm_per_type: normalise all components of a type together, with one scale and one shift (code of Ribeiro 2020).
     """
 
     def __init__(
@@ -212,13 +212,13 @@ class LinearPrimaryCapsules(nn.Module):
 
 
 class ComposedPrimaryCapsules(nn.Module):
-    """Poses and logits of activations by any two modules, such as convolutions and their normalisation.
+    """Primary capsules whose poses and logits are computed by two modules, such as normalised convolutions.
 
     Capsules are ordered ``(y, x, type)``.
 
     Args:
-        pose: features to ``(batch, types * dim, height, width)``, the components of a type one after the other.
-        activation: features to ``(batch, types, height, width)``: logits, whose logistic the activations are.
+        pose: maps features to ``(batch, types * dim, height, width)``; the components of a type are consecutive.
+        activation: maps features to logits ``(batch, types, height, width)``; activations are their logistic.
         types: kinds of capsule per position.
     """
 
@@ -236,25 +236,25 @@ class ComposedPrimaryCapsules(nn.Module):
 def _by_position(
     poses: Float[Tensor, "batch component height width"], logits: Float[Tensor, "batch type height width"], types: int
 ) -> Capsules:
-    """Feature maps as capsules, ordered ``(y, x, type)``."""
+    """Return feature maps as capsules, ordered ``(y, x, type)``."""
     poses = poses.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
     logits = logits.permute(0, 2, 3, 1).flatten(1)  # [b i]
     return Capsules(poses, logits.sigmoid(), logits)
 
 
 def _float32_of_half(features: Tensor) -> Tensor:
-    """Autocast ends here: capsules are float32 at least."""
+    """Cast half precision to float32, because autocast ends here."""
     return features.float() if features.dtype in HALF else features
 
 
 class StridedConv2d(nn.Conv2d):
-    """``torch.nn.Conv2d`` whose weights' gradient is computed as a convolution on a CPU.
+    """``torch.nn.Conv2d`` that computes the gradient of its weights as a convolution on a CPU.
 
-    The gradient of a weight is the sum over images and positions of the output's gradient times the input under it:
-    the convolution of the input by the output's gradient, dilated by the stride, with images and channels exchanged.
-    oneDNN does this in half the time of its own backward pass of the CapsNet's primary capsules (9x9, stride 2).
-    Everything else is as in ``torch.nn.Conv2d``, and so are the numbers but for the rounding of sums. Without bias,
-    padding, dilation and groups, which the primary capsules do not have.
+    The gradient of a weight is the sum over images and positions of the output's gradient times the matching input.
+    This is the convolution of the input with the output's gradient, dilated by the stride, with images and channels
+    exchanged. For the CapsNet's primary capsules (9x9, stride 2), oneDNN needs half the time of its backward pass.
+    Results equal those of ``torch.nn.Conv2d`` up to rounding. The layer has no bias, padding, dilation or groups,
+    because primary capsules do not use them.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
@@ -289,7 +289,7 @@ class _Conv2d(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_features = conv2d_input(features.shape, weight, grad, ctx.stride)
         if ctx.needs_input_grad[1]:
-            # rows and columns at the end that no window reaches would make the gradient larger than the kernel
+            # drop rows and columns that no window reaches: the gradient would be larger than the kernel
             height, width = (
                 (n - 1) * s + k for n, s, k in zip(grad.shape[2:], ctx.stride, weight.shape[2:], strict=True)
             )

@@ -1,4 +1,4 @@
-"""Convolutions between the image and the primary capsules, where they are more than the papers' single one."""
+"""Convolutions between the image and the primary capsules."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers.classes import ReceptiveField
 
-IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: of the first convolution
+IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: first convolution
 
 STEMS: dict[str, list[list[int]]] = {
     "conv2": [[32, 5, 2], [64, 3, 2]],  # ours: the first two convolutions of SmallCNN
-    "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all of SmallCNN's
-    "resnet": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: as conv3, each but the first a residual block
+    "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all convolutions of SmallCNN
+    "resnet": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: as conv3, but residual blocks after the first
 }
 
 
 class Stem(nn.Sequential):
-    """Convolutions, each with batch normalisation and ReLU; or a small ResNet (He 2016, figure 5, left).
+    """Convolutions with batch normalisation and ReLU, or a small ResNet (He 2016, figure 5, left).
 
     Args:
-        stem: ``(channels, kernel size, stride)`` of each convolution, kernels odd; or a name of ``STEMS``.
-        in_channels: of the image.
+        stem: ``(channels, odd kernel size, stride)`` of each convolution; or a name in ``STEMS``.
+        in_channels: channels of the image.
         size: ``(height, width)`` of the image.
-        batch_norm: normalise the feature maps before each ReLU; a ResNet always does.
+        batch_norm: normalise the feature maps before each ReLU; a ResNet always does this.
 
     Attributes:
-        channels: of the feature maps.
+        channels: number of feature maps.
         grid: ``(height, width)`` of the feature maps.
-        field: what their positions see of the image, without blocks that were added later.
+        field: receptive field of their positions, ignoring blocks that were added later.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Stem(nn.Sequential):
         self.field = ReceptiveField(size, tuple(seen), (outside,) * 4)
 
     def add_block(self, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> None:
-        """Put two convolutions of three pixels above, around which the input is added (He 2016, figure 5, left).
+        """Append a residual block of two 3x3 convolutions (He 2016, figure 5, left).
 
-        With a stride, the input goes through ``shortcut``, by default a convolution of one pixel, normalised.
+        With a stride, the input passes through ``shortcut``, by default a normalised 1x1 convolution.
         """
-        from torchvision.models.resnet import BasicBlock  # here, so that networks without need nothing but torch
+        from torchvision.models.resnet import BasicBlock  # imported here because only residual stems need torchvision
 
         if stride > 1 and shortcut is None:
             conv = nn.Conv2d(self.channels, outputs, 1, stride, bias=False)
@@ -79,9 +79,9 @@ class Stem(nn.Sequential):
 
 
 class PaperConvolution(nn.Conv2d):
-    """The first convolution of Hinton 2018, section 4: 5x5 pixels, stride 2. Attributes are those of ``Stem``.
+    """First convolution of Hinton 2018, section 4: 5x5 pixels, stride 2. It has the attributes of ``Stem``.
 
-    ``padded`` surrounds the image by zeros as TensorFlow's ``"same"`` does.
+    ``padded`` surrounds the image with zeros, like ``"same"`` in TensorFlow.
     """
 
     def __init__(self, channels: int, in_channels: int, size: tuple[int, int], *, padded: bool = False) -> None:

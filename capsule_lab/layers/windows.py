@@ -1,9 +1,9 @@
-"""The receptive fields of a convolutional capsule layer: which children each position sees.
+"""Windows of a convolutional capsule layer: the children that each position sees.
 
-Children are ordered ``(y, x, type)``, and so are parents. A parent at ``(y, x)`` sees the children of a
-``kernel_size``-sized window that starts at ``(stride y, stride x)``: in the order (row of the window, column of
-the window, type). Routing takes positions as if they were images: its batch is ``image * position``, its children
-are those of one window. Competition between positions is the normaliser's, see ``capsule_lab.layers.normalisers``.
+Children and parents are ordered ``(y, x, type)``. A parent at ``(y, x)`` sees the children of a window of size
+``kernel_size`` that starts at ``(stride y, stride x)``, in the order (row of the window, column of the window,
+type). Routing treats positions like images: its batch is ``image * position``, and its children are those of one
+window. Normalisers implement the competition between positions, see ``capsule_lab.layers.normalisers``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 
 class Windows(nn.Module):
-    """The receptive fields of a convolutional capsule layer without padding.
+    """Windows of a convolutional capsule layer without padding.
 
     Args:
         size: ``(height, width)`` of the grid of children.
         types: child types per position.
-        kernel_size, stride: of the window.
+        kernel_size, stride: size and stride of the window.
 
     Attributes:
         grid: ``(height, width)`` of the grid of parents.
         positions: number of parent positions.
         places: children in a window.
         child_count: children in the grid.
-        child: which child each place of each window is, ``(position, place)``.
-        child_at_stride_1: the same if the stride were 1, as the legacy code has it.
+        child: index of the child at each place of each window, ``(position, place)``.
+        child_at_stride_1: the same for a stride of 1, which the legacy code assumes.
     """
 
     child: Int64[Tensor, "position place"]
@@ -61,11 +61,11 @@ class Windows(nn.Module):
         return (place[:, :, None] * self.types + torch.arange(self.types)).flatten(1)
 
     def poses(self, poses: Float[Tensor, "batch child dim"]) -> Float[Tensor, "window place dim"]:
-        """Poses of the children of each window; windows are ordered (image, position)."""
+        """Return the poses of the children of each window; windows are ordered (image, position)."""
         return self._unfold(poses).reshape(-1, self.places, poses.shape[2])
 
     def activations(self, activations: Float[Tensor, "batch child"]) -> Float[Tensor, "window place"]:
-        """Activations of the children of each window."""
+        """Return the activations of the children of each window."""
         return self._unfold(activations.unsqueeze(2)).reshape(-1, self.places)
 
     def _unfold(self, values: Tensor) -> Tensor:

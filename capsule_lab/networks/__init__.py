@@ -1,6 +1,6 @@
-"""Architectures as plain ``nn.Module``s, readable top to bottom.
+"""Architectures as plain ``nn.Module``s.
 
-Every network in a file of this folder is a public name: a new file needs no entry here.
+The package exports every network in a file of this folder; a new file needs no entry here.
 """
 # ruff: noqa: F401
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from capsule_lab.networks.base import AbstractNetwork, AbstractPairNetwork, Reconstructs, reconstructs
 from capsule_lab.system.discovery import classes_in
 
-if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+if TYPE_CHECKING:  # for editors and type checkers, which do not run ``classes_in``
     from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractReconstructingNetwork
     from capsule_lab.networks.capsnet import CapsNet
     from capsule_lab.networks.cnn import AveragedCNN, BaselineCNN, SmallCNN

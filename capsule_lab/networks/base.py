@@ -1,4 +1,4 @@
-"""What every network offers to the training loop."""
+"""Interface between networks and the training loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
 
 
 class AbstractImageNetwork(nn.Module, ABC):
-    """A network of images of one shape, ``(channel, height, width)``."""
+    """A network for images of one shape, ``(channel, height, width)``."""
 
     image_shape: tuple[int, int, int]
 
     def set_image_shape(self, image_shape: tuple[int, int, int], smallest: int = 1) -> tuple[int, int, int]:
-        """Keep and return ``image_shape``; ``smallest`` is the side of the smallest image that the network can take."""
+        """Check, store and return ``image_shape``; ``smallest`` is the minimum height and width."""
         is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
         if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
-            raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), as in (1, 28, 28)")
+            raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), such as (1, 28, 28)")
         channel, height, width = image_shape
         if min(height, width) < smallest:
             name = type(self).__name__
@@ -33,89 +33,89 @@ class AbstractImageNetwork(nn.Module, ABC):
         return self.image_shape
 
     def check_images(self, images: Tensor) -> None:
-        """Check that a batch of images is one of numbers that the network was built for."""
+        """Check that images are floating-point and have the shape that the network was built for."""
         name = type(self).__name__
         if not images.is_floating_point():
             raise TypeError(
-                f"{name} got images of {images.dtype}; expected floating-point numbers in [0, 1]: images.float() / 255,"
+                f"{name} received images of {images.dtype}; expected floats in [0, 1]: images.float() / 255,"
                 " or batches of runs.open(…).batches()"
             )
         if images.shape[1:] != self.image_shape:
             shape = ", ".join(map(str, self.image_shape))
-            raise ValueError(f"{name} got images of shape {tuple(images.shape)}; expected (batch, {shape})")
+            raise ValueError(f"{name} received images of shape {tuple(images.shape)}; expected (batch, {shape})")
 
 
 class AbstractNetwork(AbstractImageNetwork):
-    """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside.
+    """Base of image classifiers, constructed from ``(image_shape, num_classes)`` and options; other sizes are derived.
 
     Args:
         image_shape: ``(channel, height, width)``; a stereo pair has two channels.
         num_classes: number of classes.
 
     Attributes:
-        scores_are: ``"activations"`` in [0, 1], which includes lengths of capsules, or ``"logits"``; decides which
-            losses fit and how the crops of an image are combined. Set by the class, or by the network's options.
+        scores_are: ``"activations"`` in [0, 1], including lengths of capsules, or ``"logits"``. It determines which
+            losses fit and how crops of an image are combined. The class or options of the network set it.
     """
 
     scores_are: Literal["logits", "activations"] = "activations"
 
     @abstractmethod
     def forward(self, images: ImageBatch) -> CapsuleOutput:
-        """Scores of the classes, and the class capsules where there are any."""
+        """Compute the scores of the classes and, if the network has any, the class capsules."""
 
 
 @runtime_checkable
 class Reconstructs(Protocol):
-    """A network that decodes images from its class capsules; ``reconstructs(network)`` says whether one does."""
+    """A network that decodes images from its class capsules; ``reconstructs(network)`` tests for it."""
 
     decoder: nn.Module | None
 
     def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
-        """Images decoded from one class capsule each, see ``AbstractReconstructingNetwork``."""
+        """Decode each image from one class capsule, see ``AbstractReconstructingNetwork``."""
 
 
 def reconstructs(network: object) -> TypeGuard[Reconstructs]:
-    """Whether ``network``, of any architecture, has a decoder."""
+    """Return whether ``network`` has a decoder."""
     return isinstance(network, Reconstructs) and network.decoder is not None
 
 
 class AbstractCapsuleNetwork(AbstractNetwork):
-    """A network of capsules; its routing can be observed through ``on_iteration``.
+    """Base of capsule networks; ``on_iteration`` observes their routing.
 
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
-        routing: called with ``(parents=…, dim=…)`` in all layers that route.
-        class_routing: of networks that have it, options of ``routing`` that are different in the class layer; ``None``
+        routing: builds the routing of each layer; called with ``(parents=…, dim=…)``.
+        class_routing: options of ``routing`` that differ in the class layer, for networks with this argument; ``None``
             for no difference.
-        decoder: of networks that have it, widths of the decoder's hidden layers (Sabour 2017, section 4.1); ``None``
-            for no decoder.
+        decoder: widths of the hidden layers of the decoder (Sabour 2017, section 4.1), for networks with this argument;
+            ``None`` for no decoder.
     """
 
     @abstractmethod
     def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
-        """Scores and class capsules; ``on_iteration`` sees the routing of the class capsules."""
+        """Compute scores and class capsules; ``on_iteration`` observes the routing of the class capsules."""
 
     @abstractmethod
     def capsule_layers(self) -> dict[str, nn.Module]:
-        """The layers whose output is ``Capsules``, by name, from the image upwards."""
+        """Return the layers whose output is ``Capsules`` by name, from the image upwards."""
 
 
 class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
-    """A network of capsules with a decoder, or built without one.
+    """Base of capsule networks with an optional decoder.
 
     Attributes:
         decoder: see ``capsule_lab.layers.Decoder``; ``None`` if the network was built without one.
-        masked_decoder: whether it sees one class capsule, all others zeroed, or all of them.
+        masked_decoder: whether the decoder sees one class capsule, with all others zeroed, or all of them.
     """
 
     decoder: nn.Module | None
     masked_decoder: bool = True
 
     def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
-        """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
+        """Decode each image from one class capsule, with all others zeroed (Sabour 2017, section 4.1).
 
-        ``output`` is what ``forward`` returned, ``classes`` are the label in training, the prediction or the label at
-        test. Without ``masked_decoder``, images are decoded from all capsules, and ``classes`` are ignored.
+        ``output`` is the result of ``forward``; ``classes`` are labels in training, and predictions or labels in a
+        test. Without ``masked_decoder``, images are decoded from all capsules and ``classes`` is ignored.
         """
         if self.decoder is None or output.capsules is None:
             raise ValueError(
@@ -130,7 +130,7 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
 Pose = Literal["translation", "matrix"]
 
 CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
-"""The shape of a change, by what poses are."""
+"""Shape of a change for each kind of pose."""
 
 
 Poses = Float[Tensor, "batch capsule component"]
@@ -141,10 +141,10 @@ class TransformedImages(NamedTuple):
     """The output of a network that receives images and changes.
 
     Attributes:
-        images: its estimate of the changed images, sums of what capsules draw; not bounded.
-        poses: before the change: right and down in pixels, or matrices row by row; the code of an auto-encoder without
-            capsules.
-        presences: probability that the entity of each capsule is there, in [0, 1].
+        images: estimates of the changed images, sums of the drawings of the capsules; not bounded.
+        poses: poses before the change, right and down in pixels or matrices row by row; without capsules, the code of
+            the auto-encoder.
+        presences: probability that the entity of each capsule is present, in [0, 1].
     """
 
     images: ImageBatch
@@ -153,13 +153,13 @@ class TransformedImages(NamedTuple):
 
 
 class AbstractPairNetwork(AbstractImageNetwork):
-    """Draws the second image of a pair from the first and the change between them.
+    """Base of networks that draw the second image of a pair from the first and the change between them.
 
-    One with capsules also has ``changed`` and ``energies``, see ``TransformingAutoencoder``.
+    Networks with capsules also have ``changed`` and ``energies``, see ``TransformingAutoencoder``.
 
     Attributes:
-        capsules: how many it has; 0 for a network without capsules.
-        pose: what is changed: ``"translation"`` receives ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
+        capsules: number of capsules; 0 for a network without capsules.
+        pose: kind of pose and change: ``"translation"``, ``(right, down)`` in pixels, or ``"matrix"``, a 3x3 matrix.
     """
 
     capsules: int
@@ -167,11 +167,11 @@ class AbstractPairNetwork(AbstractImageNetwork):
 
     @abstractmethod
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
-        """Images after a change, which the network receives."""
+        """Compute the images after ``change``."""
 
     @abstractmethod
     def recognise(self, images: ImageBatch) -> tuple[Poses, Presences]:
-        """Poses and presences; without capsules, one code whose presence is 1."""
+        """Compute poses and presences; without capsules, one code with presence 1."""
 
     @property
     def change_shape(self) -> tuple[int, ...]:
@@ -179,10 +179,10 @@ class AbstractPairNetwork(AbstractImageNetwork):
         return CHANGES[self.pose]
 
     def check_change(self, change: Tensor) -> None:
-        """Check that a change is of the kind that this network receives."""
+        """Check that a change has the shape that this network expects."""
         if tuple(change.shape[1:]) != self.change_shape:
             raise ValueError(
-                f"the change is of shape {tuple(change.shape)}; expected (batch, "
+                f"the change has shape {tuple(change.shape)}; expected (batch, "
                 f"{', '.join(map(str, self.change_shape))}) for a network whose pose is {self.pose!r}"
             )
 
@@ -190,7 +190,7 @@ class AbstractPairNetwork(AbstractImageNetwork):
 def decode_one(
     decoder: nn.Module, poses: Float[Tensor, "batch capsule dim"], classes: Int64[Tensor, " batch"]
 ) -> ImageBatch:
-    """Images decoded from one capsule each, all others zeroed (Sabour 2017, section 4.1)."""
+    """Decode each image from one capsule, with all others zeroed (Sabour 2017, section 4.1)."""
     mask = poses.new_zeros(poses.shape[:2]).scatter(1, classes[:, None], 1.0)
     images: Tensor = decoder(poses, mask)
     return images
@@ -199,17 +199,17 @@ def decode_one(
 def build_decoder(
     decoder: Sequence[int] | None, classes: nn.Module, num_classes: int, dim: int, image_shape: tuple[int, int, int]
 ) -> Decoder | None:
-    """The decoder of class capsules, whose routing must give poses, with hidden layers of these widths; or ``None``."""
+    """Build the decoder of class capsules with hidden layers of these widths; ``None`` for no decoder."""
     if decoder is None:
         return None
     if not cast(AbstractRouting, classes.routing).poses:
-        raise ValueError("routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null")
+        raise ValueError("routing.poses is false; expected true or model.decoder=null, since the decoder reads poses")
     check_widths("the network", decoder=decoder)
     return Decoder(num_classes, dim, image_shape, hidden=decoder)
 
 
 def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> RoutingFactory:
-    """``routing`` with these options in place of its own; ``None`` for no difference."""
+    """Return ``routing`` with these options overriding its options; ``None`` for no difference."""
 
     def build(**sizes: int) -> AbstractRouting:
         try:
@@ -224,5 +224,5 @@ def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> 
 
 
 def numbered(name: str, layers: Iterable[nn.Module]) -> dict[str, nn.Module]:
-    """Layers under ``<name>_1``, ``<name>_2`` and so on, for ``capsule_layers``."""
+    """Name layers ``<name>_1``, ``<name>_2`` and so on, for ``capsule_layers``."""
     return {f"{name}_{number}": layer for number, layer in enumerate(layers, start=1)}

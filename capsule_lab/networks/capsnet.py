@@ -27,32 +27,31 @@ from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch, OnIteration
 
 Transformation = Literal["per_pair", "shared", "none"]
 
-STRIDE = 2  # Sabour 2017, section 4: of the primary capsules
+STRIDE = 2  # Sabour 2017, section 4: primary capsules
 
 
 class CapsNet(AbstractReconstructingNetwork):
-    """The network of Sabour 2017 with every choice of the official code as a switch.
+    """The network of Sabour 2017, with options for all choices of the official code.
 
-    At 28x28 with ten classes: 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the bias
-    of the digit capsules, as in most ports).
+    With 28x28 pixels and ten classes it has 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the
+    bias of the digit capsules, as in most ports).
 
     Args:
         image_shape, num_classes, decoder: see ``AbstractCapsuleNetwork``.
-        routing: likewise; its ``leaky`` also reaches the primary capsules.
+        routing: see ``AbstractCapsuleNetwork``; its ``leaky`` also applies to the primary capsules.
         channels: feature maps of the first convolution.
-        kernel_size: of both convolutions.
-        padding: of both, ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
-        primary: builds the primary capsules; it is called with the number of feature maps and ``kernel_size``,
-            ``stride``, ``padding``, ``leaky``.
-        transformation: matrices between the poses of primary and class capsules: ``"per_pair"``, one for each pair;
-            ``"shared"``, one for each type and class, the same at all positions; ``"none"``: primary capsules are as
-            many types as classes and have poses as large, each the vote of its position for its class, see
-            ``UntransformedCapsules``.
-        hidden: capsules and components of each dense capsule layer between primary and class capsules, routed like
-            these, which make a CapsNet deeper (Mitterreiter 2023).
+        kernel_size: kernel size of both convolutions.
+        padding: padding of both convolutions, ``"valid"`` or ``"same"`` (CIFAR10 network of the official code).
+        primary: builds the primary capsules; called with the number of feature maps, ``kernel_size``, ``stride``,
+            ``padding`` and ``leaky``.
+        transformation: matrices between the poses of primary and class capsules. ``"per_pair"``: one for each pair;
+            ``"shared"``: one for each type and class, the same at all positions; ``"none"``: the pose of a primary
+            capsule is the vote of its position for one class, so there are as many types as classes and poses have
+            the same size, see ``UntransformedCapsules``.
+        hidden: ``[capsules, components]`` of each additional dense capsule layer between primary and class capsules
+            (Mitterreiter 2023); they use the same routing.
         class_dim: components of a class capsule's pose.
-        masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without the class
-            (Gu 2021).
+        masked_decoder: the decoder sees the capsule of only one class; ``False``: all of them (Gu 2021).
 
     >>> network = CapsNet((1, 28, 28), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -88,13 +87,13 @@ class CapsNet(AbstractReconstructingNetwork):
         nn.init.constant_(cast(Tensor, self.conv.bias), 0.1)  # official code
 
         options = {"kernel_size": kernel_size, "stride": STRIDE, "padding": padding}
-        with torch.device("meta"):  # no random numbers yet: the weights of the capsules above are drawn first
+        with torch.device("meta"):  # draws no random numbers: the weights of the next layer are drawn first
             sizes = primary(channels, **options)
         types, dim = sizes.types, sizes.dim
         if transformation == "none" and (types, dim) != (num_classes, class_dim):
             raise ValueError(
                 f"transformation is 'none', and primary capsules are {types} types of {dim} components; expected those "
-                f"of the classes, whose votes they are: primary.types={num_classes} and primary.dim={class_dim}"
+                f"of the classes, because poses are votes: primary.types={num_classes} and primary.dim={class_dim}"
             )
         lost = 0 if padding == "same" else 2 * (kernel_size - 1)
         positions = -(-(height - lost) // STRIDE) * -(-(width - lost) // STRIDE)
@@ -109,7 +108,7 @@ class CapsNet(AbstractReconstructingNetwork):
         elif transformation == "shared":
             digits = ClassCapsules(
                 positions, types, dim, num_classes, class_dim, routing=routing,
-                weight_std=0.1,  # official code, for one per pair
+                weight_std=0.1,  # official code, with one transformation per pair
             )  # fmt: skip
         else:
             digits = UntransformedCapsules(positions, num_classes, class_dim, routing=routing)
@@ -132,7 +131,7 @@ class CapsNet(AbstractReconstructingNetwork):
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def _by_position(self, primary: Capsules) -> Capsules:
-        """Ordered (position, type), as layers that share something over positions expect; not (type, position)."""
+        """Reorder capsules from (type, position) to (position, type), as layers that share weights expect."""
         poses, activations = (each.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for each in primary[:2])
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
@@ -146,6 +145,6 @@ def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
         raise ValueError(f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]")
     if hidden and transformation != "per_pair":
         raise ValueError(
-            f"transformation is {transformation!r}, and there are hidden capsules, which have no positions to share "
-            "one over; expected transformation='per_pair', or hidden=[]"
+            f"transformation is {transformation!r}, and hidden capsules, which have no positions, are "
+            "given; expected transformation='per_pair' or hidden=[]"
         )

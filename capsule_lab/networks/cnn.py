@@ -1,4 +1,4 @@
-"""Convolutional baselines that the capsule papers compare with."""
+"""Convolutional baselines of the capsule papers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsule_lab.types import CapsuleOutput, ImageBatch
 
 
 class AbstractCNN(AbstractNetwork):
-    """Convolutions and a classifier of their feature maps, or of the mean of these over all positions."""
+    """Base of CNNs: convolutions and a classifier of their feature maps or of the mean over all positions."""
 
     scores_are = "logits"
     averaged = False
@@ -31,25 +31,25 @@ class AbstractCNN(AbstractNetwork):
 
 
 class BaselineCNN(AbstractCNN):
-    """Convolutions, each with ReLU and max pooling, then hidden layers and dropout.
+    """Convolutions with ReLU and max pooling, then hidden layers and dropout.
 
     ::
 
-        Sabour 2017, section 5 (as it stands here, no pooling), 35,445,522 parameters, the paper's 35.4M:
+        Sabour 2017, section 5 (the defaults, no pooling), 35,445,522 parameters, in the paper 35.4M:
         1 x 28 x 28 -> 256 -> 256 -> 128 (5x5, stride 1, same padding, ReLU) -> 328 -> 192 -> dropout -> 10
 
-        Hinton 2018, section 5 (``conf/model/cnn_smallnorb.yaml``), 4,253,349 parameters, the paper's 4.2M:
+        Hinton 2018, section 5 (``conf/model/cnn_smallnorb.yaml``), 4,253,349 parameters, in the paper 4.2M:
         2 x 32 x 32 -> 32 (5x5, ReLU, 2x2 pooling) -> 64 (5x5, ReLU, 2x2 pooling) -> 1024 -> dropout -> 5
 
-        Sabour 2017, section 6, MultiMNIST (``cnn_multimnist.yaml``), 24,563,978 parameters, the paper's 24.56M:
+        Sabour 2017, section 6, MultiMNIST (``cnn_multimnist.yaml``), 24,563,978 parameters, in the paper 24.56M:
         1 x 36 x 36 -> 512 (9x9, ReLU, 2x2 pooling) -> 256 (5x5, ReLU, 2x2 pooling) -> 1024 -> 10
 
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions.
-        kernel_size: of the convolutions, one for all or one for each; odd.
+        kernel_size: odd kernel size of the convolutions, one for all or one for each.
         padding: ``"same"`` keeps the size of the image, ``"valid"`` loses ``kernel_size - 1`` pixels.
-        pooling: side of the maximum taken after each convolution, and its stride; 1 for none.
+        pooling: size and stride of the max pooling after each convolution; 1 for no pooling.
         hidden: widths of the fully connected layers.
         dropout: probability of dropping a unit of the last hidden layer.
     """
@@ -64,7 +64,7 @@ class BaselineCNN(AbstractCNN):
         padding: Padding = "same",
         pooling: int = 1,
         hidden: Sequence[int] = (328, 192),  # Sabour 2017, section 5
-        dropout: float = 0.5,  # ours: the usual rate, the paper gives none
+        dropout: float = 0.5,  # ours: the usual rate; the paper states none
     ) -> None:
         super().__init__()
         check_number("dropout", dropout, 0, below=1)
@@ -72,13 +72,13 @@ class BaselineCNN(AbstractCNN):
         sizes = [kernel_size] * len(channels) if isinstance(kernel_size, int) else list(kernel_size)
         if len(sizes) != len(channels) or any(size % 2 == 0 for size in sizes):
             raise ValueError(
-                f"kernel_size is {kernel_size}; expected an odd number, so that padding is symmetric, for all "
-                f"convolutions or one for each of the {len(channels)}"
+                f"kernel_size is {kernel_size}; expected one odd number, so that padding is symmetric, or one for "
+                f"each of the {len(channels)} convolutions"
             )
         check_widths("BaselineCNN", kernel_size=sizes)
         check_choice("padding", padding, get_args(Padding))
         check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)), pooling=pooling)
-        smallest = 1  # side of an image of which one pixel is left
+        smallest = 1  # side of an image that shrinks to one pixel
         lost = [size - 1 if padding == "valid" else 0 for size in sizes]
         for pixels in reversed(lost):
             smallest = smallest * pooling + pixels
@@ -99,8 +99,8 @@ class BaselineCNN(AbstractCNN):
 class SmallCNN(AbstractCNN):
     """Strided convolutions with batch normalisation and ReLU, dropout, and one linear layer.
 
-    Ours: not a baseline of any paper but the first choice without capsules, so that a comparison does not
-    rest on an old one.
+    Ours: not a baseline of a paper but a modern network without capsules, so that comparisons do not depend
+    only on old baselines.
 
     ::
 
@@ -109,12 +109,12 @@ class SmallCNN(AbstractCNN):
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions, each of stride 2.
-        kernel_sizes: of the convolutions; odd.
+        kernel_sizes: odd kernel sizes of the convolutions.
         dropout: probability of dropping a feature.
         batch_norm: normalise the feature maps before the ReLU.
-        pooled: features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image before the
-            linear layer: the control of ``EMCaps`` with ``stem="conv3"``, whose primary capsules are as many numbers,
-            and which averages over the image too; ``None`` for neither.
+        pooled: number of features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image
+            before the linear layer; ``None`` for no such layer. It makes the network a control for ``EMCaps`` with
+            ``stem="conv3"``, which has as many primary capsule numbers and also averages over the image.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SmallCNN(AbstractCNN):
         check_number("dropout", dropout, 0, below=1)
         check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
-            raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
+            raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd sizes, as channels")
         check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), pooled=1 if pooled is None else pooled)
         channel, height, width = self.set_image_shape(image_shape)
         features: list[nn.Module] = []
@@ -152,17 +152,17 @@ class SmallCNN(AbstractCNN):
 class AveragedCNN(AbstractCNN):
     """Convolutions with ReLU, the mean of their feature maps over all positions, and one linear layer.
 
-    As it stands here, the convolutions are those of a ``CapsNet``, and there are 5,332,234 parameters::
+    By default the convolutions are those of a ``CapsNet``, with 5,332,234 parameters::
 
         1 x 40 x 40 -> 256 x 32 x 32 (9x9) -> 256 x 12 x 12 (9x9, stride 2) -> mean over positions -> 10
 
-    Gu 2021 has a network of three layers and 5.3M parameters that pools so; that it is this one is inferred from the
-    number, the paper could not be read.
+    Gu 2021 has a network with such pooling, three layers and 5.3M parameters. We could not read the paper and infer
+    from the number of parameters that it is this network.
 
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
-        channels: feature maps of the convolutions, the last of which has a stride of 2.
-        kernel_size: of all convolutions.
+        channels: feature maps of the convolutions; the last convolution has stride 2.
+        kernel_size: kernel size of all convolutions.
     """
 
     averaged = True

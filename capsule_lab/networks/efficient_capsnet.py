@@ -8,8 +8,8 @@
                     5x5, 3x3, 3x3, 3x3 stride 2                 channel,             squash over 16        v
                     each: ReLU, then batch normalisation        squash over 8        masked by one class --> decoder
 
-Without the decoder 161,824 parameters for 28x28 pixels and ten classes. The authors have other strides and kernels for
-other images: ``conf/experiment/mazzia2021``.
+It has 161,824 parameters without the decoder for 28x28 pixels and ten classes. For other images the authors use other
+strides and kernels: ``conf/experiment/mazzia2021``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ INITIAL_SCALE = 0.05  # Keras's default for "random_uniform": bound of both para
 
 
 class EfficientCapsNet(AbstractReconstructingNetwork):
-    """The networks of Mazzia 2021; defaults are those for MNIST.
+    """The networks of Mazzia 2021; the defaults are those for MNIST.
 
     Args:
         image_shape, num_classes, routing, decoder: see ``AbstractCapsuleNetwork``.
-        channels: feature maps of the convolutions; the last one divides into primary capsules.
-        kernel_sizes, strides: of the convolutions, none of which is padded.
-        activation: ``"relu"``, or ``"leaky_relu"`` (smallNORB).
-        normalisation: of the feature maps, *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
+        channels: feature maps of the convolutions; the last ones are divided into primary capsules.
+        kernel_sizes, strides: kernel sizes and strides of the convolutions, which have no padding.
+        activation: ``"relu"`` or ``"leaky_relu"`` (smallNORB).
+        normalisation: normalises the feature maps *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
             ``"none"``.
         primary: builds the primary capsules from the number of feature maps and their size.
         class_dim: components of a class capsule's pose.
@@ -77,9 +77,9 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         if not channels or not len(channels) == len(kernel_sizes) == len(strides):
             raise ValueError(
                 f"{name} has {len(channels)} channels, {len(kernel_sizes)} kernel_sizes and {len(strides)} strides; "
-                "expected as many of each, at least one"
+                "expected equal numbers, at least one"
             )
-        smallest = 1  # side of an image of which one pixel is left
+        smallest = 1  # side of an image that shrinks to one pixel
         for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
             smallest = (smallest - 1) * stride + size
         channel, height, width = self.set_image_shape(image_shape, smallest)
@@ -95,7 +95,7 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         self.features = nn.Sequential(*features)
         self.primary = primary(channels[-1], (height, width))
         children, dim = self.primary.count, self.primary.dim
-        weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras reads the shape
+        weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras derives it from the shape
         self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)
         self.decoder = build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
 

@@ -9,8 +9,8 @@
                                   activation: logistic  children of each position                 positions, plus where
                                                                                                   each position is
 
-A = B = C = D = 32 has 316,650 parameters with 5 classes, A, B, C, D = 64, 8, 16, 16 has 68,618.
-Sizes below an image of 24, 28, 32, 40, 48 pixels: 10, 12, 14, 18, 22, then 4, 5, 6, 8, 10, then 2, 3, 4, 6, 8.
+With 5 classes it has 316,650 parameters for A = B = C = D = 32 and 68,618 for A, B, C, D = 64, 8, 16, 16.
+Images of 24, 28, 32, 40, 48 pixels have grids of 10, 12, 14, 18, 22, then 4, 5, 6, 8, 10, then 2, 3, 4, 6, 8.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Pose = Literal["matrix", "vector"]
 
 
 class EMCaps(AbstractReconstructingNetwork):
-    """The network of Hinton 2018 with the choices of paper, official code and ports as switches.
+    """The network of Hinton 2018, with options for the choices of paper, official code and ports.
 
     Scores are the activations of the class capsules.
 
     Args:
         image_shape, num_classes, routing, decoder: see ``AbstractCapsuleNetwork``.
-        class_routing: likewise, by default what is different in the official code's EM routing.
-        stem: ``"paper"``, one convolution without padding (official code); ``"padded"``, the same with zeros around the
-            image (IBM's and other ports); or what takes its place, see ``Stem``.
-        channels: feature maps of that convolution, A.
+        class_routing: see ``AbstractCapsuleNetwork``; by default as in the EM routing of the official code.
+        stem: ``"paper"``: one convolution without padding (official code); ``"padded"``: the same with zeros around the
+            image (IBM's and other ports); or a stem that replaces it, see ``Stem``.
+        channels: feature maps of the convolution, A.
         batch_norm: normalise the feature maps before the ReLU, as some ports do.
-        primary: builds the primary capsules; its ``dim`` is that of all poses.
+        primary: builds the primary capsules; all poses have their ``dim``.
         conv: builds the convolutional capsules.
         classes: builds the class capsules.
         pose: ``"matrix"``: a vote is the child's 4x4 pose times a 4x4 transformation; ``"vector"``: 16 components
-            times a 16x16 transformation, the paper's ablation.
+            times a 16x16 transformation (ablation of the paper).
 
     >>> network = EMCaps((2, 32, 32), num_classes=5)
     >>> sum(p.numel() for p in network.parameters())

@@ -8,7 +8,7 @@
     coordinates     by turns, batch norm    pose 4x4, activation:  all 5,184 children     (part, class)
                     before, Swish after     logistic
 
-271,688 parameters with 5 classes, whatever the size of the images.
+It has 271,688 parameters with 5 classes for any image size.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from capsule_lab.networks.base import AbstractCapsuleNetwork, with_options
 from capsule_lab.routing import HeinsenRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
-KERNEL = 3  # Heinsen 2019, section 4: of all convolutions
+KERNEL = 3  # Heinsen 2019, section 4: all convolutions
 
 
 class HeinsenNet(AbstractCapsuleNetwork):
-    """Convolutions of the image and its coordinates, primary capsules, parts, classes.
+    """Convolutions of the image and its coordinates, then primary capsules, parts and classes.
 
-    Scores are the activations of the class capsules, the logistic of the scores of Heinsen 2019; these are the logits.
+    The scores of Heinsen 2019 are the logits of the class capsules; the scores here are the logistic of these.
 
     Args:
         image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolutions.
-        strides: one of each convolution.
-        parts: kinds of primary capsule per position, and capsules between these and the classes.
+        strides: stride of each convolution.
+        parts: kinds of primary capsule per position, and number of capsules between these and the classes.
         pose_size: rows and columns of a pose.
 
     >>> network = HeinsenNet((2, 96, 96), num_classes=5)
@@ -62,7 +62,7 @@ class HeinsenNet(AbstractCapsuleNetwork):
         super().__init__()
         check_sizes("HeinsenNet", num_classes=num_classes, channels=channels, parts=parts, pose_size=pose_size)
         check_widths("HeinsenNet", strides=strides)
-        smallest = 1  # side of an image of which one pixel is left
+        smallest = 1  # side of an image that shrinks to one pixel
         for stride in reversed(strides):
             smallest = (smallest - 1) * stride + KERNEL
         channel, height, width = self.set_image_shape(image_shape, smallest)

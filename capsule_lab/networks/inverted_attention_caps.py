@@ -8,7 +8,7 @@
                                    stride 2         1x1, layer    K=3 stride 2      K=3 stride 1      (child, class);
                                                     norm          inverted dot-product attention      one linear score
 
-1,828,817 parameters with ten classes; with 6x6 poses and 20 more capsules below 100 classes 2,799,629 (CIFAR100).
+1,828,817 parameters with ten classes; 2,799,629 with 6x6 poses, 20 dense capsules and 100 classes (CIFAR100).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch, OnIteration
 
 
 class InvertedAttentionCaps(AbstractCapsuleNetwork):
-    """The network of Tsai 2020; its layers are updated one after the other (the paper's default: all at once).
+    """The network of Tsai 2020, whose layers are updated one after the other (default of the paper: all at once).
 
-    Scores are the activations of the class capsules, whose logits are the paper's scores.
+    Scores are the activations of the class capsules; their logits are the scores of the paper.
 
     Args:
         image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
-        channels: feature maps of the residual network's stages; each but the first halves the image.
-        blocks: how many blocks of two convolutions each stage has.
+        channels: feature maps of each stage of the residual network; each stage after the first halves the image.
+        blocks: number of blocks of two convolutions in each stage.
         primary_types: kinds of primary capsule per position.
         conv_types: kinds of capsule in each convolutional capsule layer.
-        conv_strides: their strides.
-        dense_types: capsules of fully connected layers between those and the classes (CIFAR100: 20).
+        conv_strides: strides of these layers.
+        dense_types: capsules of each fully connected layer between these and the classes (CIFAR100: 20).
         kernel_size: width of the capsules' windows.
         pose_size: rows and columns of a pose.
 
@@ -73,7 +73,7 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         sizes = {"num_classes": num_classes, "stages": len(channels)}
         check_sizes(name, **sizes, primary_types=primary_types, pose_size=pose_size)
         if len(channels) != len(blocks):
-            raise ValueError(f"there are {len(channels)} channels and {len(blocks)} blocks; expected as many")
+            raise ValueError(f"there are {len(channels)} channels and {len(blocks)} blocks; expected equal numbers")
         channel, height, width = self.set_image_shape(image_shape)
         dim = pose_size**2
         self.features = Stem([[channels[0], 3, 1]], channel, (height, width))
@@ -127,6 +127,6 @@ class NormalisedPrimaryCapsules(nn.Module):
 
 
 def _initialise(weight: nn.Parameter) -> None:
-    """Normal, of a size that keeps that of the poses: ``J / (sqrt(d) children)`` is the variance (official code)."""
+    """Draw from a normal of variance ``J / (sqrt(d) children)``, which keeps the size of poses (official code)."""
     children, inner, parents, _ = weight.shape
     nn.init.normal_(weight, std=math.sqrt(parents / (inner * children)))

@@ -1,4 +1,4 @@
-"""The networks of self-routing (Hahn, Pyeon and Kim, NeurIPS 2019, section 5), and their trunks without capsules.
+"""Networks of self-routing (Hahn, Pyeon and Kim, NeurIPS 2019, section 5), and their trunks without capsules.
 
 ::
 
@@ -9,9 +9,9 @@
     1 x 32 x 32 -> 128 x 4 x 4       activation:         batch normalised
                    convnet           logistic            any number of these
 
-Without and with one layer of convolutional capsules: 931,664 and 3,187,536 parameters with resnet20 for CIFAR10, and
-814,960 and 3,331,952 with convnet for one eye of smallNORB. With the mean over positions and a linear layer in place
-of all capsules: 269,722 and 144,309.
+Parameters without and with one layer of convolutional capsules: 931,664 and 3,187,536 with resnet20 for CIFAR10,
+814,960 and 3,331,952 with convnet for one eye of smallNORB; 269,722 and 144,309 if the mean over positions and a
+linear layer replace all capsules.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 Trunk = Literal["resnet20", "convnet"]
 
 RESNET20 = ((1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (2, 1), (4, 2), (4, 1), (4, 1))
-"""Planes, as a multiple of the first, and stride of each block of ResNet-20 (He 2016, section 4.2)."""
+"""Planes as a multiple of the first, and stride, of each block of ResNet-20 (He 2016, section 4.2)."""
 
 CONVNET = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2))  # official code
-"""Planes, as a multiple of the first, and stride of each convolution."""
+"""Planes as a multiple of the first, and stride, of each convolution."""
 
 CLASS_ROUTING: Mapping[str, Any] = MappingProxyType({"poses": False})  # Hahn 2019, official code
 
 
 class SelfRoutingNet(AbstractCapsuleNetwork):
-    """A convolutional trunk, primary capsules, convolutional capsules, class capsules.
+    """Convolutional trunk, primary capsules, convolutional capsules and class capsules.
 
-    Scores are the activations of the class capsules, which under self-routing sum to one.
+    Scores are the activations of the class capsules, which sum to one with self-routing.
 
     Args:
         image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
-        trunk: ``"resnet20"``, or ``"convnet"``, six convolutions.
+        trunk: ``"resnet20"`` or ``"convnet"`` (six convolutions).
         planes: feature maps of the trunk's first convolution.
-        types, dim: kinds of capsule per position and components of their poses, in all layers but the last.
-        conv_strides: one stride for each layer of convolutional capsules; none by default.
-        class_dim: components of a class capsule's pose, where ``class_routing`` gives it one.
+        types, dim: kinds of capsule per position and components of their poses, in all layers except the last.
+        conv_strides: stride of each layer of convolutional capsules; no such layers by default.
+        class_dim: components of a class capsule's pose, if ``class_routing`` has poses.
 
     >>> network = SelfRoutingNet((3, 32, 32), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -70,7 +70,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         types: int = 32,  # Hahn 2019, section 5
         dim: int = 16,  # Hahn 2019, section 5
         conv_strides: Sequence[int] = (),
-        class_dim: int = 16,  # official code, of its other routings
+        class_dim: int = 16,  # official code, for its other routings
     ) -> None:
         super().__init__()
         check_sizes("SelfRoutingNet", num_classes=num_classes, planes=planes, types=types, dim=dim, class_dim=class_dim)
@@ -82,7 +82,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
             layer = ConvCapsules(grid, types, dim, types, dim, routing=routing, stride=stride, padding=1)
-            bound = (6 / (types * dim * dim)) ** 0.5  # official code: Kaiming's, for a fan-in of all numbers of a child
+            bound = (6 / (types * dim * dim)) ** 0.5  # official code: Kaiming with all numbers of a child as fan-in
             nn.init.uniform_(layer.weight, -bound, bound)
             self.conv_capsules.append(layer)
             self.norms.append(nn.BatchNorm1d(types * dim))
@@ -107,7 +107,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
 
 
 class AveragePoolingNet(AbstractNetwork):
-    """The trunk of a ``SelfRoutingNet``, the mean of its features over all positions, and a linear layer.
+    """Trunk of a ``SelfRoutingNet``, mean of its features over all positions, and a linear layer.
 
     Args:
         image_shape, num_classes, trunk, planes: see ``SelfRoutingNet``.
@@ -137,9 +137,9 @@ class AveragePoolingNet(AbstractNetwork):
 
 
 class PaddedShortcut(nn.Module):
-    """A shortcut without parameters between sizes that differ (He 2016, section 4.2, option A).
+    """Shortcut without parameters between different sizes (He 2016, section 4.2, option A).
 
-    Every second pixel, and zeros for the channels that are new, half of them on each side.
+    It takes every ``stride``-th pixel and adds channels of zeros, half of them on each side.
     """
 
     def __init__(self, added: int, stride: int) -> None:
@@ -154,7 +154,7 @@ class PaddedShortcut(nn.Module):
 
 
 def build_trunk(trunk: Trunk, image_shape: tuple[int, int, int], planes: int) -> Stem:
-    """A trunk with the official code's initial weights."""
+    """Build a trunk with the initial weights of the official code."""
     check_choice("trunk", trunk, get_args(Trunk))
     channel, height, width = image_shape
     convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())
@@ -166,12 +166,12 @@ def build_trunk(trunk: Trunk, image_shape: tuple[int, int, int], planes: int) ->
 
 
 def initialise(module: nn.Module) -> None:
-    """The official code's initial weights."""
+    """Initialise weights as the official code does."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_uniform_(module.weight)
 
 
 def conv3x3(inputs: int, outputs: int) -> nn.Sequential:
-    """A normalised convolution."""
+    """Return a 3x3 convolution with batch normalisation."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs)).apply(initialise)

@@ -5,9 +5,9 @@
     image x --> recognition --> presence ----------------------------------------+
                             --> pose --> changed from outside --> generation --> drawing, faded --> sum: image y
 
-Each capsule reads an image, or a window of it, says how probable its entity is there and where it is, and draws its
-part of a second image, which is the first one after a change that the network receives. The change reaches the output
-through poses only, so that these must follow it. There are no classes.
+Each capsule reads an image or a window of it, estimates the probability and the pose of its entity, and draws its part
+of a second image, which is the first image after a change. The network receives the change and applies it only to the
+poses, so that poses must follow it. There are no classes.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ OutputBias = Literal["shared", "per_capsule"]
 class TransformingAutoencoder(AbstractPairNetwork):
     """Capsules that receive the change between the first and the second image.
 
-    With the defaults, the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias of each
-    capsule. That for affine changes has ``capsules=25, recognition=(40,), generation=40, pose="matrix"``, 1,608,850
-    with an output bias of each; that for stereo pairs ``capsules=None, window=11, recognition=(32, 64), generation=128,
-    pose="matrix", activation="relu", output_bias="per_capsule"``, 123,021,000 at 2x96x96.
+    The defaults are the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias per capsule.
+    The network for affine changes has ``capsules=25, recognition=(40,), generation=40, pose="matrix"`` and 1,608,850
+    parameters with an output bias per capsule; for stereo pairs ``capsules=None, window=11, recognition=(32, 64),
+    generation=128, pose="matrix", activation="relu", output_bias="per_capsule"`` and 123,021,000 at 2x96x96.
 
     Args:
         image_shape: ``(channel, height, width)``.
-        capsules: how many see the whole image; ``None`` with a ``window``, of which each has one.
-        recognition: units of each capsule that read the image, layer by layer.
-        generation: units of each capsule that draw.
-        pose: ``"translation"``: two numbers, to which a change ``(right, down)`` in pixels is added; ``"matrix"``: 3x3,
-            multiplied by a change ``T`` of 3x3 from the left.
-        activation: of recognition and generation units.
-        output_bias: one for the image, or one of each capsule's drawing, faded by its presence.
-        window: pixels along the side of what a capsule sees; windows cover the image, padded by zeros.
+        capsules: number of capsules, which see the whole image; ``None`` with a ``window``: one capsule per window.
+        recognition: units of each recognition layer of a capsule.
+        generation: units of the generation layer of a capsule.
+        pose: ``"translation"``: two numbers, to which a change ``(right, down)`` in pixels is added; ``"matrix"``: 3x3
+            numbers, multiplied from the left by a 3x3 change ``T``.
+        activation: activation function of recognition and generation units.
+        output_bias: ``"shared"``: one for the image; ``"per_capsule"``: one per drawing, multiplied by the presence.
+        window: side in pixels of the window of a capsule; windows cover the image, which is padded with zeros.
         stride: pixels between windows.
-        patch: pixels along the side of what a capsule with a window draws, around its window; what is beyond the
-            image is cut off.
-        shared: one set of weights for all windows; the paper has one for each.
+        patch: side in pixels of the drawing of a capsule with a window, centred on its window; parts outside the
+            image are removed.
+        shared: one set of weights for all windows; the paper has one set per window.
 
     >>> network = TransformingAutoencoder((1, 28, 28))
     >>> sum(p.numel() for p in network.parameters())
@@ -81,11 +81,11 @@ class TransformingAutoencoder(AbstractPairNetwork):
         check_sizes(name, generation=generation, stride=stride, patch=patch)
         check_widths(name, recognition=recognition)
         if not recognition:
-            raise ValueError("recognition is empty; expected the units of one layer or more, such as (10,)")
+            raise ValueError("recognition is empty; expected the units of at least one layer, such as (10,)")
         if (capsules is None) == (window is None):
             raise ValueError(
-                f"capsules is {capsules} and window is {window}; expected one of them: a number of capsules that see "
-                "the whole image, or the size of the window that each sees"
+                f"capsules is {capsules} and window is {window}; expected one of the two: a number of capsules that "
+                "see the whole image or the size of the window of each"
             )
         check_sizes(name, **({"window": window} if capsules is None else {"capsules": capsules}))
         if window is not None and patch < window:
@@ -113,28 +113,28 @@ class TransformingAutoencoder(AbstractPairNetwork):
         self.bias = nn.Parameter(torch.zeros(self.image_shape)) if output_bias == "shared" else None
 
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
-        """What images look like after a change."""
+        """Compute the images after ``change``."""
         poses, presences = self.recognise(images)
         return TransformedImages(self.generate(self.changed(poses, change), presences), poses, presences)
 
     def recognise(self, images: ImageBatch) -> tuple[Poses, Presences]:
-        """Poses and presences."""
+        """Compute poses and presences."""
         self.check_images(images)
-        units = self._windows(images).transpose(0, 1)  # [k b pixel], k is 1 where all see the whole image
+        units = self._windows(images).transpose(0, 1)  # [k b pixel], k is 1 if all see the whole image
         for layer in self.recognition:
             units = self.activation(layer(units))
         poses, presences = self.where(units), self.presence(units).sigmoid()
         return poses.transpose(0, 1), presences.squeeze(2).t()
 
     def changed(self, poses: Poses, change: Change) -> Poses:
-        """Poses after the change: ``c + (right, down)``, or ``T A``."""
+        """Return poses after the change: ``c + (right, down)`` or ``T A``."""
         self.check_change(change)
         if self.pose == "translation":
             return poses + change.unsqueeze(1)
         return (change.unsqueeze(1) @ poses.unflatten(2, (3, 3))).flatten(2)
 
     def generate(self, poses: Poses, presences: Presences) -> ImageBatch:
-        """The sum of what capsules with these poses draw, a linear one: one may take away what another adds."""
+        """Sum the drawings of capsules with these poses; drawings may be negative."""
         units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
         faded = units * presences.t().unsqueeze(2)
         if self.window is None:  # the sum over capsules is part of the product
@@ -150,7 +150,7 @@ class TransformingAutoencoder(AbstractPairNetwork):
         return images if self.bias is None else images + self.bias
 
     def energies(self, poses: Poses, presences: Presences) -> Float[Tensor, "batch capsule"]:
-        """The sum of the squares of what each capsule draws, by itself."""
+        """Compute the sum of squares of each capsule's drawing."""
         units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
         weight: Tensor = self.drawing.weight
         if self.drawing.bias is not None:
@@ -161,7 +161,7 @@ class TransformingAutoencoder(AbstractPairNetwork):
 
     @property
     def padding(self) -> tuple[int, int, int, int]:
-        """Left, right, top and bottom: zeros around the image, so that windows cover it."""
+        """Zeros added left, right, top and bottom of the image, so that windows cover it."""
         assert self.window is not None
         sides = []
         for side, count in zip(self.image_shape[1:], self.grid, strict=True):
@@ -176,7 +176,7 @@ class TransformingAutoencoder(AbstractPairNetwork):
         return unfold(pad(images, self.padding), self.window, stride=self.stride).transpose(1, 2)
 
     def _placed(self, patches: Float[Tensor, "batch pixel window"]) -> ImageBatch:
-        """Patches around their windows, added; one pixel more on the right and below where they cannot be centred."""
+        """Add patches around their windows; patches that cannot be centred extend one pixel more right and below."""
         assert self.window is not None
         _, height, width = self.image_shape
         size = tuple((count - 1) * self.stride + self.patch for count in self.grid)
@@ -188,16 +188,16 @@ class TransformingAutoencoder(AbstractPairNetwork):
 
 
 class _PerCapsule(nn.Module):
-    """A linear layer of each capsule, ``(capsule, batch, in)`` to ``(capsule, batch, out)``; one set is for all."""
+    """One linear layer per capsule, ``(capsule, batch, in)`` to ``(capsule, batch, out)``; one set is shared by all."""
 
     def __init__(self, capsules: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules start different from each other
+        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: initial capsules differ
         self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None
 
     def forward(self, units: Float[Tensor, "seen batch inputs"]) -> Float[Tensor, "capsule batch outputs"]:
-        if len(units) == 1 < len(self.weight):  # all see the same: one product
+        if len(units) == 1 < len(self.weight):  # all capsules see the same input: one product
             joined = units[0] @ self.weight.movedim(0, 1).flatten(1)
             found = joined.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
         else:
@@ -206,16 +206,16 @@ class _PerCapsule(nn.Module):
 
 
 class PairAutoencoder(AbstractPairNetwork):
-    """An image to a code; the code and the change, one after the other, to the second image.
+    """Auto-encoder from an image to a code, and from the code concatenated with the change to the second image.
 
-    The change enters beside the code, so that nothing makes the code follow it. With the defaults 710,434 parameters
-    at 28x28, as many as the transforming auto-encoder for translations.
+    Unlike poses, the code need not follow the change. The defaults have 710,434 parameters at 28x28, about as many as
+    the transforming auto-encoder for translations.
 
     Args:
         image_shape: ``(channel, height, width)``.
-        code: numbers that an image is made of: 90, as many as 30 capsules with two coordinates and a presence have.
-        hidden: units of the layers between image and code, and, in reverse, between code and image.
-        pose: what it receives: ``"translation"`` or ``"matrix"``, see ``TransformingAutoencoder``.
+        code: numbers in the code of an image: 90, as in 30 capsules with two coordinates and a presence.
+        hidden: units of the layers between image and code and, in reverse order, between code and image.
+        pose: kind of change: ``"translation"`` or ``"matrix"``, see ``TransformingAutoencoder``.
 
     >>> sum(p.numel() for p in PairAutoencoder((1, 28, 28)).parameters())
     710434
@@ -225,7 +225,7 @@ class PairAutoencoder(AbstractPairNetwork):
         self,
         image_shape: tuple[int, int, int],
         *,
-        code: int = 90,  # ours: 30 capsules of Hinton 2011 have as many
+        code: int = 90,  # ours: as many as 30 capsules of Hinton 2011
         hidden: Sequence[int] = (405,),  # ours: as many parameters as that network
         pose: Pose = "translation",
     ) -> None:

@@ -1,8 +1,8 @@
 """VBCaps: matrix capsules with variational Bayes routing (Ribeiro, Leontidis and Kollias, AAAI 2020).
 
-The geometry of ``EMCaps`` in its small size, see there, with variational Bayes routing in all layers and batch
-normalisation of the convolution, of poses and logits. A, B, C, D = 64, 8, 16, 16 has 68,714 parameters with 5 classes
-on stereo pairs, of which 74 are scales and shifts in the place of the authors' betas, whose gradient is 0.
+It has the geometry of a small ``EMCaps``, variational Bayes routing in all layers and batch normalisation of the
+convolution, poses and logits. A, B, C, D = 64, 8, 16, 16 has 68,714 parameters with 5 classes on stereo pairs; 74 of
+them are scales and shifts that replace the betas of the authors, whose gradient is 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ POSE_SIZE = 4  # official code: rows and columns of a pose
 
 
 class VBCaps(AbstractCapsuleNetwork):
-    """The network of Ribeiro 2020 with three layers of routing. Scores are the activations of the class capsules.
+    """Network of Ribeiro 2020 with three layers of routing. Scores are the activations of the class capsules.
 
     Args:
         image_shape, num_classes, routing: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolution, A.
         primary_types: kinds of primary capsule per position, B.
         conv_types: kinds of capsule in each convolutional capsule layer, C and D.
-        conv_strides: their strides.
+        conv_strides: strides of these layers.
         kernel_size: width of their windows, K.
 
     >>> network = VBCaps((2, 32, 32), num_classes=5)
@@ -70,10 +70,10 @@ class VBCaps(AbstractCapsuleNetwork):
         )  # fmt: skip
         grid, types = self.conv_capsules.grid, self.conv_capsules.types
         rows, columns = grid_coordinates(grid)
-        rows, columns = rows + 0.5 / grid[0], columns + 0.5 / grid[1]  # official code: (i + 1) / n, not the middles
+        rows, columns = rows + 0.5 / grid[0], columns + 0.5 / grid[1]  # official code: (i + 1) / n, not the centres
         coordinates = coordinate_addition(
             axes=(rows / 10, columns / 10),  # 10: official code
-            entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: of the right-hand column
+            entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: right-hand column
             dim=dim,
         )
         self.classes = ClassCapsules(
@@ -92,6 +92,6 @@ class VBCaps(AbstractCapsuleNetwork):
 
 
 def glorot_uniform_(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:
-    """Glorot's uniform distribution, with the official code's counts."""
+    """Initialise from Glorot's uniform distribution with the fan-in and fan-out of the official code."""
     bound = (6 / (fan_in + fan_out)) ** 0.5
     nn.init.uniform_(weight, -bound, bound)

@@ -1,6 +1,6 @@
-"""Routing algorithms: one file, one algorithm, one paper. Pure function on top, thin module below.
+"""Routing algorithms, one per file and paper, each as a pure function followed by a thin module.
 
-The public names of the package are those of its modules, ``__all__`` of each: a new module needs no entry here.
+The package exports the names in ``__all__`` of each of its modules: a new module needs no entry here.
 """
 # ruff: noqa: F403, F405
 
@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop below
     from capsule_lab.routing.attention_over_children import *
     from capsule_lab.routing.base import *
     from capsule_lab.routing.dynamic import *

@@ -1,9 +1,9 @@
-"""Attention routing: Choi, Seo, Im and Kang, ICCV workshop 2019 (arXiv 1907.01750), AR-CapsNet. The routing alone.
+"""Attention routing: Choi, Seo, Im and Kang, ICCV workshop 2019 (arXiv 1907.01750), AR-CapsNet. Only the routing.
 
-The children compete for a parent, and no parent with another. The rest of the paper's layer is not here: its
-transformation is a 3x3 convolution over the poses of one type of child, so that the children of a position are its
-types. Here each place of a window is a child, and the attention has as many parameters as there are pairs of children,
-times the components of all parents: 1.3 million where 72 children see 16 parents of 16.
+Children compete for a parent; parents do not compete. The rest of the paper's layer is not implemented: it transforms
+poses by a 3x3 convolution per child type, so that the children of a position are its types. Here each place of a window
+is a child. The number of attention parameters is the number of pairs of children times the components of all parents:
+1.3 million for 72 children and 16 parents of 16 components.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["AttentionOverChildren", "attention_over_children"]
 
-EPS = 1e-6  # ours: logits of activations nearer to 0 or 1 than this stay finite in float32
+EPS = 1e-6  # ours: keeps the logits of activations close to 0 or 1 finite in float32
 
 
 @float32_under_autocast
@@ -35,16 +35,16 @@ def attention_over_children(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Parents that attend to their children (Choi 2019, section 3).
+    """Compute parents by attention over their children (Choi 2019, section 3).
 
     ``l_i = sum_kd attention_jdki V_kjd``, linear in all votes for parent j; ``alpha = softmax_i(l)``; ``s_j = sum_i
     alpha_i V_ij``; ``v_j = tanh(s_j weight_j + bias_j)``. Activations are ``|v_j| / sqrt(dim)``.
 
     Args:
-        votes: prediction of each child for each parent, or poses and weight. The vote tensor is computed.
-        attention: from the vote of a child (third) to the logit of a child (last).
-        weight, bias: of the activation function of each parent.
-        on_iteration: called once; the couplings of a parent sum to one, not those of a child.
+        votes: prediction of each child for each parent, or poses and weight. The vote tensor is always computed.
+        attention: weight from the vote of a child (third dimension) to the logit of a child (last dimension).
+        weight, bias: parameters of the activation function of each parent.
+        on_iteration: called once, with couplings that sum to one for each parent instead of each child.
         backend: see ``AbstractRouting``.
 
     Returns poses ``(batch, parent, dim)`` in (-1, 1), activations in [0, 1), their logits.
@@ -68,9 +68,9 @@ def attention_over_children(
 
 
 class AttentionOverChildren(AbstractRouting):
-    """``attention_over_children`` with its learned parameters, without the paper's residual and dropout.
+    """``attention_over_children`` with learned parameters, without the residual and dropout of the paper.
 
-    Nothing in ``normalise`` is used: no parents compete. Activations of the children are not read.
+    Parents do not compete, so ``normalise`` is ignored. Activations of the children are ignored, too.
 
     Args:
         parents, dim, backend: see ``AbstractRouting``.
@@ -81,7 +81,7 @@ class AttentionOverChildren(AbstractRouting):
     def __init__(self, parents: int, dim: int, *, backend: Backend = "auto") -> None:
         super().__init__(backend=backend)
         self.weight = nn.Parameter(_glorot(parents, dim, dim, fan_in=dim, fan_out=dim))
-        self.bias = nn.Parameter(torch.zeros(parents, dim))  # Keras' default, as the official code
+        self.bias = nn.Parameter(torch.zeros(parents, dim))  # Keras' default, as in the official code
 
     def build(self, layer: LayerInfo) -> None:
         children = layer.children
@@ -89,12 +89,12 @@ class AttentionOverChildren(AbstractRouting):
         self.attention = nn.Parameter(_glorot(*sizes, fan_in=layer.dim * children, fan_out=children))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        on_iteration = call.get("on_iteration")  # no parents compete: there is nothing to normalise
+        on_iteration = call.get("on_iteration")  # parents do not compete: nothing to normalise
         learned = self.built("attention"), self.weight, self.bias
         return attention_over_children(votes, *learned, on_iteration=on_iteration, backend=self.backend)
 
 
 def _glorot(*shape: int, fan_in: int, fan_out: int) -> Tensor:
-    """Uniform within ``sqrt(6 / (fan_in + fan_out))``: Keras' default, as the official code."""
+    """Draw uniformly within ``sqrt(6 / (fan_in + fan_out))``: Keras' default, as in the official code."""
     bound = math.sqrt(6 / (fan_in + fan_out))
     return torch.empty(shape).uniform_(-bound, bound)

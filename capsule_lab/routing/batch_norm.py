@@ -1,4 +1,4 @@
-"""Batch normalisation of capsules: over the batches of all processes, and defined for a single row."""
+"""Batch normalisation of capsules over the batches of all processes; also defined for a single row."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, distributed, nn
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` of rows (Ioffe and Szegedy 2015) with the statistics of all processes of a run.
+    """``torch.nn.BatchNorm1d`` of rows (Ioffe and Szegedy 2015) with statistics over all processes of a run.
 
-    The last layer of a capsule network has one row per image: the statistics of one process's share of a batch are
-    noisy, and those of process 0 alone would be saved. ``SyncBatchNorm`` of torch is for GPUs only. A batch of one row,
-    which has no variance, is normalised by the running statistics.
+    The last layer of a capsule network has only one row per image, so the statistics of a single process are noisy, and
+    only those of process 0 would be saved. ``SyncBatchNorm`` of torch runs only on GPUs. A batch of one row, which has
+    no variance, is normalised by the running statistics.
     """
 
     def forward(self, rows: Float[Tensor, "row feature"]) -> Float[Tensor, "row feature"]:
@@ -24,7 +24,7 @@ class BatchNorm(nn.BatchNorm1d):
                 rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         if processes == 1:
-            return super().forward(rows)  # momentum None is a plain mean, as torch.optim.swa_utils.update_bn sets it
+            return super().forward(rows)  # momentum None, set by torch.optim.swa_utils.update_bn, is a plain mean
         assert self.momentum is not None
         count, total = _sums(rows)
         mean = total / count
@@ -40,8 +40,8 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """How many rows all processes have, and their sum."""
-    from torch.distributed.nn.functional import all_reduce  # takes half a second, for runs of one process in vain
+    """Return the number of rows of all processes and the sum of these rows."""
+    from torch.distributed.nn.functional import all_reduce  # takes 0.5 s; needed only by several processes
 
     everywhere = all_reduce(torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)]))
     return everywhere[0], everywhere[1:]

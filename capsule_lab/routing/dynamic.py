@@ -45,26 +45,26 @@ def dynamic_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Parents on whose poses the children's votes agree (Sabour 2017, procedure 1).
+    """Compute parents from the agreement of their children's votes (Sabour 2017, procedure 1).
 
-    Their symbols: ``u_hat`` votes, ``b_ij`` logits, ``c_ij`` couplings, ``s_j`` total input, ``v_j`` poses.
-    Logits start anew for every image and call: at zero, or at a ``prior``, which is the same for all images.
+    Symbols of the paper: ``u_hat`` votes, ``b_ij`` logits, ``c_ij`` couplings, ``s_j`` total input, ``v_j`` poses.
+    Logits of every image and call start at zero or at ``prior``, which is the same for all images.
 
     Args:
         votes: prediction of each child for each parent, or poses and weight.
-        iterations: at least 1; 1 means uniform couplings, that is no routing.
-        bias: added to ``s_j`` in every iteration; official code, not in the paper's pseudo-code.
-        prior: log-couplings to begin with, of each parent and kind of child, children being ordered (position, type);
+        iterations: at least 1; with 1, couplings are uniform, that is, there is no routing.
+        bias: added to ``s_j`` in every iteration; in the official code, not in the paper's pseudo-code.
+        prior: initial log-couplings for each parent and kind of child, with children ordered (position, type);
             "log prior probabilities" that "can be learned discriminatively" (section 2). ``None``: zero.
-        update: ``"add"`` the agreement to the logits (paper), or ``"replace"`` by it what earlier iterations added, as
-            a tutorial's port does by mistake; different from the third iteration on.
-        leaky: see ``softmax_over_parents``; not together with ``normalise``.
+        update: ``"add"`` adds the agreement to the logits (paper). ``"replace"`` also removes the agreement of earlier
+            iterations, as a tutorial's port does by mistake; the results differ from the third iteration on.
+        leaky: see ``softmax_over_parents``; cannot be combined with ``normalise``.
         gradient: ``"full"`` differentiates through all iterations (official code); ``"last"`` treats the
-            agreement as constant, as many ports do. Values are the same.
-        squash: what makes a pose of ``s_j``, see ``capsule_lab.functional.SQUASHES``.
+            agreement as constant, as many ports do. Forward results are the same.
+        squash: function from ``s_j`` to the pose, see ``capsule_lab.functional.SQUASHES``.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
-    Returns poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
+    Returns poses ``(batch, parent, dim)``, their lengths in [0, 1), and their logits ``2 ln |s_j|``.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).poses.shape
@@ -97,12 +97,12 @@ def dynamic_routing(
 
 
 class DynamicRouting(AbstractRouting):
-    """``dynamic_routing`` with its learned bias; activations of the parents are the lengths of their poses.
+    """``dynamic_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
         bias: learn a bias per parent and component (160 parameters for ten digits of 16).
-        learned_prior: learn its ``prior``, which starts at zero and which ``build`` creates: a log-coupling for each
-            parent and child; where transformations are shared, for each parent and kind of child.
+        learned_prior: learn ``prior``, starting at zero: one log-coupling for each parent and child or, if
+            transformations are shared, for each parent and kind of child.
         parents, dim, backend: see ``AbstractRouting``; the others: see ``dynamic_routing``.
     """
 

@@ -1,7 +1,7 @@
 """EM routing of matrix capsules: Hinton, Sabour and Frosst, ICLR 2018, procedure 1.
 
-The paper, the two algorithms in its official code (``official_legacy``, the default there, and ``official_fast``) and
-a widely read tutorial differ in normalisation, cost and initial values: ``conf/routing/em*.yaml``.
+The paper, the two algorithms of its official code (``official_legacy``, the default there, and ``official_fast``) and
+a popular tutorial differ in normalisation, cost and initial values, see ``conf/routing/em*.yaml``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["EMRouting", "em_routing"]
 
 
 class Gaussians(NamedTuple):
-    """Parents: Gaussians fitted to the votes of the children assigned to them, whose activation is ``mass`` in sum."""
+    """Parents as Gaussians fitted to the votes of their assigned children, whose activations sum to ``mass``."""
 
     mass: Float[Tensor, "batch parent"]
     poses: Float[Tensor, "batch parent dim"]  # means
@@ -42,7 +42,7 @@ def m_step(
     min_variance: float,
     mass_eps: float,
 ) -> Gaussians:
-    """M-step: the Gaussian of each parent, fitted to the votes of the children assigned to it."""
+    """M-step: fit the Gaussian of each parent to the votes of the children assigned to it."""
     assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
     mass = assigned.sum(2) + mass_eps  # sum_i R_ij a_i [b j]
     weights = assigned / mass.unsqueeze(2)  # [b j i]
@@ -55,7 +55,7 @@ def m_step(
 
 
 def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normalise: Normaliser) -> Tensor:
-    """E-step: couplings R_ij ``(batch, parent, child)``, posteriors of parent j given vote ij (responsibilities).
+    """E-step: compute couplings R_ij ``(batch, parent, child)``, the posteriors of parent j given vote ij.
 
     ``ln (a_j p_ij) = log_height_j - sum_d (V_ijd - mu_jd)^2 / (2 sigma_jd^2)``, normalised over the parents of a child.
     """
@@ -64,7 +64,7 @@ def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normal
 
 
 def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> Any:
-    """A function that runs one E-step and one M-step, fused or on dense votes, from the parents before."""
+    """Return a function that runs one E-step and one M-step, fused or on dense votes."""
     if isinstance(votes, FusedVotes):
         return partial(votes.em_step, activations, **options)
     dense = votes.dense().transpose(1, 2)  # [b j i d]
@@ -72,7 +72,7 @@ def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> A
     def em_step(before: tuple[Any, Tensor] | None, normalise: Normaliser, *, last: bool) -> Any:  # noqa: ARG001
         # E-step: children are assigned to the parents whose Gaussians explain their votes
         couplings = normalise(votes.zero_logits()) if before is None else e_step(*before, normalise)
-        # M-step: these Gaussians are fitted to the votes of the children assigned to them
+        # M-step: the Gaussians are fitted to the votes of their assigned children
         return couplings, m_step(dense, couplings, activations, before and before[0].poses, **options)
 
     return em_step
@@ -98,23 +98,23 @@ def em_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and activations of parents: Gaussians fitted to the votes of their children (Hinton 2018, procedure 1).
+    """Compute parents by fitting Gaussians to the votes of their children (Hinton 2018, procedure 1).
 
-    Their symbols: ``V_ij`` votes, ``a_i`` activations, ``R_ij`` couplings, ``mu_j`` poses, ``sigma_j^2`` variances,
-    ``lambda`` inverse temperature. Works with variances and logarithms: no root whose gradient is infinite, no
-    logarithm of a sigmoid. The last E-step, which nothing uses, is left out.
+    Symbols of the paper: ``V_ij`` votes, ``a_i`` activations, ``R_ij`` couplings, ``mu_j`` poses, ``sigma_j^2``
+    variances, ``lambda`` inverse temperature. The code computes with variances and logarithms, which avoids roots with
+    infinite gradients and logarithms of sigmoids. The last E-step is omitted, because nothing uses its result.
 
     Args:
-        votes, activations: ``V_ij``, the tensor or poses and weight; ``a_i`` in [0, 1].
-        beta_u, beta_a: per parent (or one for all), costs of a unit of mass and of being active, in units of ``cost``.
-        cost: which logit a parent's activation has, see ``em_costs.activation_logit``.
-        activation: ``"description_length"``, the logistic of that, or ``"mixing_proportions"``, a parent's share of
-            the mass of the whole layer; the paper reports 4.5 % instead of 1.8 % with it.
+        votes, activations: ``V_ij`` as a tensor or as poses and weight; ``a_i`` in [0, 1].
+        beta_u, beta_a: per parent or one for all: cost of a unit of mass and of being active, in units of ``cost``.
+        cost: formula for the logit of a parent's activation, see ``em_costs.activation_logit``.
+        activation: ``"description_length"``: the logistic of that logit; ``"mixing_proportions"``: the share of the
+            parent in the mass of the whole layer. With the latter the paper reports 4.5 % instead of 1.8 %.
         inverse_temperature, temperature_schedule: see ``em_costs.inverse_temperatures``.
-        initial: equal couplings to start with: over all ``"parents"`` that compete for the child (paper), or over the
-            ``"types"`` of each position (official code): nine times its mass for a child that nine positions see.
-        damping: share of the previous pose that stays (0.1 in the official code, from a pose of zero).
-        min_variance, mass_eps: added to every variance, to every mass.
+        initial: initial couplings are equal over all ``"parents"`` that compete for the child (paper) or over the
+            ``"types"`` of each position (official code), so that a child seen by nine positions counts nine times.
+        damping: share of the previous pose that is kept (0.1 in the official code, starting from a pose of zero).
+        min_variance, mass_eps: added to every variance and to every mass.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
     >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
@@ -135,7 +135,7 @@ def em_routing(
         for iteration in range(iterations):
             # E-step and M-step: R_ij [b j i]; sum_i R_ij a_i [b j], mu_j and sigma_j^2 [b j d]
             couplings, parents = em_step(before, competition, last=iteration == iterations - 1)
-            # activations a_j, logistic of what the description of the votes is cheaper by [b j]
+            # activations a_j: logistic of the description length that is saved [b j]
             log_variance = parents.variances.log().sum(2)
             if activation == "mixing_proportions":
                 logit = (parents.mass / normalise.total(parents.mass)).log()
@@ -146,7 +146,7 @@ def em_routing(
             found = parents.poses, parent_activations, logit
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found, parents.variances))
-            # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of an activation times its Gaussian's height
+            # logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): activation times height of the Gaussian
             log_height = log_activation - 0.5 * (log_variance + dim * LOG_2PI)
             before, competition = (parents, log_height), normalise
         return found
@@ -155,12 +155,12 @@ def em_routing(
 
 
 class EMRouting(AbstractRouting):
-    """``em_routing`` with learned betas. Defaults: the official code's newer cost, the paper's normalisation.
+    """``em_routing`` with learned betas. Defaults: newer cost of the official code, normalisation of the paper.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        beta_u, beta_a, inverse_temperature: initial betas, and lambda; ``None``: those of ``em_costs.INITIAL``.
-        shared_betas: one pair for all parents (the paper's text on beta_a) instead of one per type (its authors).
+        parents, dim: number of parents (of parent types in a convolutional layer), components of a pose.
+        beta_u, beta_a, inverse_temperature: initial betas and lambda; ``None``: the values of ``em_costs.INITIAL``.
+        shared_betas: one pair for all parents (the paper's text on beta_a); otherwise one pair per type (the authors).
         normalisation, backend: see ``AbstractRouting``; the others: see ``em_routing``.
     """
 
@@ -194,7 +194,7 @@ class EMRouting(AbstractRouting):
         )  # fmt: skip
         em_costs.check_options(**self.options)
         betas, learned = (1 if shared_betas else parents,), activation == "description_length"
-        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions have none
+        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions use none
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:

@@ -1,4 +1,4 @@
-"""What makes a parent active in EM routing: the description length it saves (Hinton 2018, section 3)."""
+"""Activation of a parent in EM routing by the description length it saves (Hinton 2018, section 3)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LOG_2PI = math.log(2 * math.pi)
 INITIAL: dict[Cost, dict[str, float]] = {
     "official_fast": {"inverse_temperature": 0.04, "beta_u": 0.5, "beta_a": 0.2},  # official code
     "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # official code
-    # ours: those of official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
+    # ours: official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
-    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, its middle
+    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, mid-range
 }
-"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead."""
+"""Initial values for each cost. Each cost has different units; with other values a layer may start dead."""
 
 CLASS_ROUTING: Mapping[str, Any] = {
     "cost": "official_legacy",  # official code: both of its algorithms have this class layer
@@ -36,9 +36,9 @@ CLASS_ROUTING: Mapping[str, Any] = {
     "beta_a": 1.0,
     "mass_eps": 1e-5,  # official code
 }
-"""Options of the class capsules of an ``EMCaps`` that differ from those of its other layers (official code)."""
+"""Routing options of the class capsules of ``EMCaps`` that differ from its other layers (official code)."""
 
-STD_EPS = 1e-4  # ours: beside a std of costs, nearly 0 where no child is active; at 1e-6 the gradient overflows
+STD_EPS = 1e-4  # ours: added to a std that is almost 0 if no child is active; with 1e-6 the gradient overflows
 
 
 def activation_logit(
@@ -50,23 +50,23 @@ def activation_logit(
     dim: int,
     min_variance: float,
 ) -> Float[Tensor, "batch parent"]:
-    """Logit of a parent's activation, before the inverse temperature.
+    """Compute the logit of a parent's activation before the inverse temperature.
 
-    With m the mass of a parent, L the sum of its log-variances and d the components of a pose:
+    m is the mass of a parent, L the sum of its log-variances, d the number of components of a pose:
 
-    - ``"paper"``: ``beta_a - m (d beta_u + L / 2)``, procedure 1 of Hinton 2018 (its equation 2 counts beta_u once,
-      the procedure d times: the same model with another unit);
+    - ``"paper"``: ``beta_a - m (d beta_u + L / 2)``, procedure 1 of Hinton 2018 (equation 2 counts beta_u once,
+      the procedure d times; this changes only the unit);
     - ``"official_legacy"``: ``-m (L + d beta_u (ln 2 pi + 1)) - 5000 beta_a``, official code;
     - ``"official_fast"``: ``-m (L + d (ln(beta_u^2 + min_variance) + ln 2 pi + 1)) - 50 d beta_a``, official code;
-    - ``"standardised"``: as the paper's, but the cost is first standardised over the parents of a row,
+    - ``"standardised"``: like ``"paper"`` with the cost standardised over the parents of a row,
       ``beta_a + (mean - cost) / std`` (J. Hui's tutorial, 2017).
 
-    ``beta_u`` is what a unit of mass costs, ``beta_a`` what being active costs (with the first and the last its
-    negative), each per parent or one for all; ``min_variance`` is what was added to each variance.
+    ``beta_u`` is the cost of a unit of mass, ``beta_a`` the cost of being active (its negative for ``"paper"`` and
+    ``"standardised"``), per parent or one for all; ``min_variance`` is the number added to each variance.
     """
     if cost == "official_legacy":
         per_mass = log_variance + dim * beta_u * (LOG_2PI + 1)
-        return -mass * per_mass - 5000 * beta_a  # 5000: official code, so that beta_a is a number of order 1
+        return -mass * per_mass - 5000 * beta_a  # 5000: official code, so that beta_a is of order 1
     if cost == "official_fast":
         per_mass = log_variance + dim * ((beta_u.square() + min_variance).log() + LOG_2PI + 1)
         return -mass * per_mass - 50 * dim * beta_a  # 50: official code
@@ -79,18 +79,18 @@ def activation_logit(
 
 
 def activate(logit: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
-    """Logarithm of the activations, and these: the logistic, or for mixing proportions the exponential, of logits."""
+    """Return log-activations and activations: logistic of the logits or, for mixing proportions, exponential."""
     if activation == "mixing_proportions":
         return logit, logit.exp()
     return nn.functional.logsigmoid(logit), logit.sigmoid()
 
 
 def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -> list[float]:
-    """lambda of each iteration t = 0, 1, …
+    """Return lambda for each iteration t = 0, 1, …
 
     - ``"saturating"``: ``final (1 - 0.95^(t + 1))``, official code;
-    - ``"linear"``: ``final`` times 1 to ``min(iterations, 3)`` in equal steps, the tutorial's code;
-    - ``"increment"``: ``final`` times 1, 2, 3 …, the tutorial's text;
+    - ``"linear"``: ``final`` times 1 to ``min(iterations, 3)`` in equal steps, code of the tutorial;
+    - ``"increment"``: ``final`` times 1, 2, 3 …, text of the tutorial;
     - ``"constant"``: ``final``.
     """
     steps = range(iterations)
@@ -105,7 +105,7 @@ def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -
 def initial_values(
     cost: Cost, beta_u: float | None, beta_a: float | None, inverse_temperature: float | None
 ) -> tuple[float, float, float]:
-    """The three with ``None`` replaced by the values of ``INITIAL``."""
+    """Return the last three arguments with ``None`` replaced by the values of ``INITIAL``."""
     check_choice("routing cost", cost, get_args(Cost))
     for name, value in (("beta_u", beta_u), ("beta_a", beta_a)):
         check_number(f"routing {name}", 0.0 if value is None else value)
@@ -115,7 +115,7 @@ def initial_values(
 
 
 def check_options(iterations: int, *, damping: float = 0.0, **others: Any) -> None:
-    """Options of EM routing: the choices by name, and numbers that are positive: variance, mass and temperature."""
+    """Check options of EM routing: names of choices, and positive variance, mass and temperature."""
     check_iterations(iterations)
     for name, choice in CHOICES.items():
         check_choice(f"routing {name}", others.pop(name), get_args(choice))

@@ -1,9 +1,9 @@
-"""EM routing whose activations are the logistic of a *batch-normalised* evidence: a network of it learns.
+"""EM routing whose activations are the logistic of *batch-normalised* evidence; networks with it learn.
 
 Ours. Differences from ``em_routing`` (Hinton 2018, procedure 1): a parent is active if its children's votes agree more
-than is usual for it, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))`` (Ribeiro 2020 normalises so), in place of a fixed
-inverse temperature and two betas. The E-step weighs a parent by its mass, as mixtures of Gaussians do. The floor under
-the variances may now be large: with a small one the gradient is chaotic after two iterations.
+than usual, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))`` (normalised as in Ribeiro 2020), which replaces the fixed
+inverse temperature and two betas. The E-step weights parents by mass, as mixtures of Gaussians do. ``min_variance`` may
+be large; with a small one the gradient is chaotic after two iterations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["NormalisedEMRouting", "em_evidence"]
 
 
 class Tempered(Normaliser):
-    """Another normaliser of log-couplings that are divided by a temperature: above 1 couplings are more equal."""
+    """Normaliser of log-couplings divided by a temperature; a value above 1 makes couplings more equal."""
 
     def __init__(self, normalise: Normaliser, temperature: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def em_evidence(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     activations: Float[Tensor, "batch child"],
     *,
-    iterations: int = 2,  # ours: more do not help, see results/
+    iterations: int = 2,  # ours: more iterations do not help, see results/
     temperature: float = 1.0,
     min_variance: float = 1.0,  # ours: see the top of this file
     mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
@@ -54,10 +54,10 @@ def em_evidence(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch parent dim"], Float[Tensor, "batch parent"]]:
-    """Poses of parents, and the evidence for them, ``-1/2 sum_d ln sigma_jd^2``.
+    """Compute the poses of the parents and the evidence for them, ``-1/2 sum_d ln sigma_jd^2``.
 
-    Log-couplings are divided by ``temperature`` before they are normalised: above 1 couplings are more equal. All other
-    arguments are those of ``em_routing``.
+    Log-couplings are divided by ``temperature`` before normalisation; a value above 1 makes couplings more equal. For
+    the other arguments see ``em_routing``.
     """
     check_iterations(iterations)
     normalise = normalise or Normaliser()
@@ -73,7 +73,7 @@ def em_evidence(
             if on_iteration is not None:
                 by_child = couplings.transpose(1, 2)
                 on_iteration(RoutingTrace(iteration, by_child, parents.poses, variances=parents.variances))
-            # the logarithm of a parent's mass over sqrt(prod_d 2 pi sigma_jd^2)
+            # logarithm of a parent's mass over sqrt(prod_d 2 pi sigma_jd^2)
             before = parents, parents.mass.log() - 0.5 * (log_variance + dim * LOG_2PI)
         return parents.poses, -0.5 * log_variance
 
@@ -82,13 +82,13 @@ def em_evidence(
 
 
 class NormalisedEMRouting(AbstractRouting):
-    """``em_evidence``, batch-normalised; see the top of this file.
+    """Batch-normalised ``em_evidence``; see the top of this file.
 
-    Running statistics are those of all processes, see ``BatchNorm``, one pair for each type of capsule.
+    Running statistics include all processes, see ``BatchNorm``, with one pair for each type of capsule.
 
     Args:
-        pose_norm: also normalise each component of the parents' poses, which are children of the next layer: means of
-            votes are several times smaller than votes. For class capsules there is no next layer.
+        pose_norm: also normalise each component of the parents' poses for the next layer, because means of votes are
+            several times smaller than votes. Class capsules have no next layer.
         parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``em_evidence``.
     """
 
@@ -125,7 +125,7 @@ class NormalisedEMRouting(AbstractRouting):
         return Capsules(poses, logits.sigmoid(), logits)
 
     def _with_activations(self, on_iteration: OnIteration) -> OnIteration:
-        """Adds logits and activations to the traces, but while training, where they would move the statistics."""
+        """Add logits and activations to the traces, except during training, where this would update the statistics."""
 
         def observe(trace: RoutingTrace) -> None:
             assert trace.variances is not None

@@ -41,16 +41,16 @@ def heinsen_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and scores of parents: Gaussians of which each child uses as much as explains it (Heinsen 2019).
+    """Compute parents by the benefit of the data they use and the cost of the data they ignore (Heinsen 2019).
 
-    Their symbols: ``V_ij`` votes, ``B_ij`` bias, ``f(a_i)`` activations, ``R_ij`` couplings, ``D_use`` and
-    ``D_ignore`` used and ignored, ``mu_j`` poses, ``sigma_j^2`` variances, ``a_j`` scores. E-step and M-step are those
-    of EM routing; what differs is the score, a real number that no temperature scales and that its logistic makes an
-    activation: ``a_j = sum_i (beta_use_ij D_use_ij - beta_ignore_ij D_ignore_ij)``.
+    Symbols of the paper: ``V_ij`` votes, ``B_ij`` bias, ``f(a_i)`` activations, ``R_ij`` couplings, ``D_use`` and
+    ``D_ignore`` used and ignored data, ``mu_j`` poses, ``sigma_j^2`` variances, ``a_j`` scores. E-step and M-step are
+    as in EM routing. The score ``a_j = sum_i (beta_use_ij D_use_ij - beta_ignore_ij D_ignore_ij)`` is a real number
+    without a temperature, and the activation is its logistic.
 
     Args:
-        votes, activations: ``V_ij`` without their bias, the tensor or poses and weight; ``f(a_i)`` in [0, 1].
-        beta_use, beta_ignore, bias: benefit and cost of a unit of data, and what is added to the votes, of each child
+        votes, activations: ``V_ij`` without bias, as a tensor or as poses and weight; ``f(a_i)`` in [0, 1].
+        beta_use, beta_ignore, bias: benefit and cost of a unit of data, and the bias of the votes, for each child
             type; children are ordered (position, type).
         iterations, normalise, on_iteration, backend: see ``dynamic_routing``.
 
@@ -70,14 +70,14 @@ def heinsen_routing(
             couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)  # R_ij [b j i]
             if isinstance(votes, FusedVotes):  # the same couplings, with a gradient
                 couplings = normalise(votes.zero_logits()) if before is None else votes.e_step(before, normalise)
-            # D-step: what of each child a parent uses, what it ignores; and its score
+            # D-step: the share of each child that a parent uses and ignores, and the score of the parent
             use = activations.unsqueeze(1) * couplings  # [b j i]
             ignore = activations.unsqueeze(1) - use
             scores = (benefit * use - cost * ignore).sum(2)  # a_j [b j]
             if on_iteration is not None:
                 found = parents.poses, scores.sigmoid(), scores, parents.variances
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found))
-            # the logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
+            # logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
             before = parents, nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2)
         return parents.poses, scores.sigmoid(), scores
 
@@ -91,7 +91,7 @@ def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Te
 
 
 class HeinsenRouting(AbstractRouting):
-    """``heinsen_routing`` with its learned betas and biases, which start at zero.
+    """``heinsen_routing`` with learned betas and biases, which start at zero.
 
     Args:
         bias: learn biases of the votes, one per (child type, parent, component).
@@ -112,7 +112,7 @@ class HeinsenRouting(AbstractRouting):
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.with_bias = bias
-        for name in ("beta_use", "beta_ignore", "bias"):  # the order in which an optimiser's state is saved
+        for name in ("beta_use", "beta_ignore", "bias"):  # fixes the order in the saved state of an optimiser
             self.register_parameter(name, None)
 
     def build(self, layer: LayerInfo) -> None:

@@ -1,7 +1,7 @@
 """Inverted dot-product attention: Tsai, Srivastava, Goh and Salakhutdinov, ICLR 2020, sequential form.
 
-Attention turned round: the parents compete for a child, and layer normalisation stands where other routings squash. The
-paper's default updates all layers at once, each from the state before; here a layer is done before the next one begins.
+In contrast to usual attention, the parents compete for a child. Layer normalisation replaces the squash. By default
+the paper updates all layers at once, each from the previous state; here each layer finishes before the next one starts.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def inverted_attention(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Parents that ask their children for agreement (Tsai 2020, algorithm 1).
+    """Compute parents from the agreement of their poses with the votes (Tsai 2020, algorithm 1).
 
-    ``p_j = LN(sum_i V_ij / J)`` at first; then, ``iterations - 1`` times, ``r_ij = softmax_j(<V_ij, p_j> / sqrt(d))``
-    and ``p_j = LN(sum_i r_ij V_ij)``. Logits are replaced, not added to.
+    It starts with ``p_j = LN(sum_i V_ij / J)`` and repeats ``iterations - 1`` times: ``r_ij = softmax_j(<V_ij, p_j> /
+    sqrt(d))`` and ``p_j = LN(sum_i r_ij V_ij)``. Each iteration replaces the logits.
 
     Args:
-        scale, shift: of the layer normalisation over the components of a pose, the same for all parents.
+        scale, shift: parameters of the layer normalisation over the components of a pose, shared by all parents.
         votes, iterations, normalise, on_iteration, backend: see ``dynamic_routing``.
 
     Returns:
-        Capsules: poses ``(batch, parent, dim)``; as logits how much the votes that a parent got agree with it, ``sum_i
-        r_ij <V_ij, p_j> / sqrt(d)``, and their logistic. These two are ours: the paper has no activations.
+        Poses ``(batch, parent, dim)``; as logits the agreement of a parent with its votes, ``sum_i r_ij <V_ij, p_j> /
+        sqrt(d)``; their logistic as activations. Logits and activations are ours: the paper has none.
     """
     check_iterations(iterations)
     normalise = normalise or Normaliser()
@@ -71,11 +71,11 @@ def inverted_attention(
 
 
 class InvertedAttention(AbstractRouting):
-    """``inverted_attention`` with its learned layer normalisation, and the paper's head for a layer of classes.
+    """``inverted_attention`` with learned layer normalisation and, for class capsules, the linear head of the paper.
 
-    The paper's scores are a linear function of the class capsules' poses, the same for all classes. With ``head`` this
-    function is learned here and gives the logits. Without it, in all layers below, the logits are the agreement that
-    ``inverted_attention`` returns. Activations are their logistic in both cases.
+    The scores of the paper are a linear function of the poses of the class capsules, the same for all classes. With
+    ``head`` the routing learns this function, which computes the logits. Without it, as in all lower layers, the logits
+    are the agreement that ``inverted_attention`` returns. Activations are the logistic of the logits in both cases.
 
     Args:
         head: learn the linear function, ``dim + 1`` parameters.
@@ -106,6 +106,6 @@ class InvertedAttention(AbstractRouting):
         parents = inverted_attention(votes, **options, backend=self.backend, **call)
         if self.head is None:
             return parents
-        # the module is not called: under autocast it would compute in half precision
+        # calling the module would compute in half precision under autocast
         logits = (parents.poses * self.head.weight).sum(2) + self.head.bias
         return Capsules(parents.poses, logits.sigmoid(), logits)

@@ -1,7 +1,7 @@
-"""Random couplings: drawn once and never changed. A control beside uniform routing: does it matter which they are?
+"""Random couplings that are drawn once and never change: a control, like uniform routing.
 
-If networks learn as well with these as with those that a routing computes from the votes, it is not agreement that they
-gain from (as equal ones do in Gu and Tresp 2019, arXiv 1911.07968).
+If networks learn equally well with them, agreement of votes is not the reason for the gain of a routing (Gu and Tresp
+2019, arXiv 1911.07968, find this for equal couplings).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["RandomCouplings"]
 class RandomCouplings(UniformRouting):
     """``UniformRouting`` whose couplings are a softmax over fixed random logits, one per (child, parent).
 
-    Logits are the same for every image; in a convolutional layer, as the transformations are, for every position. They
-    are a buffer and part of a checkpoint. Layers of the same size have the same ones.
+    Logits are the same for every image and, in a convolutional layer, for every position. They are a buffer, which
+    checkpoints contain. Layers of the same size have the same logits.
 
     Args:
         parents, dim, bias, leaky, backend: see ``UniformRouting``.
-        spread, seed: standard deviation of the logits, and of their draw. With 1, the largest coupling of a child to
-            ten parents is about 0.3, with 4 about 0.7; 0 is uniform routing.
+        spread, seed: standard deviation and random seed of the logits. With ten parents, the largest coupling of a
+            child is about 0.3 for a spread of 1 and about 0.7 for 4; 0 is uniform routing.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RandomCouplings(UniformRouting):
         parents: int,
         dim: int,
         *,
-        spread: float = 1.0,  # ours: couplings of one child differ by a factor of twenty
+        spread: float = 1.0,  # ours: the couplings of a child differ by a factor of 20
         seed: int = 0,
         bias: bool = True,
         leaky: bool = False,

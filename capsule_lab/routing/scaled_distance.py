@@ -31,19 +31,19 @@ def scaled_distance_agreement(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Parents whose poses the children's votes are near to (Peer 2018).
+    """Compute parents from the distances between their poses and the votes (Peer 2018).
 
-    A vote is no longer than its child: ``u_hat`` is shortened to ``min(|u_hat|, |u_i|)``. Then, as in dynamic routing,
-    ``s_j = sum_i c_ij u_hat + bias`` and ``v_j = squash(s_j)``, but logits are replaced and not added to: ``b_ij = t
-    |v_j - u_hat_ij|``, where ``t = -2 ln(p (J - 1) / (1 - p)) / d_o`` and ``d_o`` is the mean distance of the votes of
-    an image from their parents: a vote at half of it gets the share p of its child, if its others are at the mean. The
-    official code takes the mean over the batch, so that images change each other.
+    A vote is at most as long as the pose of its child: ``u_hat`` is shortened to ``min(|u_hat|, |u_i|)``. As in dynamic
+    routing, ``s_j = sum_i c_ij u_hat + bias`` and ``v_j = squash(s_j)``, but each iteration replaces the logits:
+    ``b_ij = t |v_j - u_hat_ij|``, where ``t = -2 ln(p (J - 1) / (1 - p)) / d_o`` and ``d_o`` is the mean distance
+    between votes and parents of an image. A vote at half of this distance gets the share p of its child if the other
+    votes of the child are at the mean. In the official code ``d_o`` is a mean over the batch, so images interact.
 
     Args:
-        lengths: of the children: their activations, where these are lengths.
-        share: ``p``, more than that of equal couplings and less than 1.
-        votes, iterations, bias, normalise, on_iteration, backend: see ``dynamic_routing``, as for what is returned; but
-            the vote tensor is computed.
+        lengths: lengths of the children's poses, or their activations if these are lengths.
+        share: ``p``, more than the share of equal couplings and less than 1.
+        votes, iterations, bias, normalise, on_iteration, backend: see ``dynamic_routing``, which returns the same
+            kind of capsules; but the vote tensor is always computed.
     """
     normalise = normalise or Normaliser()
 
@@ -52,7 +52,7 @@ def scaled_distance_agreement(
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
         entries = normalise.rows_per_image * parent * child
-        log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # of one parent: 1 in any case
+        log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # one parent: coupling 1
         dense = votes.dense()  # [b i j d]
         shortened = _shortened(dense, lengths)
         logits = votes.zero_logits()  # [b j i]
@@ -74,14 +74,14 @@ def scaled_distance_agreement(
 
 
 def _shortened(votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]) -> Tensor:
-    """Votes no longer than their child."""
+    """Shorten votes to at most the length of their child's pose."""
     return votes * (lengths.unsqueeze(2) / length(votes)).clamp_max(1).unsqueeze(3)
 
 
 class ScaledDistanceAgreement(AbstractRouting):
     """``scaled_distance_agreement`` with a learned bias; activations of the parents are the lengths of their poses.
 
-    Lengths of the children are their activations: a vote is no longer than its child is active.
+    The activations of the children are used as lengths: a vote is at most as long as the activation of its child.
 
     Args:
         parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``scaled_distance_agreement``.

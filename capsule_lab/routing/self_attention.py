@@ -1,8 +1,8 @@
 """Self-attention routing: Mazzia, Salvetti and Chiaberge, Scientific Reports 2021 (Efficient-CapsNet).
 
-For each parent all children's votes attend to each other: the logit of a child is the sum of the scalar products of its
-vote with all votes. ``sum_k <u_ij, u_kj> = <u_ij, sum_k u_kj>``, so that it is one agreement with the plain sum of the
-votes, as in dynamic routing, and the matrix of children by children is never needed.
+For each parent the votes of all children attend to each other: the logit of a child is the sum of the scalar products
+of its vote with all votes. Because ``sum_k <u_ij, u_kj> = <u_ij, sum_k u_kj>``, this is one agreement with the sum of
+the votes, as in dynamic routing, and the matrix of children by children is not computed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def self_attention_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and activations of parents by one step of self-attention (Mazzia 2021).
+    """Compute parents by one step of self-attention (Mazzia 2021).
 
-    Their symbols: ``U_hat`` votes, ``A_j = U_j U_j^T / sqrt(d)`` attention, ``C`` couplings, ``B`` prior,
-    ``S`` total input. The couplings are ``softmax over parents of (sum_k A_j[i, k]) + B``; there are no iterations.
+    Symbols of the paper: ``U_hat`` votes, ``A_j = U_j U_j^T / sqrt(d)`` attention, ``C`` couplings, ``B`` prior,
+    ``S`` total input. The couplings are ``softmax over parents of (sum_k A_j[i, k]) + B``; without iterations.
 
     Args:
-        prior: added to the couplings *after* the softmax ("log prior" in the paper, which it is not): with it they
-            need neither be positive nor sum to one. One per kind of child, children are ordered (position, kind).
-        votes, normalise, on_iteration, backend: see ``dynamic_routing``; traces have the couplings with the prior.
+        prior: added to the couplings *after* the softmax, although the paper calls it "log prior": couplings may then
+            be negative and need not sum to one. One per kind of child; children are ordered (position, kind).
+        votes, normalise, on_iteration, backend: see ``dynamic_routing``; traces contain couplings including the prior.
 
-    Returns poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, these as activations, and their logits.
+    Returns poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, the lengths as activations, and their logits.
     """
     normalise = normalise or Normaliser()
 
@@ -63,11 +63,11 @@ def self_attention_routing(
 
 
 class SelfAttentionRouting(AbstractRouting):
-    """``self_attention_routing`` with its learned prior, which starts at zero and which ``build`` creates.
+    """``self_attention_routing`` with a learned prior, which ``build`` creates and which starts at zero.
 
     Args:
-        prior: learn a number per parent and kind of child that is added to their coupling (160 for ten digits and
-            16 children).
+        prior: learn a number for each parent and kind of child that is added to their coupling (160 numbers for ten
+            digits and 16 children).
         parents, dim, normalisation, backend: see ``AbstractRouting``.
     """
 

@@ -1,4 +1,4 @@
-"""Self-routing: Hahn, Pyeon and Kim, NeurIPS 2019, section 3. Each child decides by itself, no agreement is sought."""
+"""Self-routing: Hahn, Pyeon and Kim, NeurIPS 2019, section 3. Couplings depend only on the child's pose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["SelfRouting", "self_routing"]
 
-EPS = 1e-12  # ours: below it a mean over the children's shares is not theirs any more, and its gradient overflows
+EPS = 1e-12  # ours: limit of divisors; with smaller divisors gradients overflow
 
 
 @float32_under_autocast
@@ -29,18 +29,18 @@ def self_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and activations of parents: means over the children, weighted as these decide (Hahn 2019, section 3).
+    """Compute parents as means over the children, weighted by learned couplings (Hahn 2019, section 3).
 
-    Their symbols: ``u_i`` poses of the children, ``a_i`` their activations, ``W^route`` weight, ``c_ij`` couplings,
-    ``W^pose u_i`` votes. ``a_j`` is the mean of ``c_ij`` weighted by ``a_i``, so that the activations of all parents
-    sum to one where a child's couplings do; their logarithm is the logit. Children without activation take no part; if
-    none of them has any, all count the same, where the official code divides 0 by 0. Parents that are given less than
-    ``EPS`` in sum shrink towards the pose 0.
+    Symbols of the paper: ``u_i`` poses of the children, ``a_i`` their activations, ``W^route`` weight, ``c_ij``
+    couplings, ``W^pose u_i`` votes. ``a_j`` is the mean of ``c_ij`` weighted by ``a_i``, so that the activations of all
+    parents sum to one if the couplings of a child do; the logit is the logarithm of ``a_j``. Children with activation 0
+    have no weight; if all activations are 0, all children have the same weight (the official code divides 0 by 0). The
+    pose of a parent with an activation below ``EPS`` shrinks towards 0.
 
     Args:
-        votes: poses and transformations of the children; transformations without columns for parents without poses.
+        votes: poses and transformations of the children; for parents without poses, transformations have no columns.
         activations: ``a_i``, 0 or more.
-        weight, bias: ``W^route`` and its bias, of each child type; children are ordered (position, type).
+        weight, bias: ``W^route`` and its bias for each child type; children are ordered (position, type).
         normalise, on_iteration, backend: see ``AbstractRouting``.
     """
     normalise = normalise or Normaliser()
@@ -48,7 +48,7 @@ def self_routing(
     check_child_types(types, children.shape[1])
     if children.shape[2] != child_dim:
         raise ValueError(
-            f"poses have {children.shape[2]} components, the routing's weight {child_dim}; expected as many"
+            f"poses have {children.shape[2]} components, the routing's weight {child_dim}; expected equal numbers"
         )
     by_type = einsum("bptc,tjc->bjpt", children.unflatten(1, (-1, types)), weight)
     couplings = normalise((by_type + bias.t().unsqueeze(1)).flatten(2))  # c_ij [b j i]
@@ -70,11 +70,11 @@ def self_routing(
 
 
 class SelfRouting(AbstractRouting):
-    """``self_routing`` with its learned weights, which start at zero: equal couplings.
+    """``self_routing`` with learned weights, which start at zero, that is with equal couplings.
 
     Args:
-        poses: give parents poses. A layer whose parents have none has no transformations, as the class layer of the
-            paper's networks.
+        poses: whether parents have poses. A layer of parents without poses has no transformations, as the class layer
+            of the paper's networks.
         parents, dim, normalisation, backend: see ``AbstractRouting``.
     """
 
@@ -96,6 +96,6 @@ class SelfRouting(AbstractRouting):
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if not isinstance(votes, Votes):
-            raise ValueError("self-routing got a tensor of votes; expected Votes(poses, weight): poses decide")  # noqa: TRY004
+            raise ValueError("self-routing received a tensor of votes; expected Votes(poses, weight)")  # noqa: TRY004
         learned = self.needed(activations), self.built("weight"), self.built("bias")
         return self_routing(votes, *learned, backend=self.backend, **call)

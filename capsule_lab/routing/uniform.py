@@ -1,7 +1,7 @@
-"""Uniform routing: equal couplings of every child with all parents. The control for other routings.
+"""Uniform routing: every child has equal couplings to all parents. A control for other routings.
 
-Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, table 1; Gu and Tresp 2019
-(arXiv 1911.07968) argue that it is as good.
+It equals dynamic routing with one iteration, the rows "1 routing" of Sabour 2017, table 1. Gu and Tresp 2019
+(arXiv 1911.07968) argue that it performs equally well.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def uniform_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Squashed mean of the votes, scaled by children over parents, its length, and the length's logit.
+    """Compute squashed means of the votes, scaled by children over parents, their lengths and the logits of these.
 
     Args:
-        log_couplings: the same for every image; ``None``: equal ones.
+        log_couplings: the same for every image; ``None``: equal couplings.
         votes, bias, leaky, squash, normalise, on_iteration, backend: see ``dynamic_routing``.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
@@ -69,7 +69,7 @@ class UniformRouting(AbstractRouting):
     """``uniform_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
-        bias: learn a bias per parent and component, as ``DynamicRouting``.
+        bias: learn a bias per parent and component, as in ``DynamicRouting``.
         parents, dim, backend: see ``AbstractRouting``; the others: see ``uniform_routing``.
     """
 

@@ -1,7 +1,7 @@
 """Variational Bayes routing: Ribeiro, Leontidis and Kollias, AAAI 2020, algorithm 1.
 
-Mean, precision and share of each parent have priors and posteriors, so that a parent with one child, or none, has no
-variance of 0 and, unlike in EM routing, needs no floor under it.
+Mean, precision and share of each parent have priors and posteriors. A parent with at most one child therefore has a
+variance above 0, and routing needs no ``min_variance`` as in EM routing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 __all__ = ["VariationalBayesRouting", "variational_bayes_routing"]
 
 ALPHA = 1.0  # official code: Dirichlet prior of the parents' shares
-KAPPA = 1.0  # official code: how many votes of zero the prior of a mean counts for
+KAPPA = 1.0  # official code: the prior of a mean counts as this many votes of zero
 SCALE = 1.0  # official code: inverse scale of the Wishart prior of a precision, the identity
 
 
@@ -40,20 +40,20 @@ def variational_bayes_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and activations of parents: posterior Gaussians of their children's votes (Ribeiro 2020, algorithm 1).
+    """Compute parents as posterior Gaussians of their children's votes (Ribeiro 2020, algorithm 1).
 
-    Their symbols: ``V_j|i`` votes, ``a_i`` activations, ``R_ij`` couplings (posterior of the assignment), ``R_j`` mass;
+    Symbols: ``V_j|i`` votes, ``a_i`` activations, ``R_ij`` couplings (posterior of the assignment), ``R_j`` mass;
     posteriors of parent j: shares ``pi`` Dirichlet ``alpha_j``, mean ``mu_j`` Gaussian ``m_j``, ``kappa_j``, precision
-    ``Lambda_j`` Wishart ``Psi_j`` (diagonal), ``nu_j``. Priors are those of the official code: 1, mean 0 of weight 1,
-    the identity with ``dim + 1`` degrees of freedom. Couplings are normalised in log-space, and nothing is divided by
+    ``Lambda_j`` Wishart ``Psi_j`` (diagonal), ``nu_j``. Priors as in the official code: 1, mean 0 with weight 1,
+    the identity with ``dim + 1`` degrees of freedom. Couplings are normalised in log-space. The code does not divide by
     ``R_j``, which may be 0: ``sum R_ij (V - mu)^2 + kappa_0 R_j / kappa_j mu^2 = sum R_ij (V - m)^2 + kappa_0 m^2``.
 
     Args:
-        votes, activations: ``V_j|i``, the tensor or poses and weight; ``a_i`` in [0, 1].
-        iterations, initial, normalise, on_iteration, backend: see ``em_routing``; the official code has ``"types"``.
+        votes, activations: ``V_j|i`` as a tensor or as poses and weight; ``a_i`` in [0, 1].
+        iterations, initial, normalise, on_iteration, backend: see ``em_routing``; the official code uses ``"types"``.
 
     Returns:
-        poses ``m_j`` and, as logit of the activation, the posterior's entropy times minus the parent's share,
+        Poses ``m_j`` and, as logit of the activation, minus the share of the parent times the entropy of its posterior,
         ``-exp(E[ln pi_j]) H_j``. ``VariationalBayesRouting`` normalises both over the batch.
     """
     check_iterations(iterations)
@@ -66,7 +66,7 @@ def variational_bayes_routing(
         component = torch.arange(dim, dtype=dense.dtype, device=dense.device)
         couplings = first(votes.zero_logits())  # R_ij [b j i]
         for iteration in range(iterations):
-            # posteriors of the parents, given which votes are theirs
+            # posteriors of the parents, given the assignment of votes
             assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
             mass = assigned.sum(2)  # R_j [b j]
             alpha, kappa, nu = ALPHA + mass, KAPPA + mass, dim + 1 + mass  # dim + 1: official code
@@ -74,14 +74,14 @@ def variational_bayes_routing(
             squared = (dense - poses.unsqueeze(2)).square()  # [b j i d]
             spread = (assigned.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
             inverse_scale = SCALE + spread + KAPPA * poses.square()  # 1 / Psi_j [b j d]
-            # expectations under them: E[ln pi_j], E[ln |Lambda_j|]
+            # expectations under these posteriors: E[ln pi_j], E[ln |Lambda_j|]
             log_share = alpha.digamma() - alpha.sum(1, keepdim=True).digamma()  # [b j]
             degrees = 0.5 * (nu.unsqueeze(2) - component)  # [b j d]
             log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)  # [b j]
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
             if iteration < iterations - 1:
-                # posterior of the assignment of a child: ln R_ij but for a constant
+                # posterior of the assignment of a child: ln R_ij up to a constant
                 distances = (squared @ (nu.unsqueeze(2) / inverse_scale).unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
                 log_height = log_share + 0.5 * log_precision - 0.5 * dim / kappa  # [b j]
                 couplings = normalise(log_height.unsqueeze(2) - 0.5 * distances)
@@ -94,13 +94,13 @@ def variational_bayes_routing(
 
 
 class VariationalBayesRouting(AbstractRouting):
-    """``variational_bayes_routing``, then batch normalisation of poses and of the activations' logits.
+    """``variational_bayes_routing``, then batch normalisation of poses and logits.
 
-    Each kind of parent is normalised over the batch and the positions, poses over their components, too.
+    Each kind of parent is normalised over batch and positions, poses also over their components.
 
     Args:
         affine: learn a scale and a shift of the logits, one pair per kind of parent. The official code has two betas
-            there, which normalisation cancels.
+            instead, which the normalisation cancels.
         parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``variational_bayes_routing``.
     """
 
@@ -123,7 +123,7 @@ class VariationalBayesRouting(AbstractRouting):
         self.logit_norm = BatchNorm(parents, affine=affine)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        """See ``AbstractRouting``; ``on_iteration`` gets poses that are not normalised."""
+        """See ``AbstractRouting``; ``on_iteration`` receives poses before normalisation."""
         given = votes, self.needed(activations)
         parents = variational_bayes_routing(*given, **self.options, backend=self.backend, **call)
         assert parents.logits is not None

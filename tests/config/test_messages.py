@@ -97,7 +97,7 @@ PARTS = {
     f"{PAIRS} data.source=standin +module.cuda_graphs=true": "module: cuda_graphs is true, but this network has a s",
     f"{PAIRS} data.mixup=0.2": "data.mixup: TransformingAutoencoder does not classify; expected null",
     "data.mixup=0.4": "data.mixup: a decoder reconstructs one class, and images are mixtures of two; expected model",
-    "data.mixup=0.4 model.decoder=null loss=spread": "…data.mixup: the spread loss is for one label per image, these",
+    "data.mixup=0.4 model.decoder=null loss=spread": "…data.mixup: the spread loss takes one label per image, but the",
     "data.mixup=0.4 data=multimnist": "data: data.mixup is 0.4, and every image has 2 labels; expected null",
 }
 

@@ -105,7 +105,7 @@ PARTS: dict[str, Any] = {
     "DenseCapsules": (
         {"children": 5, "child_dim": 3, "parents": 4, "parent_dim": 2, "routing": DynamicRouting, "weight_std": 1.0},
         {"children": 6, "child_dim": 4, "parents": 3, "parent_dim": 5, "routing": UniformRouting, "weight_std": 0.5},
-        [({"routing": DynamicRouting(4, 2)}, "routing is a DynamicRouting that is built already; expected what")],
+        [({"routing": DynamicRouting(4, 2)}, "routing is a DynamicRouting that is already built; expected the ")],
     ),
     "ClassCapsules": (
         {
@@ -147,7 +147,7 @@ PARTS: dict[str, Any] = {
             ({"size": (2, 6)}, "the grid of children is 2x6, smaller than the 3x3 window of the capsules above; "),
             ({"stride": 0}, "types, kernel_size and stride are 2, 3, 0; expected 1 or more"),
             ({"routing": partial(DynamicRouting, leaky=True)}, "routing.leaky is true; expected false: convolutional"),
-            ({"routing": partial(SelfRouting, poses=False)}, "routing.poses is false; expected true, since capsules"),
+            ({"routing": partial(SelfRouting, poses=False)}, "routing.poses is false; expected true, since the next"),
         ],
     ),
     "ConvStack": (
@@ -160,7 +160,7 @@ PARTS: dict[str, Any] = {
             "strides": (1, 1), "kernel_size": 2, "weight_std": 0.5, "initialise": nn.init.ones_,
         },
         [
-            ({"types": (4,)}, "there are 1 types and 2 strides; expected as many"),
+            ({"types": (4,)}, "there are 1 types and 2 strides; expected equal"),
             ({"types": 8}, f"{STACK} types 8; expected a list of whole numbers, such as [64]"),
         ],
     ),

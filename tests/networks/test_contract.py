@@ -196,15 +196,15 @@ PARTS: dict[str, Any] = {
         },
         ["primary", "digits"],
         [
-            ({"image_shape": 28}, "image_shape is 28; expected (channel, height, width), as in"),
+            ({"image_shape": 28}, "image_shape is 28; expected (channel, height, width), such"),
             ({"image_shape": (0, 28, 28)}, "image_shape is (0, 28, 28); expected (channel, height, width)"),
             ({"image_shape": (1, 4, 9)}, "images are 4x9; CapsNet needs at least 5x5"),
             ({"num_classes": "10"}, "CapsNet has num_classes '10'; expected a whole number"),
             ({"decoder": [0]}, "the network has decoder 0; expected 1 or more"),
-            ({"routing": routing.DynamicRouting(10, 4)}, "routing is a DynamicRouting that is built already; exp"),
+            ({"routing": routing.DynamicRouting(10, 4)}, "routing is a DynamicRouting that is already built; exp"),
             ({"transformation": "none"}, "transformation is 'none', and primary capsules are 2 types of 3 comp"),
             *(({"hidden": each}, f"hidden is {each}; expected [cap") for each in ([3], [[3]], [[3, 0]], [["3", 4]])),
-            ({"hidden": [(3, 4)], "transformation": "shared"}, "transformation is 'shared', and there are hidden caps"),
+            ({"hidden": [(3, 4)], "transformation": "shared"}, "transformation is 'shared', and hidden capsules, whi"),
         ],
         [
             {"padding": "same"},
@@ -232,7 +232,7 @@ PARTS: dict[str, Any] = {
         },
         ["primary", "digits"],
         [
-            ({"strides": (1,)}, "EfficientCapsNet has 2 channels, 2 kernel_sizes and 1 strides; expected as many"),
+            ({"strides": (1,)}, "EfficientCapsNet has 2 channels, 2 kernel_sizes and 1 strides; expected equal "),
             ({"image_shape": (1, 3, 9)}, "images are 3x9; EfficientCapsNet needs at least 4x4"),
             ({"primary": partial(DepthwisePrimaryCapsules, dim=3, kernel_size=10)}, "feature maps are 9x11, smaller"),
         ],
@@ -256,7 +256,7 @@ PARTS: dict[str, Any] = {
             ({"routing": routing.UniformRouting}, "class_routing has cost, "),
             (
                 {"decoder": (8,), "class_routing": {"poses": False}, "routing": routing.SelfRouting},
-                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null",
+                "routing.poses is false; expected true or model.decoder=null, since the decoder reads poses",
             ),
         ],
         [
@@ -294,7 +294,7 @@ PARTS: dict[str, Any] = {
         },
         [*CONV, "dense_capsules_1", "classes"],
         [
-            ({"blocks": (1,)}, "there are 2 channels and 1 blocks; expected as many"),
+            ({"blocks": (1,)}, "there are 2 channels and 1 blocks; expected equal numbers"),
             ({"channels": (), "blocks": ()}, "InvertedAttentionCaps has stages 0; expected 1 or more"),
         ],
         [{"routing": each, "class_routing": None} for each in (routing.DynamicRouting, routing.EMRouting)],
@@ -335,7 +335,7 @@ PARTS: dict[str, Any] = {
             ({"dropout": 1.0}, "dropout is 1.0; expected 0 or more, less than 1"),
             ({"image_shape": (1, 6, 3), "pooling": 2}, "images are 6x3; BaselineCNN needs at least 4x4"),
             ({"image_shape": (1, 7, 6), "kernel_size": [5, 3], "padding": "valid"}, "images are 7x6; Base"),
-            *(({"kernel_size": each}, f"kernel_size is {each}; expected an odd number") for each in (2, [3, 4], [3])),
+            *(({"kernel_size": each}, f"kernel_size is {each}; expected one odd number") for each in (2, [3, 4], [3])),
         ],
         [{"pooling": 2, "dropout": 0.0}],
     ),
@@ -344,7 +344,7 @@ PARTS: dict[str, Any] = {
         {"channels": (3, 5), "kernel_sizes": (3, 3), "dropout": 0.1, "batch_norm": False, "pooled": 7},
         [],
         [
-            ({"kernel_sizes": (4, 3)}, "kernel_sizes are [4, 3]; expected 2 odd ones, as channels"),
+            ({"kernel_sizes": (4, 3)}, "kernel_sizes are [4, 3]; expected 2 odd sizes, as channels"),
             ({"channels": (), "kernel_sizes": ()}, "SmallCNN has layers 0; expected 1 or more"),
         ],
         [{"pooled": 7, "dropout": 0.0}],
@@ -472,10 +472,10 @@ def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> No
 def test_wrong_images(name: str) -> None:
     network = SMALL[name].build()
     for shape in [IMAGE, (2, 2, 32, 32), (2, 3, 21, 25)]:
-        message = f"{name} got images of shape {shape}; expected (batch, 2, 21, 25)"
+        message = f"{name} received images of shape {shape}; expected (batch, 2, 21, 25)"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             network(torch.zeros(shape))
-    with pytest.raises(TypeError, match=rf"^{name} got images of torch.uint8; expected floating-point numbers in"):
+    with pytest.raises(TypeError, match=rf"^{name} received images of torch.uint8; expected floats in"):
         network(torch.zeros(2, *IMAGE, dtype=torch.uint8))
 
 

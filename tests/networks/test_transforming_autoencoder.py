@@ -126,8 +126,8 @@ def test_capsules_begin_different_from_each_other() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capsules": None}, "capsules is None and window is None; expected one of them"),
-        ({"window": 5}, "capsules is 30 and window is 5; expected one of them"),
+        ({"capsules": None}, "capsules is None and window is None; expected one of the two"),
+        ({"window": 5}, "capsules is 30 and window is 5; expected one of the two"),
         ({"recognition": ()}, "recognition is empty"),
         ({"capsules": None, "window": 11, "patch": 10}, "patch is 10 and window is 11; expected a patch at least as"),
         ({"capsules": None, "window": 30, "patch": 30}, "images are 28x28; TransformingAutoencoder needs at least 30"),
@@ -165,7 +165,7 @@ def test_plain_autoencoder_and_the_change(pose: Any, change: tuple[int, ...], ot
     assert output.presences.equal(torch.ones(4, 1))
     assert not torch.allclose(output.images, network(images, 2 * told).images)
     assert output.poses.equal(network(images, 2 * told).poses)
-    with pytest.raises(ValueError, match=rf"the change is of shape \(4, {other[0]}.*; expected \(batch, {change[0]}"):
+    with pytest.raises(ValueError, match=rf"the change has shape \(4, {other[0]}.*; expected \(batch, {change[0]}"):
         network(images, torch.zeros(4, *other))
     with pytest.raises(ValueError, match="PairAutoencoder has hidden 0; expected 1 or more"):
         PairAutoencoder((1, 8, 8), hidden=(0,), pose=pose)

@@ -43,5 +43,5 @@ def test_activations_lie_between_0_and_1() -> None:
 def test_other_children_are_refused() -> None:
     routing = AttentionOverChildren(4, 8)
     routing.build(LayerInfo(4, 8, 6, 3, shared=False, child_types=6))
-    with pytest.raises(ValueError, match=r"attention is of shape \(4, 8, 6, 6\), and votes are of 5 children"):
+    with pytest.raises(ValueError, match=r"attention has shape \(4, 8, 6, 6\), but the votes have 5 children"):
         routing(torch.zeros(2, 5, 4, 8))

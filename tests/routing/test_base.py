@@ -78,10 +78,10 @@ def test_with_dense_votes() -> None:
 @pytest.mark.usefixtures("unchecked_types")
 def test_votes_of_other_sizes_are_refused() -> None:
     for kind, votes, message in [
-        (DynamicRouting, (2, 3, 4), r"votes are of shape \(2, 3, 4\); expected \(batch, child, parent"),
-        (DynamicRouting, (2, 6, 5, 16), r"bias is of shape \(10, 16\), and votes are of 6 children for 5"),
-        (UniformRouting, (2, 6, 10, 8), r"bias is of shape \(10, 16\), and votes are of 6 children for 10"),
-        (EMRouting, (2, 6, 5, 16), r"beta_u is of shape \(10,\), and votes are of 6 children for 5"),
+        (DynamicRouting, (2, 3, 4), r"votes have shape \(2, 3, 4\); expected \(batch, child, parent"),
+        (DynamicRouting, (2, 6, 5, 16), r"bias has shape \(10, 16\), but the votes have 6 children, 5 p"),
+        (UniformRouting, (2, 6, 10, 8), r"bias has shape \(10, 16\), but the votes have 6 children, 10 p"),
+        (EMRouting, (2, 6, 5, 16), r"beta_u has shape \(10,\), but the votes have 6 children, 5 p"),
     ]:
         with pytest.raises(ValueError, match=message):
             kind(10, 16)(torch.zeros(votes), torch.zeros(2, 6))

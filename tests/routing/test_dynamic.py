@@ -72,8 +72,16 @@ def test_prior_starts_at_zero_and_gets_a_gradient_however_deep_that_of_votes_goe
 @pytest.mark.parametrize(
     ("routing", "options", "message"),
     [
-        (dynamic_routing, {"prior": torch.zeros(3, 1)}, "prior is of shape (3, 1), and votes are of 5 children for 4"),
-        (dynamic_routing, {"prior": torch.zeros(4, 2)}, "prior is of shape (4, 2), and votes are of 5 children for 4"),
+        (
+            dynamic_routing,
+            {"prior": torch.zeros(3, 1)},
+            "the routing's prior has shape (3, 1), but the votes have 5 ch",
+        ),
+        (
+            dynamic_routing,
+            {"prior": torch.zeros(4, 2)},
+            "the routing's prior has shape (4, 2), but the votes have 5 ch",
+        ),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (dynamic_routing, {"gradient": "none"}, "gradient is 'none'; expected"),
@@ -91,7 +99,7 @@ def test_leaky_is_an_option_of_the_normaliser(routing: Callable[..., Tensor]) ->
     """Only one of the two may be given; a leaky normaliser gives what ``leaky`` does."""
     leaking = routing(random_votes(), normalise=Normaliser(leaky=True))
     close(leaking, routing(random_votes(), leaky=True), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="leaky and has a normaliser; expected one of them"):
+    with pytest.raises(ValueError, match="leaky and has a normaliser; expected only one"):
         routing(random_votes(), leaky=True, normalise=Normaliser())
 
 

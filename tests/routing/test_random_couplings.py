@@ -66,5 +66,5 @@ def test_couplings_are_no_parameters_and_part_of_a_checkpoint() -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_votes_of_other_children_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"log-couplings is of shape \(4, 12\), and votes are of 5 children"):
+    with pytest.raises(ValueError, match=r"log-couplings has shape \(4, 12\), but the votes have 5 children"):
         build("dense").routing(torch.zeros(2, 5, 4, 8).double())

@@ -107,10 +107,10 @@ def test_input_of_other_sizes_is_refused() -> None:
     routing.build(LayerInfo(3, 5, 6, 4, shared=False, child_types=6))
     votes, active, *_ = dense_example()
     for given, message in [
-        ((torch.rand(1, 6, 3, 5), active), r"got a tensor of votes; expected Votes"),
+        ((torch.rand(1, 6, 3, 5), active), r"received a tensor of votes; expected Votes"),
         (
             (Votes(votes.poses[:, :5], votes.weight[:5]), active[:, :5]),
-            "of 6 types of children, and there are 5 children",
+            "there are 5 children of 6 types; expected a multiple",
         ),
         ((Votes(votes.poses[..., :2], votes.weight[:, :2]), active), "poses have 2 components, the routing's weight 4"),
     ]:

@@ -1,9 +1,9 @@
-"""Fused routing on a CPU, compiled by numba: votes are never materialised, but computed tile by tile where needed.
+"""Fused routing on a CPU, compiled by numba: votes are not materialised but computed tile by tile where needed.
 
-``simd`` has the vector type, ``tiles`` says what a tile is and computes votes, ``compiler`` has numba's options and
-cache, ``threads`` the threads; ``em``, ``em_backward``, ``dynamic`` and ``child_softmax`` are the kernels.
+``simd`` contains the vector type, ``tiles`` defines tiles and computes votes, ``compiler`` sets options and cache of
+numba, ``threads`` runs threads; ``em``, ``em_backward``, ``dynamic`` and ``child_softmax`` contain the kernels.
 
-Arrays are C-contiguous, of one floating dtype, and end with the children, one in each SIMD lane: poses
+Arrays are C-contiguous, have one floating dtype, and their last dimension is the children, one per SIMD lane: poses
 ``(row, rows * inner, child)``, weights ``(parent, inner * columns, child)``, couplings ``(row, parent, child)``, where
 a *row* is an image, or one position of an image in a convolutional layer. A vote has ``rows * columns`` components:
 with a pose's entry ``[r, q]`` and a weight's ``[q, c]``, ``V[r, c] = sum_q P W``.

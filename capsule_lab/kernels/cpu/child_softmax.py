@@ -1,4 +1,4 @@
-"""Couplings of a convolutional layer, where all parents at all positions that see a child compete for it."""
+"""Couplings of a convolutional layer in which all parents at all positions that see a child compete for it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from capsule_lab.kernels.cpu.threads import arrays, parallel_for
 
 
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    """Softmax over all entries of an image that belong to the same child.
+    """Compute a softmax over all entries of an image that belong to the same child.
 
     Args:
         log_couplings: ``(image * position, parent, place)``.
-        child: which child each place of each position is, ``(position, place)``.
-        children: how many there are.
+        child: index of the child at each place of each position, ``(position, place)``.
+        children: number of children.
     """
     return _for_each_image(_softmax, [log_couplings], child, children)
 
 
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    """Gradient of the log-couplings."""
+    """Compute the gradient of the log-couplings."""
     return _for_each_image(_softmax_backward, [couplings, grad_couplings], child, children)
 
 
 def _for_each_image(compute: Any, tensors: list[Tensor], child: Tensor, children: int) -> Tensor:
-    """Run ``compute``, whose result is another such tensor, on parts of the images."""
+    """Run ``compute`` on parts of the images; its result has the shape of ``tensors[0]``."""
     result = tensors[0].new_empty(tensors[0].shape)
     given, out = arrays(*tensors, child), result.numpy()
 

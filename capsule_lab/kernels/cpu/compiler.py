@@ -1,9 +1,9 @@
-"""Compilation of the kernels by numba, and where their machine code is cached.
+"""Compilation of the kernels by numba, and the cache of their machine code.
 
-numba compares a cached function with the path and the date of the file that it is defined in, and misses changes in
-what it inlines from other files. Here the cache is a folder whose name contains a hash of all files of the kernels: an
-edit of one of them compiles all of them again, and a new clone, a wheel and a checkout of another branch and back find
-what was compiled before. Read from numba 0.68.
+numba validates a cached function by path and date of its file and misses changes in functions inlined from other files.
+Here the name of the cache folder contains a hash of all files of the kernels. Editing one file recompiles all kernels,
+whereas a new clone, a wheel, and a checkout of another branch and back reuse existing machine code. Read from numba
+0.68.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CONFIG: Any = numba.config
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(em_arguments.__file__)]
 
 if CONFIG.DISABLE_JIT:
-    raise ImportError("NUMBA_DISABLE_JIT is set, so that no kernel can be compiled; unset it")
+    raise ImportError("NUMBA_DISABLE_JIT is set, which prevents compiling kernels; unset it")
 
 
 def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
-    """Folder below ``root`` for the machine code of these files, compiled by this version of numba."""
+    """Return the folder below ``root`` for machine code of these files compiled by this version of numba."""
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(sources, key=lambda path: path.name):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -39,16 +39,16 @@ def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
 
 
 def make_cache_folder() -> Path | None:
-    """The folder of the kernels as they are now, or ``None`` if nothing can be written there.
+    """Create and return the cache folder of the current kernels; ``None`` if it is not writable.
 
-    It is in ``NUMBA_CACHE_DIR`` where that is set, otherwise in the cache directory of the user.
+    It is in ``NUMBA_CACHE_DIR`` if that is set, otherwise in the cache directory of the user.
     """
     try:
         root = CONFIG.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = cache_folder(Path(root) / "capsule_lab", SOURCES)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError) as error:  # the latter of a user without a home directory
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         _LOG.warning("kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder", error)
         return None
     return folder
@@ -59,15 +59,15 @@ _FOLDER = make_cache_folder()
 
 def _compiled(**options: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
-        if _FOLDER is None:  # every process compiles for itself
+        if _FOLDER is None:  # every process compiles separately
             return numba.njit(nogil=True, error_model="numpy", **options)(function)
         before = CONFIG.CACHE_DIR
-        CONFIG.CACHE_DIR = str(_FOLDER)  # numba reads it when a function is decorated
+        CONFIG.CACHE_DIR = str(_FOLDER)  # numba reads it during decoration
         try:
             dispatcher = numba.njit(nogil=True, error_model="numpy", cache=True, **options)(function)
         finally:
             CONFIG.CACHE_DIR = before
-        cache = dispatcher._cache  # without a source stamp, so that the date of the file does not matter
+        cache = dispatcher._cache  # without a source stamp, to ignore the date of the file
         cache._cache_file = IndexDataCacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
         return dispatcher
 
@@ -75,5 +75,5 @@ def _compiled(**options: Any) -> Callable[[Any], Any]:
 
 
 jit = _compiled()
-# for loops over children without SIMD types: LLVM vectorises sums only if it may reorder them
+# for loops over children without SIMD types: LLVM vectorises a sum only if it may reorder it
 jit_reordering = _compiled(fastmath=set(FAST_MATH))

@@ -1,8 +1,8 @@
-"""Dynamic routing: sums of weighted votes, and how much votes agree with poses (Sabour 2017, procedure 1).
+"""Dynamic routing: sums of weighted votes, and agreement of votes with poses (Sabour 2017, procedure 1).
 
-Every child has weights of its own and there are many, so threads divide the children among themselves, and the weights
-of some children for one parent stay in cache while all rows pass by. Both sums are linear in the votes, so
-that weights are summed first and no vote is computed at all.
+Every child has separate weights and there are many children, so threads divide the children. The weights of a few
+children for one parent stay in cache during the loop over all rows. Both sums are linear in the votes, so the kernels
+sum weights first and do not compute votes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from capsule_lab.kernels.cpu.simd import LANES, broadcast, load, reduce_add, sto
 from capsule_lab.kernels.cpu.threads import flat, number_of_parts, parallel_for
 from capsule_lab.kernels.cpu.tiles import load_partial, load_tile, sizes_of, store_partial, store_tile, votes_backward
 
-TILES = 2  # ours: tiles of children whose weights for a parent stay in cache; fastest of 2 to 6
-ROWS = 4  # ours: rows whose gradients go to the weight together
+TILES = 2  # ours: tiles of children whose weights for a parent stay in cache; fastest in 2 to 6
+ROWS = 4  # ours: rows whose gradients are added to the weight together
 
 
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
-    """``sum_i couplings V``, ``(row, parent, dim)``."""
+    """Compute ``sum_i couplings V``, ``(row, parent, dim)``."""
     row, parent, child = couplings.shape
     sizes = sizes_of(poses, weight, inner)
     sums = poses.new_zeros(number_of_parts(child, grain=LANES), row, parent, sizes.rows * sizes.columns)
-    given, out = flat(poses, weight, couplings), flat(*sums)  # each thread has its own
+    given, out = flat(poses, weight, couplings), flat(*sums)  # one result per thread
 
     def kernel(thread: int, first: int, last: int) -> None:
         _weighted_sum(first, last, sizes, *given, out[thread])
@@ -38,7 +38,7 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
 
 
 def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
-    """``V . parents``, ``(row, parent, child)``."""
+    """Compute ``V . parents``, ``(row, parent, child)``."""
     row, parent, _ = parents.shape
     sizes = sizes_of(poses, weight, inner)
     result = poses.new_empty(row, parent, poses.shape[2])
@@ -54,10 +54,10 @@ def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Ten
 def contraction(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of poses and weight, if that of the votes is a sum of products ``by_child`` times ``by_component``.
+    """Compute the gradients of poses and weight if the gradient of votes is a sum of ``by_child`` x ``by_component``.
 
-    So it is behind ``weighted_sum``, with the couplings and the gradient of the sums, and behind ``agreement``, with
-    the gradient of the agreement and the parents.
+    The factors are the couplings and the gradient of the sums for ``weighted_sum``, and the gradient of the agreement
+    and the parents for ``agreement``.
     """
     grad_poses, grad_weight = poses.new_empty(poses.shape), weight.new_empty(weight.shape)
     sizes = sizes_of(poses, weight, inner)
@@ -93,7 +93,7 @@ def _weighted_sum(first: int, last: int, sizes: Any, poses: Any, weight: Any, co
                             pose = load_partial(poses, (n * of_pose + r * inner + q) * child + i, child - i)
                             store(weighted, (t * inner + q) * LANES, share * pose)
                     to = at * rows * columns + r * columns
-                    for c in range(0, columns - 3, 4):  # four sums at a time: each depends on the one before
+                    for c in range(0, columns - 3, 4):  # four independent sums hide the latency of additions
                         a = b = d = e = broadcast(zero)
                         for t in range(count):
                             for q in range(inner):
@@ -157,7 +157,7 @@ def _contraction(
         for j in range(parent):
             load_tile(weight, j * of_weight * child, of_weight, child, start, w, 0)
             grad_w[:] = 0
-            for some in range(0, row, ROWS):  # as if the poses of several rows were one, which has more rows
+            for some in range(0, row, ROWS):  # treat the poses of several rows as one pose with more rows
                 together = min(ROWS, row - some)
                 for k in range(together):
                     at = (some + k) * parent + j

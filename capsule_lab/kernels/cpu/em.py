@@ -1,4 +1,4 @@
-"""EM routing: the parents of a row fitted to the votes of its children (Hinton 2018, procedure 1)."""
+"""EM routing: fit of the parents of a row to the votes of its children (Hinton 2018, procedure 1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
 
 
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
-    """Mass, poses, variances and, if asked to ``measure``, distances."""
+    """Compute mass, poses, variances and, with ``measure``, distances."""
     couplings, previous = inputs.couplings, inputs.previous
     row, parent, child = couplings.shape
     outputs = FitOutputs(
@@ -46,7 +46,7 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
-    """Half the squared distance of each vote from each parent in units of its variance, ``(row, parent, child)``."""
+    """Compute half the squared distances of votes from parents in units of the variance, ``(row, parent, child)``."""
     sizes = sizes_of(poses, weight, inner)
     result = poses.new_empty(sizes.row, sizes.parent, sizes.child)
     scratch = scratch_for(sizes, like=poses)
@@ -61,7 +61,7 @@ def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor,
 
 @jit
 def _squared_distance(votes: Any, v: int, dim: int, parents: Any, at: int, precision: Any) -> Any:
-    """``sum_h precision (V - parents)^2`` of the children of a tile."""
+    """Compute ``sum_h precision (V - parents)^2`` for the children of a tile."""
     distance = broadcast(votes.dtype.type(0))
     for h in range(dim):
         error = load(votes, v + h * LANES) - broadcast(parents[at + h])
@@ -77,7 +77,7 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
     mass, parents, variances, distances = outputs
     shape, dim, count = (rows, inner, columns), rows * columns, number_of_tiles(child)
     of_pose, of_weight = rows * inner * LANES, inner * columns * LANES
-    number = poses.dtype.type  # literals are float64 otherwise, and everything they touch
+    number = poses.dtype.type  # otherwise literals, and all results with them, are float64
     half, one, zero = number(0.5), number(1), number(0)
     old, new = number(options.damping), number(1 - options.damping)
     min_variance, mass_eps = number(options.min_variance), number(options.mass_eps)
@@ -85,7 +85,7 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
         load_row(poses, n, rows * inner, child, pose_tiles)
         for j in range(parent):
             at = n * parent + j
-            total = broadcast(zero)  # of what is assigned
+            total = broadcast(zero)  # mass of the assigned children
             for h in range(0, dim * LANES, LANES):
                 store(sums, h, total)
             for t in range(count):

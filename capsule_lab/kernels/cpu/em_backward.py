@@ -1,6 +1,6 @@
-"""EM routing, backwards: the gradients of what the parents of a row were fitted to.
+"""Backward pass of EM routing: gradients of the inputs of the fit of a row.
 
-For one parent (j is left out), children i and components h, with g[x] the gradient of x, the forward pass is
+For one parent (omitting j), children i and components h, with g[x] the gradient of x, the forward pass is
 
     w_i = c_i a_i                               couplings times activations
     m = mass_eps + sum_i w_i
@@ -10,8 +10,8 @@ For one parent (j is left out), children i and components h, with g[x] the gradi
     var_h = min_variance + sum_i w_i e_ih^2 / m
     D_i = sum_h e_ih^2 / (2 var_h)              distances
 
-First the gradients of the parents, through the distances, then through the variances, with
-s = sum_i w_i / m, which is 1 but for mass_eps:
+First the gradients of the parents, through the distances and then through the variances, with
+s = sum_i w_i / m, which is 1 except for mass_eps:
 
     g[pose_h] -= sum_i g[D_i] e_ih / var_h
     g[var_h]  -= sum_i g[D_i] e_ih^2 / (2 var_h^2)
@@ -21,7 +21,7 @@ s = sum_i w_i / m, which is 1 but for mass_eps:
     beta_h = (1 - damping) g[pose_h] / m                  g[mean_h] / m
     g[m] -= sum_h alpha_h (var_h - min_variance) + beta_h mean_h
 
-and then those of each child, whose votes are V = P W (pose times weight)
+Then the gradients of each child, whose votes are V = P W (pose times weight):
 
     g[w_i] = g[m] + sum_h alpha_h e_ih^2 + beta_h V_ih
     g[V_ih] = g[D_i] e_ih / var_h + w_i (2 alpha_h e_ih + beta_h)
@@ -53,16 +53,16 @@ from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
 
 
 class Coefficients(NamedTuple):
-    """Of the equations above, for all parents of a row: ``(parent * dim,)``, the last ``(parent,)``."""
+    """Coefficients of the equations above for all parents of a row, ``(parent * dim,)``; the last is ``(parent,)``."""
 
     precision: Any  # 1 / var_h
     alpha: Any
     beta: Any
-    grad_total: Any  # g[m], what all g[w_i] have in common
+    grad_total: Any  # g[m], the common part of all g[w_i]
 
 
 class GradTiles(NamedTuple):
-    """Gradients that are summed in tiles: of the poses of a row, and of the weight."""
+    """Gradients that are summed in tiles: those of the poses of a row and of the weight."""
 
     poses: Any
     weight: Any
@@ -71,12 +71,12 @@ class GradTiles(NamedTuple):
 def fit_backward(
     inputs: FitInputs, parents: Parents, grad_outputs: FitOutputs, inner: int, damping: float, min_variance: float
 ) -> FitInputs:
-    """Gradients of ``inputs``, from those of the results of ``fit``, of which ``parents`` are the first three."""
+    """Compute the gradients of ``inputs``; ``parents`` are the first three results of ``fit``."""
     grads = FitInputs(*(each.new_empty(each.shape) for each in inputs))
     sizes = sizes_of(inputs.poses, inputs.weight, inner)
     row, parent, dim = inputs.previous.shape
     weight_tiles = tiles_of_weight(inputs.weight)
-    grad_weight_tiles = weight_tiles.new_zeros(number_of_parts(row), *weight_tiles.shape)  # each thread has its own
+    grad_weight_tiles = weight_tiles.new_zeros(number_of_parts(row), *weight_tiles.shape)  # one per thread
     scratch = scratch_for(sizes, like=inputs.poses)
     grad_tiles = GradTiles(
         workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses),
@@ -105,7 +105,7 @@ def _fit_backward(
     first: int, last: int, sizes: Any, scratch: Any, coefficients: Any, grad_tiles: Any, inputs: Any, parents: Any,
     grad_outputs: Any, grad_inputs: Any, damping: float, min_variance: float,
 ) -> None:  # fmt: skip
-    # records are unpacked once: numba counts references, atomically, wherever one is unpacked
+    # records are unpacked only once: numba updates reference counts atomically at every unpacking
     _, parent, child, rows, inner, columns = sizes
     pose_tiles, votes, grad_activation_tiles, sums = scratch
     precision, alpha, beta, grad_total = coefficients
@@ -126,7 +126,7 @@ def _fit_backward(
         grad_activation_tiles[:] = 0
         for j in range(parent):  # gradients of the parents, and coefficients
             at = n * parent + j
-            sums[:] = 0  # of g[D] e, and from ``squares`` on of g[D] e^2
+            sums[:] = 0  # sums of g[D] e and, from ``squares`` on, of g[D] e^2
             assigned = broadcast(zero)
             for t in range(count):
                 i = t * LANES
@@ -152,7 +152,7 @@ def _fit_backward(
                 of_distances = half * reduce_add(load(sums, squares + h * LANES)) * inverse * inverse
                 grad_variance = grad_variances[at * dim + h] - of_distances
                 mean = (pose - old * previous[at * dim + h]) / new
-                grad_pose -= grad_variance * (two * (mean - share * pose))  # in this order: others overflow earlier
+                grad_pose -= grad_variance * (two * (mean - share * pose))  # other orders overflow earlier
                 grad_previous[at * dim + h] = old * grad_pose
                 grad_mean = new * grad_pose * per_mass
                 grad_variance *= per_mass

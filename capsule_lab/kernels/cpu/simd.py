@@ -1,11 +1,11 @@
-"""A SIMD vector as a type of numba: ``LANES`` numbers on which one instruction of the processor works at the same time.
+"""A SIMD vector as a numba type: ``LANES`` numbers that one instruction processes at the same time.
 
-A *lane* is one position in such a vector; here it always belongs to one child. numba leaves it to LLVM which loops use
-SIMD instructions, and LLVM gives up on most loops over a few children, because arrays might overlap. With this type
-there is nothing to find out. On a processor with narrower registers, LLVM takes several for each vector.
+A *lane* is one position in a vector; here it always belongs to one child. numba lets LLVM decide which loops use SIMD
+instructions, and LLVM does not vectorise most loops over a few children, because arrays might overlap. This type makes
+the vectors explicit. On a processor with narrower registers, LLVM uses several registers per vector.
 
-``compiler`` apart, the only code that uses internals of numba and llvmlite (IR builder, data models,
-``numba.core.cgutils``). Read from numba 0.68 and llvmlite 0.50; held by ``tests/kernels/cpu/test_simd.py``.
+Apart from ``compiler``, only this file uses internals of numba and llvmlite (IR builder, data models,
+``numba.core.cgutils``). Read from numba 0.68 and llvmlite 0.50; tested by ``tests/kernels/cpu/test_simd.py``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numba.extending import models, overload, register_model
 
 intrinsic: Any = numba.extending.intrinsic
 
-LANES = 16  # ours: float32 numbers of the widest registers there are (AVX-512)
-FAST_MATH = ("reassoc", "contract", "nsz")  # sums may be reordered, products fused; no rule about NaN is waived
+LANES = 16  # ours: float32 numbers in the widest registers (AVX-512)
+FAST_MATH = ("reassoc", "contract", "nsz")  # allows reordered sums and fused products, but keeps the rules for NaN
 
 
 class SimdVector(types.Type):
@@ -41,20 +41,20 @@ class _SimdVectorModel(models.PrimitiveModel):
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Pointer to LANES numbers of a contiguous one-dimensional array from an index on, and their type."""
+    """Return a pointer to LANES numbers of a contiguous one-dimensional array at an index, and their type."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
     vector = context.get_value_type(SimdVector(signature.args[0].dtype))
     return builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer()), vector
 
 
 def _alignment(vector: Any) -> int:
-    """Bytes of one number: arrays are aligned to no more."""
+    """Return the bytes of one number, to which arrays are at least aligned."""
     return 8 if isinstance(vector.element, llvmlite.ir.DoubleType) else 4
 
 
 @intrinsic
 def load(_: Any, array: Any, at: Any) -> Any:
-    """``array[at : at + LANES]``."""
+    """Load ``array[at : at + LANES]``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, vector = _pointer(context, builder, signature, args)
@@ -65,7 +65,7 @@ def load(_: Any, array: Any, at: Any) -> Any:
 
 @intrinsic
 def store(_: Any, array: Any, at: Any, vector: Any) -> Any:
-    """``array[at : at + LANES] = vector``."""
+    """Store ``array[at : at + LANES] = vector``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, kind = _pointer(context, builder, signature, args)
@@ -77,7 +77,7 @@ def store(_: Any, array: Any, at: Any, vector: Any) -> Any:
 
 @intrinsic
 def broadcast(_: Any, number: Any) -> Any:
-    """``number`` in every lane."""
+    """Return a vector with ``number`` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = context.get_value_type(signature.return_type)
@@ -92,7 +92,7 @@ def broadcast(_: Any, number: Any) -> Any:
 
 @intrinsic
 def insert(_: Any, vector: Any, lane: Any, number: Any) -> Any:
-    """``vector`` with another number in one lane."""
+    """Return ``vector`` with a new number in one lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.insert_element(args[0], args[2], args[1])
@@ -102,7 +102,7 @@ def insert(_: Any, vector: Any, lane: Any, number: Any) -> Any:
 
 @intrinsic
 def extract(_: Any, vector: Any, lane: Any) -> Any:
-    """The number in one lane."""
+    """Return the number in one lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.extract_element(args[0], args[1])
@@ -112,7 +112,7 @@ def extract(_: Any, vector: Any, lane: Any) -> Any:
 
 @intrinsic
 def reduce_add(_: Any, vector: Any) -> Any:
-    """Sum of all lanes."""
+    """Return the sum of all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(signature.args[0])

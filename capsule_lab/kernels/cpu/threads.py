@@ -1,10 +1,10 @@
-"""Threads of the kernels, which release the GIL: as many as torch has, each on a part of the rows.
+"""Threads of the kernels, which release the GIL: as many as torch has, each for a part of the rows.
 
-The only file that calls libgomp through ctypes. torch's own kernels run in the threads of libgomp, which wait for work
-in a loop for some milliseconds before they sleep: threads of another pool would share the cores with them. Read from
-torch 2.15, which brings libgomp in ``torch/lib`` or ``torch.libs``, and from GCC's ``libgomp/parallel.c``
-(``GOMP_parallel``, unchanged since GCC 4.9); held by ``tests/kernels/cpu/test_threads.py``. Where torch brings none,
-kernels run in a ``ThreadPoolExecutor``.
+Only this file calls libgomp through ctypes. The kernels of torch run in the threads of libgomp, which wait actively for
+some milliseconds before they sleep; threads of a second pool would compete with them for the cores. Read from torch
+2.15, which contains libgomp in ``torch/lib`` or ``torch.libs``, and from ``libgomp/parallel.c`` of GCC
+(``GOMP_parallel``, unchanged since GCC 4.9); tested by ``tests/kernels/cpu/test_threads.py``. If torch contains no
+libgomp, kernels run in a ``ThreadPoolExecutor``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LIBGOMP_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def parallel_for(kernel: Kernel, count: int, *, grain: int = 1, multiple: int = 1) -> None:
-    """``kernel(part, first, last)`` for parts of ``range(count)`` at the same time.
+    """Run ``kernel(part, first, last)`` for parts of ``range(count)`` in parallel.
 
-    Each has at least ``grain``, and all but the last end at a multiple of ``multiple``.
+    Each part has at least ``grain`` entries, and all except the last end at a multiple of ``multiple``.
     """
     parts = number_of_parts(count, grain=grain)
     bounds = [count * part // parts // multiple * multiple for part in range(parts)] + [count]
@@ -49,25 +49,25 @@ def number_of_parts(count: int, *, grain: int = 1) -> int:
 
 
 def arrays(*tensors: Tensor) -> list[Any]:
-    """The tensors as C-contiguous arrays."""
+    """Return the tensors as C-contiguous arrays."""
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 def flat(*tensors: Tensor) -> list[Any]:
-    """The tensors as arrays of one dimension."""
+    """Return the tensors as one-dimensional arrays."""
     return [array.reshape(-1) for array in arrays(*tensors)]
 
 
 def workspace(count: int, *shape: int, like: Tensor, grain: int = 1) -> Any:
-    """Uninitialised memory of this shape for each part of ``parallel_for``, ``(part, *shape)``.
+    """Return uninitialised memory for each part of ``parallel_for``, ``(part, *shape)``.
 
-    From torch, which aligns memory to a cache line: half the loads of a vector of 64 bytes take twice as long without.
+    torch aligns memory to a cache line; without this, half the loads of 64-byte vectors take twice as long.
     """
     return like.new_empty(number_of_parts(count, grain=grain), *shape).numpy()
 
 
 def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
-    """As a parallel region of OpenMP."""
+    """Run the calls in a parallel region of OpenMP."""
     openmp: Any = libgomp()
     errors: list[BaseException] = []
 
@@ -75,7 +75,7 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
         try:
             for part in range(openmp.omp_get_thread_num(), len(calls), openmp.omp_get_num_threads()):
                 calls[part]()
-        except BaseException as error:  # ctypes would print and lose it; raised again below
+        except BaseException as error:  # ctypes would print and drop it; raised below
             errors.append(error)
 
     openmp.GOMP_parallel(_LIBGOMP_BODY(body), None, len(calls), 0)
@@ -85,12 +85,12 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
 
 @functools.cache
 def libgomp() -> Any:
-    """The OpenMP library of GCC as torch has loaded it, or ``None``."""
+    """Return the OpenMP library of GCC that torch has loaded, or ``None``."""
     folder = Path(torch.__file__).parent
     for found in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):
         try:
             library = ctypes.CDLL(str(found), mode=os.RTLD_NOLOAD)
-        except OSError:  # not the one that is in use
+        except OSError:  # not the loaded one
             continue
         library.GOMP_parallel.argtypes = [_LIBGOMP_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         return library
@@ -98,5 +98,5 @@ def libgomp() -> Any:
 
 
 @functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork inherits no threads, so each process has its own)
+def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork inherits no threads, so each process needs one)
     return ThreadPoolExecutor(thread_name_prefix="capsule_lab")

@@ -1,11 +1,11 @@
-"""Tiles: the unit in which the kernels of a CPU load, compute and store.
+"""Tiles: units that the CPU kernels load, compute and store.
 
-A *tile* holds LANES children, one in each lane of a SIMD vector (see ``simd``), component by component, in a flat array
-of which it is a part: component k of the tile at ``start`` is ``array[start + k * LANES : start + (k + 1) * LANES]``.
-The last tile of a row is padded with zeros. A function is given an array and where in it a tile begins.
+A *tile* is a part of a flat array with LANES children, one per lane of a SIMD vector (see ``simd``), component by
+component: component k of the tile at ``start`` is ``array[start + k * LANES : start + (k + 1) * LANES]``. The last tile
+of a row is padded with zeros. Functions receive an array and the start of a tile in it.
 
 To *materialise* votes is to keep all of them in memory, ``(row, child, parent, dim)``. Kernels compute the votes of one
-tile for one parent where they need them; these stay in cache until the next ones overwrite them.
+tile for one parent when they need them; these stay in cache until the next votes overwrite them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Sizes(NamedTuple):
     """Sizes of the arrays.
 
     Attributes:
-        row: images, or positions of all images in a convolutional layer.
-        parent, child: capsules of a row.
+        row: number of images or, in a convolutional layer, of positions of all images.
+        parent, child: number of capsules in a row.
         rows, inner, columns: a pose is a matrix ``(rows, inner)``, a weight ``(inner, columns)``, a vote
             ``(rows, columns)``.
     """
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of each thread for one row: each array is ``(thread, numbers)``, and in a kernel ``(numbers,)``.
+    """Memory of each thread for one row: arrays are ``(thread, numbers)``, and ``(numbers,)`` in a kernel.
 
     Attributes:
         pose_tiles: poses of all children.
@@ -65,7 +65,7 @@ def scratch_for(sizes: Sizes, like: Tensor) -> Scratch:
 
 
 def tiles_of_weight(weight: Tensor) -> Tensor:
-    """Weights in tiles, those of all parents for the same children next to each other."""
+    """Return weights in tiles; the tiles of all parents for the same children are adjacent."""
     parent, entries, child = weight.shape
     tiles = weight.new_empty(parent * -(-child // LANES) * entries * LANES)
     _weight_to_tiles(*flat(weight), parent, entries, child, tiles.numpy())
@@ -73,7 +73,7 @@ def tiles_of_weight(weight: Tensor) -> Tensor:
 
 
 def weight_of_tiles(tiles: Tensor, like: Tensor) -> Tensor:
-    """The reverse of ``tiles_of_weight``."""
+    """Reverse ``tiles_of_weight``."""
     weight = like.new_empty(like.shape)
     _weight_from_tiles(tiles.numpy(), *like.shape, *flat(weight))
     return weight
@@ -86,7 +86,7 @@ def number_of_tiles(child: int) -> Any:
 
 @jit
 def load_partial(array: Any, at: int, count: int) -> Any:
-    """The numbers from ``at`` on as a SIMD vector: LANES of them, or if ``count`` is less, so many and zeros."""
+    """Load a SIMD vector from ``at`` on; if ``count`` is less than LANES, load ``count`` numbers and pad with zeros."""
     if count >= LANES:
         return load(array, at)
     vector = broadcast(array.dtype.type(0))
@@ -97,7 +97,7 @@ def load_partial(array: Any, at: int, count: int) -> Any:
 
 @jit
 def store_partial(array: Any, at: int, count: int, vector: Any) -> None:
-    """Store the first ``count`` lanes, or if it is more, all."""
+    """Store the first ``count`` lanes, or all if ``count`` is larger."""
     if count >= LANES:
         store(array, at, vector)
     else:
@@ -107,21 +107,21 @@ def store_partial(array: Any, at: int, count: int, vector: Any) -> None:
 
 @jit
 def load_tile(values: Any, at: int, size: int, child: int, first: int, tile: Any, start: int) -> None:
-    """Children from ``first`` on of the numbers ``(size, child)`` at ``at``, as the tile at ``start``."""
+    """Load children from ``first`` on, of numbers ``(size, child)`` at ``at``, into the tile at ``start``."""
     for k in range(size):
         store(tile, start + k * LANES, load_partial(values, at + k * child + first, child - first))
 
 
 @jit
 def store_tile(tile: Any, start: int, values: Any, at: int, size: int, child: int, first: int) -> None:
-    """The reverse of ``load_tile``."""
+    """Reverse ``load_tile``."""
     for k in range(size):
         store_partial(values, at + k * child + first, child - first, load(tile, start + k * LANES))
 
 
 @jit
 def load_row(values: Any, n: int, entries: int, child: int, tiles: Any) -> None:
-    """All children of row ``n`` of the numbers ``(row, entries, child)``, in tiles."""
+    """Load all children of row ``n`` of the numbers ``(row, entries, child)`` into tiles."""
     for t in range(number_of_tiles(child)):
         load_tile(values, n * entries * child, entries, child, t * LANES, tiles, t * entries * LANES)
 
@@ -149,7 +149,7 @@ def _weight_from_tiles(tiles: Any, parent: int, entries: int, child: int, values
 
 @jit
 def compute_votes(pose: Any, p: int, weight: Any, w: int, shape: Any, votes: Any, v: int) -> None:
-    """``votes[r c] = sum_q pose[r q] weight[q c]`` of tiles; ``shape`` is (rows, inner, columns)."""
+    """Compute ``votes[r c] = sum_q pose[r q] weight[q c]`` for tiles; ``shape`` is (rows, inner, columns)."""
     rows, inner, columns = shape
     if rows == 4 and inner == 4 and columns == 4:
         _compute_votes_4x4(pose, p, weight, w, votes, v)
@@ -165,7 +165,7 @@ def votes_backward(
     grad_votes: Any, v: int, pose: Any, p: int, weight: Any, w: int, shape: Any, grad_pose: Any, grad_p: int,
     grad_weight: Any, grad_w: int,
 ) -> None:  # fmt: skip
-    """Add to the gradients of pose, ``grad_votes weight^T``, and of weight, ``pose^T grad_votes``."""
+    """Add ``grad_votes weight^T`` to the gradient of the pose and ``pose^T grad_votes`` to that of the weight."""
     rows, inner, columns = shape
     if rows == 4 and inner == 4 and columns == 4:
         _add_grad_pose_4x4(grad_votes, v, weight, w, grad_pose, grad_p)
@@ -185,7 +185,7 @@ def votes_backward(
 
 @jit
 def _dot(a: Any, at: int, step: int, b: Any, start: int, by: int, count: int) -> Any:
-    """``sum_k a[at + k step] b[start + k by]``, steps counted in components."""
+    """Compute ``sum_k a[at + k step] b[start + k by]``; steps are in components."""
     total = broadcast(a.dtype.type(0))
     for k in range(count):
         total = total + load(a, at + k * step * LANES) * load(b, start + k * by * LANES)
@@ -194,7 +194,7 @@ def _dot(a: Any, at: int, step: int, b: Any, start: int, by: int, count: int) ->
 
 @jit
 def _compute_votes_4x4(pose: Any, p: int, weight: Any, w: int, votes: Any, v: int) -> None:
-    """Of 4x4 matrices, with the whole weight in registers: x, x1, x2, x3 is a row of the pose, a to d are columns."""
+    """Compute 4x4 votes with the weight in registers; x, x1, x2, x3 are a row of the pose, a to d columns."""
     a, a1, a2, a3 = _column(weight, w)
     b, b1, b2, b3 = _column(weight, w + LANES)
     c, c1, c2, c3 = _column(weight, w + 2 * LANES)
@@ -220,7 +220,7 @@ def _add_grad_pose_4x4(grad_votes: Any, v: int, weight: Any, w: int, grad_pose: 
         y1 = y1 + x * b + x1 * b1 + x2 * b2 + x3 * b3
         y2 = y2 + x * c + x1 * c1 + x2 * c2 + x3 * c3
         y3 = y3 + x * d + x1 * d1 + x2 * d2 + x3 * d3
-        store(grad_pose, at + r, y)  # all after the loads: for LLVM the two arrays may overlap
+        store(grad_pose, at + r, y)  # after all loads, because LLVM assumes that the two arrays may overlap
         store(grad_pose, at + r + LANES, y1)
         store(grad_pose, at + r + 2 * LANES, y2)
         store(grad_pose, at + r + 3 * LANES, y3)
@@ -247,11 +247,11 @@ def _add_grad_weight_4x4(grad_votes: Any, v: int, pose: Any, p: int, grad_weight
 
 @jit
 def _row(tile: Any, at: int) -> Any:
-    """Four components next to each other: a row of a 4x4 matrix."""
+    """Load four adjacent components, a row of a 4x4 matrix."""
     return load(tile, at), load(tile, at + LANES), load(tile, at + 2 * LANES), load(tile, at + 3 * LANES)
 
 
 @jit
 def _column(tile: Any, at: int) -> Any:
-    """Every fourth component."""
+    """Load every fourth component, a column of a 4x4 matrix."""
     return load(tile, at), load(tile, at + 4 * LANES), load(tile, at + 8 * LANES), load(tile, at + 12 * LANES)

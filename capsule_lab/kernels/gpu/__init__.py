@@ -1,13 +1,13 @@
-"""Fused routing on a GPU, compiled by Triton: votes are never materialised, but computed in registers where needed.
+"""Fused routing on a GPU, compiled by Triton: votes are not materialised but computed in registers where needed.
 
-``blocks`` has what kernels share, ``votes`` what each vote of a child comes to and the gradient of votes; ``em``,
-``em_backward``, ``dynamic`` and ``child_softmax`` are the operators. Sizes of blocks are fixed and have not been tuned:
-they are those for which the compiler spills no registers in the layers of the papers.
+``blocks`` contains shared functions, ``votes`` sums over vote components and the gradient of votes; ``em``,
+``em_backward``, ``dynamic`` and ``child_softmax`` contain the operators. Block sizes are fixed and not tuned: they are
+chosen so that the compiler spills no registers in the layers of the papers.
 
-Arrays are those of ``capsule_lab.kernels.cpu``: poses ``(row, rows * inner, child)``, weights
+Arrays are as in ``capsule_lab.kernels.cpu``: poses ``(row, rows * inner, child)``, weights
 ``(parent, inner * columns, child)``, couplings ``(row, parent, child)``. A thread holds all components of its children,
-so that computing votes needs no exchange between threads, and loads are contiguous. Half precision is read as it is and
-computed in float32. No sum depends on the order in which programs run: results are the same in every run.
+so that computing votes needs no exchange between threads, and loads are contiguous. Kernels read half precision and
+compute in float32. Sums do not depend on the order of programs: results are the same in every run.
 """
 
 from capsule_lab.kernels.gpu.child_softmax import softmax_by_child, softmax_by_child_backward

@@ -1,9 +1,9 @@
-"""What all kernels do for a block of children: load them, compute their votes; and how kernels are launched.
+"""Functions shared by all kernels: load a block of children, compute its votes, and launch kernels.
 
-Components are tuples of one tensor ``(block,)`` each. Constants: CHILD children; ROWS, INNER and COLUMNS of the
-matrices; BLOCK children at a time, and KEPT blocks of them in registers; GROUP rows of the batch that a program works
-on; PARENTS that it goes through; 2^LEVELS components, the number of a vote rounded up to a power of two; NUMBER, the
-type of all sums.
+Components are a tuple of tensors ``(block,)``. Constants: CHILD, number of children; ROWS, INNER and COLUMNS of the
+matrices; BLOCK, children processed at a time; KEPT, blocks kept in registers; GROUP, rows of the batch per program;
+PARENTS, parents per program; LEVELS, so that 2^LEVELS is the number of components of a vote rounded up to a power of
+two; NUMBER, the type of all sums.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 2048  # ours, not measured yet on a GPU: enough to occupy every multiprocessor of a large one
+PROGRAMS = 2048  # ours, not measured yet on a GPU: enough to occupy every multiprocessor of a large GPU
 
 
 def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
-    """The constants that follow from the arrays."""
+    """Return the constants that follow from the arrays."""
     return {
         "CHILD": poses.shape[2],
         "ROWS": poses.shape[1] // inner,
@@ -32,17 +32,17 @@ def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
 
 
 def number_type(tensor: Tensor) -> Any:
-    """Type of all sums over such numbers."""
+    """Return the type of all sums over the numbers of ``tensor``."""
     return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
 def log2_dim(poses: Tensor, weight: Tensor, inner: int) -> int:
-    """Binary logarithm of the components of a vote, rounded up."""
+    """Return the binary logarithm of the number of components of a vote, rounded up."""
     return (poses.shape[1] // inner * (weight.shape[1] // inner) - 1).bit_length()
 
 
 def parents_per_program(row: int, parent: int) -> int:
-    """As many as leave PROGRAMS programs: each loads the poses of the children once for all its parents."""
+    """Return parents per program for PROGRAMS programs; a program loads poses once for all its parents."""
     return max(1, min(parent, row * parent // PROGRAMS))
 
 
@@ -54,7 +54,7 @@ def launch(
     *numbers: int,
     **constants: Any,
 ) -> None:
-    """Run ``kernel`` on the device of its tensors, which it writes to ``out``, unless there is nothing to do."""
+    """Run ``kernel`` on the device of its tensors unless the grid is empty; it writes its results to ``out``."""
     if 0 in grid:
         return
     read = [tensor if tensor is None else tensor.detach().contiguous() for tensor in given]
@@ -65,7 +65,7 @@ def launch(
 @triton.jit
 @no_type_check
 def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.constexpr):
-    """COUNT components of the children ``i``, one after the other in memory; 0 beyond the last child."""
+    """Load COUNT components, consecutive in memory, of the children ``i``; 0 beyond the last child."""
     parts = ()
     for k in tl.static_range(COUNT):
         parts = parts + (tl.load(pointer + k * CHILD + i, mask=i < CHILD, other=0.0).to(NUMBER),)
@@ -77,7 +77,7 @@ def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.conste
 def load_rows(
     pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, GROUP: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """The same of GROUP rows; instead of one beyond the last row, the last again."""
+    """Load the components of GROUP rows; rows beyond the last are replaced by the last."""
     parts = ()
     for a in tl.static_range(GROUP):
         n = tl.minimum(first + a, row - 1)
@@ -88,7 +88,7 @@ def load_rows(
 @triton.jit
 @no_type_check
 def compute_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr):
-    """``votes[r c] = sum_q poses[r q] weight[q c]``; ``poses`` start at FIRST of their tuple."""
+    """Compute ``votes[r c] = sum_q poses[r q] weight[q c]``; ``poses`` start at index FIRST of their tuple."""
     votes = ()
     for r in tl.static_range(ROWS):
         for c in tl.static_range(COLUMNS):
@@ -102,7 +102,7 @@ def compute_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER:
 @triton.jit
 @no_type_check
 def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
-    """Components in one tensor ``(block, 2^LEVELS)``, those beyond COUNT 0; no data moves between threads."""
+    """Stack components in a tensor ``(block, 2^LEVELS)``, padded with 0; no data moves between threads."""
     for _ in tl.static_range((1 << LEVELS) - COUNT):
         parts = parts + (tl.zeros_like(parts[0]),)
     for level in tl.static_range(LEVELS):
@@ -116,6 +116,6 @@ def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
 @triton.jit
 @no_type_check
 def store(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CHILD: tl.constexpr):
-    """Store COUNT components of ``count`` children, the first of them FIRST of the tuple."""
+    """Store COUNT components of ``count`` children, starting at index FIRST of the tuple."""
     for k in tl.static_range(COUNT):
         tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=i < count)

@@ -1,6 +1,6 @@
-"""Couplings of a convolutional layer, where all parents at all positions that see a child compete for it.
+"""Couplings of a convolutional layer in which all parents at all positions that see a child compete for it.
 
-In plain torch the sums over a child's positions are ``index_add``, whose order on a GPU differs from run to run.
+Plain torch sums over the positions of a child by ``index_add``, whose order on a GPU differs between runs.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from capsule_lab.kernels.gpu.blocks import launch, number_type
 
 BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
-TOGETHER = 8  # ours: loads of a thread that are under way at a time, to hide the latency of memory
+TOGETHER = 8  # ours: concurrent loads of a thread, to hide the latency of memory
 
 
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
@@ -26,12 +26,12 @@ def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Ten
 
 
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    """Gradient of the log-couplings."""
+    """Compute the gradient of the log-couplings."""
     return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children)
 
 
 def _for_each_child(kernel: Any, given: list[Tensor], child: Tensor, children: int) -> Tensor:
-    """Launch ``kernel`` on tensors ``(image * position, parent, place)``, of which its result is another."""
+    """Launch ``kernel`` on tensors ``(image * position, parent, place)``; its result has the same shape."""
     (positions, places), (rows, parent, _) = child.shape, given[0].shape
     result = given[0].new_empty(given[0].shape)
     order, starts = _entries(child, 0 if child.is_inference() else child._version, children)
@@ -42,11 +42,11 @@ def _for_each_child(kernel: Any, given: list[Tensor], child: Tensor, children: i
     return result
 
 
-@functools.lru_cache(maxsize=32)  # ours: as many layers of a size of their own as are in use at a time
+@functools.lru_cache(maxsize=32)  # ours: layers of different sizes in use at a time
 def _entries(child: Tensor, version: int, children: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001  # part of the key
-    """Entries ``position * places + place`` sorted by child, and where those of each child start.
+    """Return entries ``position * places + place`` sorted by child, and the start of each child.
 
-    A tensor is found by its identity, and by how often it was written to.
+    The cache identifies a tensor by its identity and its version, which changes with every write.
     """
     order = child.flatten().argsort(stable=True)
     return order, torch.searchsorted(child.flatten()[order], torch.arange(children + 1, device=child.device))
@@ -55,7 +55,7 @@ def _entries(child: Tensor, version: int, children: int) -> tuple[Tensor, Tensor
 @triton.jit
 @no_type_check
 def entry_range(starts, CHILDREN: tl.constexpr, BLOCK: tl.constexpr):
-    """First entry of each child of this program's block, and how many it has."""
+    """Return the first entry and the number of entries of each child in the block of this program."""
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(starts + c, mask=c < CHILDREN, other=0)
     return first, tl.load(starts + c + 1, mask=c < CHILDREN, other=0) - first
@@ -64,7 +64,7 @@ def entry_range(starts, CHILDREN: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def address(order, entry, exists, positions, parent, PLACES: tl.constexpr):
-    """Of the entries in the arrays of couplings, for the first parent; the next is PLACES further."""
+    """Return the addresses of entries of the first parent in the couplings; the next parent is PLACES further."""
     found = tl.load(order + entry, mask=exists, other=0)
     row = tl.program_id(0).to(tl.int64) * positions + found // PLACES
     return row * parent * PLACES + found % PLACES
@@ -73,7 +73,7 @@ def address(order, entry, exists, positions, parent, PLACES: tl.constexpr):
 @triton.jit
 @no_type_check
 def is_entry(n, count, j, parent):
-    """Whether a child has an n-th entry, and there is a parent j; in the interpreter n and j are no tensors."""
+    """Return whether entry n and parent j exist; in the interpreter n and j are not tensors."""
     return (n < count) & (tl.zeros_like(count) + j < parent)
 
 
@@ -82,7 +82,7 @@ def is_entry(n, count, j, parent):
 def load_parents(
     pointer, n, count, j, parent, other, PLACES: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr
 ):  # fmt: skip
-    """The n-th entries of TOGETHER parents from ``j`` on, all under way before one is used; ``other`` beyond them."""
+    """Load the n-th entries of TOGETHER parents from ``j`` on concurrently; missing entries are ``other``."""
     parts = ()
     for k in tl.static_range(TOGETHER):
         part = tl.load(pointer + (j + k) * PLACES, mask=is_entry(n, count, j + k, parent), other=other)
@@ -96,7 +96,7 @@ def _softmax(
     log_couplings, order, starts, couplings, positions, parent,
     CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program goes through all entries of a block of children of one image twice."""
+    """A program reads all entries of a block of children of one image twice."""
     first, count = entry_range(starts, CHILDREN, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), NUMBER)
     total = tl.full([BLOCK], 0.0, NUMBER)
@@ -127,7 +127,7 @@ def _softmax_backward(
     couplings, grad_couplings, order, starts, grad_logs, positions, parent,
     CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """The same: the gradient of a child's couplings, less its mean weighted by them."""
+    """A program subtracts from the gradient of a child's couplings its mean weighted by the couplings."""
     first, count = entry_range(starts, CHILDREN, BLOCK)
     mean = tl.full([BLOCK], 0.0, NUMBER)
     for n in range(tl.max(count, 0)):

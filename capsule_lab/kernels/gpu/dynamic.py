@@ -1,4 +1,4 @@
-"""Dynamic routing: sums of weighted votes, and how much votes agree with poses (Sabour 2017, procedure 1)."""
+"""Dynamic routing: sums of weighted votes, and agreement of votes with poses (Sabour 2017, procedure 1)."""
 # ruff: noqa: N803, N806, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from capsule_lab.kernels.gpu.blocks import compute_votes, launch, load, load_row
 from capsule_lab.kernels.gpu.votes import sum_components, votes_backward
 
 BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
-ROWS_PER_PROGRAM = 4  # ours, not tuned: for which a program loads a weight once
+ROWS_PER_PROGRAM = 4  # ours, not tuned: a program loads a weight once for this many rows
 
 
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
-    """``sum_i couplings V``, ``(row, parent, dim)``."""
+    """Compute ``sum_i couplings V``, ``(row, parent, dim)``."""
     row, parent, _ = couplings.shape
     sums = poses.new_empty(row, parent, poses.shape[1] // inner * (weight.shape[1] // inner))
     launch(
@@ -31,14 +31,14 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
 
 
 def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
-    """``V . parents``, ``(row, parent, child)``."""
+    """Compute ``V . parents``, ``(row, parent, child)``."""
     return sum_components(poses, weight, parents, None, inner)
 
 
 def contraction(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of poses and weight, if that of the votes is a sum of products ``by_child`` times ``by_component``."""
+    """Compute gradients of poses and weight if the gradient of votes is a sum of ``by_child`` x ``by_component``."""
     factors, components = (torch.stack(list(each), 2) for each in (by_child, by_component))
     grad_poses, grad_weight = votes_backward(poses, weight, factors, components, inner)
     return grad_poses, grad_weight
@@ -51,7 +51,7 @@ def _weighted_sum(
     GROUP: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums for some rows and one parent, block by block of the children; its threads add up at the end."""
+    """A program sums over blocks of children for some rows and one parent, and finally over its threads."""
     D: tl.constexpr = ROWS * COLUMNS
     first = tl.program_id(0).to(tl.int64) * GROUP
     j = tl.program_id(1).to(tl.int64)

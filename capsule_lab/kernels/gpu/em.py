@@ -1,4 +1,4 @@
-"""EM routing: the parents of a row fitted to the votes of its children (Hinton 2018, procedure 1)."""
+"""EM routing: fit of the parents of a row to the votes of its children (Hinton 2018, procedure 1)."""
 # ruff: noqa: N803, N806, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from capsule_lab.kernels.gpu.blocks import (
 )
 from capsule_lab.kernels.gpu.votes import sum_components
 
-VOTES_KEPT = 144  # ours: registers of a thread for votes, of 255; the compiler spills none in the layers of the papers
-MOST_KEPT = 9  # ours: blocks; each is compiled by itself, and 9 of 32 are a 3x3 window of 32 types
+VOTES_KEPT = 144  # ours: registers of a thread (of 255) for votes; the compiler spills none in the layers of the papers
+MOST_KEPT = 9  # ours: blocks; each is compiled separately, and 9 blocks of 32 are a 3x3 window of 32 types
 
 
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
-    """Mass, poses, variances and, if asked to ``measure``, distances."""
+    """Compute mass, poses, variances and, with ``measure``, distances."""
     poses, weight, _, couplings, previous = inputs
     row, parent, child = couplings.shape
     outputs = FitOutputs(
@@ -49,10 +49,10 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
 
 
 def fit_blocks(child: int, bytes_per_vote: int) -> tuple[int, int]:
-    """Children of a block, one for each thread, and how many blocks keep their votes in registers; not tuned.
+    """Return the children of a block, one per thread, and the number of blocks with votes in registers; not tuned.
 
-    As many as find room. Blocks of two warps cover the 9 * 2^n children of a 3x3 window almost without idle threads,
-    where one large block leaves nearly half of them idle, and few warps have few sums to exchange.
+    The number of blocks is limited by registers. Blocks of two warps cover the 9 * 2^n children of a 3x3 window with
+    almost no idle threads (one large block leaves nearly half idle), and few warps exchange few sums.
     """
     block = 64 if child > 32 else 32  # ours
     registers = bytes_per_vote // 4
@@ -60,7 +60,7 @@ def fit_blocks(child: int, bytes_per_vote: int) -> tuple[int, int]:
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
-    """Half the squared distance of each vote from each parent in units of its variance, ``(row, parent, child)``."""
+    """Compute half the squared distances of votes from parents in units of the variance, ``(row, parent, child)``."""
     return sum_components(poses, weight, parents, 0.5 / variances, inner)
 
 
@@ -71,7 +71,7 @@ def block_votes(
     CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, LEVELS: tl.constexpr,
     NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Votes of the children ``i`` for a parent, ``(block, 2^LEVELS)``."""
+    """Compute the votes of the children ``i`` for a parent, ``(block, 2^LEVELS)``."""
     p = load(poses, i, CHILD, ROWS * INNER, NUMBER)
     w = load(weight, i, CHILD, INNER * COLUMNS, NUMBER)
     return stack(compute_votes(p, w, 0, ROWS, INNER, COLUMNS), ROWS * COLUMNS, LEVELS)
@@ -90,7 +90,7 @@ def several_votes(
     KEPT: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Votes of KEPT blocks of children from ``first`` on, a tuple of what ``block_votes`` gives."""
+    """Compute the votes of KEPT blocks of children from ``first`` on, a tuple of ``block_votes`` results."""
     votes = ()
     for b in tl.static_range(KEPT):
         i = first + b * BLOCK + tl.arange(0, BLOCK)
@@ -103,7 +103,7 @@ def several_votes(
 def several_assigned(
     activations, couplings, first, KEPT: tl.constexpr, CHILD: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """How much of each of these children is assigned to a parent, a tuple of tensors ``(block,)``."""
+    """Compute the share of these children assigned to a parent, a tuple of tensors ``(block,)``."""
     assigned = ()
     for b in tl.static_range(KEPT):
         i = first + b * BLOCK + tl.arange(0, BLOCK)
@@ -119,10 +119,10 @@ def _fit(
     PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, KEPT: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program fits PARENTS of a row, one after the other.
+    """A program fits PARENTS parents of a row, one after the other.
 
-    The votes of KEPT blocks of children stay in registers. If these are all children, votes are computed once,
-    otherwise again in each pass over the children.
+    The votes of KEPT blocks of children stay in registers. If these contain all children, votes are computed once,
+    otherwise in each pass over the children.
     """
     AT_ONCE: tl.constexpr = KEPT * BLOCK
     CHUNKS: tl.constexpr = (CHILD + AT_ONCE - 1) // AT_ONCE

@@ -1,4 +1,4 @@
-"""EM routing, backwards. The equations are at the head of ``capsule_lab.kernels.cpu.em_backward``."""
+"""Backward pass of EM routing. ``capsule_lab.kernels.cpu.em_backward`` documents the equations."""
 # ruff: noqa: N803, N806 (Triton's constants are upper case)
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_p
 from capsule_lab.kernels.gpu.em import assigned_to, block_votes
 from capsule_lab.kernels.gpu.votes import votes_backward
 
-BLOCK = 32  # ours, not tuned: one warp, which adds up what it has without waiting for others
+BLOCK = 32  # ours, not tuned: one warp, which sums without waiting for others
 
 
 def fit_backward(
     inputs: FitInputs, parents: Parents, grad_outputs: FitOutputs, inner: int, damping: float, min_variance: float
 ) -> FitInputs:
-    """Gradients of ``inputs``, from those of the results of ``fit``, of which ``parents`` are the first three."""
+    """Compute the gradients of ``inputs``; ``parents`` are the first three results of ``fit``."""
     dtype, measured = inputs.previous.dtype, grad_outputs.distances.shape[2] > 0
     number = torch.float64 if dtype == torch.float64 else torch.float32
     mass, poses, variances = (each.to(number) for each in parents)
@@ -62,7 +62,7 @@ def _sum_children(
     PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums for PARENTS of a row what is assigned, and ``grad_distances`` times the error, and its square."""
+    """A program sums shares, ``grad_distances`` times errors and times squared errors for PARENTS parents of a row."""
     D: tl.constexpr = ROWS * COLUMNS
     n = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * PARENTS

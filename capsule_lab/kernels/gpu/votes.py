@@ -1,4 +1,4 @@
-"""Sums over the components of each vote, and the gradient of poses and weights from that of votes."""
+"""Sums over the components of each vote, and gradients of poses and weights from the gradient of votes."""
 # ruff: noqa: N803, N806, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from capsule_lab.kernels.gpu.blocks import (
     store,
 )
 
-# ours, not tuned, but such that the compiler spills no registers in the layers of the papers
-ROWS_PER_PROGRAM = 4  # for which a program loads a weight once
-ROWS_OF_FIT = 1  # the same for a fit, where votes are computed as well
-BLOCK = 64  # children of a program, which is one warp
-MOST_BYTES = 256  # of numbers that a program keeps for each child: half as many children, if there are new_sums
+# ours, not tuned, but chosen so that the compiler spills no registers in the layers of the papers
+ROWS_PER_PROGRAM = 4  # a program loads a weight once for this many rows
+ROWS_OF_FIT = 1  # the same for a fit, which also computes votes
+BLOCK = 64  # children per program, which is one warp
+MOST_BYTES = 256  # limit of bytes that a program keeps per child; above it a program has BLOCK // 2 children
 
 
 def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Tensor | None, inner: int) -> Tensor:
-    """``sum_d precision (V - parents)^2``, or without ``precision`` ``V . parents``: ``(row, parent, child)``."""
+    """Return ``sum_d precision (V - parents)^2`` or, without precision, ``V . parents``, ``(row, parent, child)``."""
     row, parent, _ = parents.shape
     result = poses.new_empty(row, parent, poses.shape[2])
     block = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
@@ -52,15 +52,15 @@ def votes_backward(
     grad_distances: Tensor | None = None,
     grad_mass: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of poses and weight, and of a fit's activations and couplings, which are ``by_child``.
+    """Compute gradients of poses and weight and, for a fit, of activations and couplings (``by_child``).
 
     Args:
-        poses, weight, inner: that votes are computed from.
-        by_child: ``(row, parent, term, child)``, of a fit one term.
-        coefficients: ``(row, parent, ., dim)``. Of a fit four, a parent's pose, 2 alpha, beta and the precision, see
-            ``capsule_lab.kernels.cpu.em_backward``; otherwise as many as ``by_child`` has terms, and the
-            gradient of the votes is the sum of their products.
-        activations, grad_mass: of the children ``(row, child)``, of the parents ``(row, parent)``; of a fit only.
+        poses, weight, inner: determine the votes.
+        by_child: ``(row, parent, term, child)``; one term for a fit.
+        coefficients: ``(row, parent, ., dim)``. Four for a fit: pose of the parent, 2 alpha, beta and precision, see
+            ``capsule_lab.kernels.cpu.em_backward``; otherwise one per term of ``by_child``, and the gradient of the
+            votes is the sum of their products.
+        activations, grad_mass: of children ``(row, child)`` and parents ``(row, parent)``; only for a fit.
         grad_distances: gradient of the distances, if they were measured.
     """
     row, parent, terms, child = by_child.shape
@@ -77,7 +77,7 @@ def votes_backward(
     grads_of_children = grad_poses, grad_activations, grad_couplings
     grid = triton.cdiv(row, group), programs
     launch(_grad_poses, grid, (*given, grad_mass), grads_of_children, row, parent, GROUP=group, **common)
-    length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows of a program
+    length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows per program
     number = torch.float64 if weight.dtype == torch.float64 else torch.float32
     parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
     launch(_grad_weight, (programs, parent, len(parts)), given, [parts], row, length, **common)
@@ -86,7 +86,7 @@ def votes_backward(
 
 
 def _block_size(poses: Tensor, kept: int) -> int:
-    """Children of a program that keeps so many numbers for each."""
+    """Return the number of children of a program that keeps ``kept`` numbers per child."""
     return BLOCK if kept * (number_type(poses).primitive_bitwidth // 8) <= MOST_BYTES else BLOCK // 2
 
 
@@ -97,7 +97,7 @@ def _sum_components(
     GROUP: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program computes the sums of a block of children of some rows, parent by parent."""
+    """A program computes the sums for a block of children of some rows, parent by parent."""
     D: tl.constexpr = ROWS * COLUMNS
     first = tl.program_id(0).to(tl.int64) * GROUP
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -125,7 +125,7 @@ def _gradient(
     votes, factors, grad_distances, coefficients,
     FIT: tl.constexpr, MEASURED: tl.constexpr, TERMS: tl.constexpr, D: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the votes of one row and parent, and at the end that of ``factors[0]``, of a fit what is assigned."""
+    """Gradients of the votes of one row and parent; the last is that of ``factors[0]``, the assigned share in a fit."""
     parts = ()
     grad_assigned = tl.zeros_like(factors[0])
     for d in tl.static_range(D):
@@ -173,7 +173,7 @@ def _grad_poses(
             count = tl.where(first + a < row, CHILD, 0)
             factors = load(by_child + at * (TERMS * CHILD), i, CHILD, TERMS, NUMBER)
             coupling = factors[0]
-            votes = factors  # of the same type; computed for a fit only, and so is the gradient of the distance
+            votes = factors  # placeholder of the same type; votes and grad_distance are computed only for a fit
             grad_distance = coupling
             if FIT:
                 votes = compute_votes(p, w, a * H, ROWS, INNER, COLUMNS)
