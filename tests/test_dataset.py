@@ -108,7 +108,7 @@ def test_without_network_a_warning_names_the_stand_in(cli: Cli, monkeypatch: pyt
         (["name=toynorb", "size=48.0"], "size is 48.0; expected a whole number, 1 or more"),
         (["name=toynorb", "workers=0"], "workers is 0; expected a whole number, 1 or more, or null"),
         (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
-        (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
+        (["name=toynorb", "directory=file"], "cannot write to file/toynorb/48x48 (Not a directory)"),
         (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
         (["name=mnist", "source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),

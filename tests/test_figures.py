@@ -82,7 +82,7 @@ def test_options_of_figures(trained: Trained) -> None:
 
 def test_mistakes_are_refused(cli: Cli, a_copy: Path) -> None:
     for override, message in (
-        ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
+        ("sheet_classes=[11]", "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"),
         ("held_out=0", "held_out is 0; expected a whole number, 1 or more"),
         ("sheet_classes=3", "sheet_classes is 3; expected a list of whole numbers or null"),
         ("logger=tensorbord", "did you mean tensorboard?"),

@@ -127,7 +127,7 @@ def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
             assert message in ended.err
     for arguments, message in (
         (["budget=soon"], "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m"),
-        (["budget=9m", "launcher=slurm"], "budget=9m is for launcher=basic and launcher=gpus; the time of SLURM's"),
+        (["budget=9m", "launcher=slurm"], "budget=9m works only with launcher=basic and launcher=gpus; with "),
         (["launcher=gpu"], "launcher=gpu does not exist; did you mean gpus? Options: "),
     ):
         ended = cli("sweep", "table=smoke", *arguments)
@@ -174,7 +174,7 @@ def test_run_is_paused_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypat
     monkeypatch.delenv(DEADLINE_VARIABLE)
     ended = cli("train", *TINY, "seed=0", "train.resume=true", "trainer.max_time={seconds: 0.001}")
     assert ended.status == 2
-    assert "was over after" in ended.err
+    assert "ran out after" in ended.err
 
 
 ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
@@ -225,17 +225,17 @@ def test_processes_of_a_sweep_finish_though_others_fail_or_are_killed(swept: Swe
     failing, stopped, _, too_many, evaluated = swept.failures
     assert failing[0] == "model: CapsNet has channels 0; expected 1 or more"
     assert "CapsNet has channels 0" in Path(failing[1]).read_text()
-    assert "was ended by SIGKILL" in stopped[0]
+    assert "was killed by SIGKILL" in stopped[0]
     assert "CapsNet on stand-in" in Path(stopped[1]).read_text()
-    assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many[0]
-    assert "was ended by SIGKILL" in evaluated[0]
+    assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
+    assert "was killed by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
     assert [line for line in lines if line.startswith("[3/4]")][-1].startswith("[3/4] good seed 0: ended after 0.")
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
     assert locks == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
-    assert f"stopped seed 0 failed: a run was ended by SIGKILL; its log is {stopped[1]}" in swept.report.out
+    assert f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}" in swept.report.out
     assert "stopped seed 0" in (swept.folder / "runs" / "reports" / "mine.md").read_text()
 
 
@@ -274,7 +274,7 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, s
         process.communicate()
     if signum == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        saved = "2 runs with it, which saved what they had trained; the same command continues"
+        saved = "2 runs were stopped after saving checkpoints; the same command continues"
         assert err == f"capsule_lab: stopped by SIGTERM, and {saved}\n"
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
