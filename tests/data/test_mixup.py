@@ -143,7 +143,7 @@ def test_loader_outside_of_training_mixes_nothing() -> None:
     [
         (
             [],
-            "data.mixup: a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null",
+            "data.mixup: a decoder reconstructs one class, but images are mixtures of two; expected model.decoder=null",
         ),
         (
             ["model.decoder=null", "loss=spread"],

@@ -60,5 +60,5 @@ def test_images_of_a_capsnet_are_decoded_as_they_are() -> None:
 
 def test_a_decoder_that_would_not_be_trained_is_refused(tmp_path: Path) -> None:
     config = compose("train", [*SMALL, "module=classifier", "data=mnist", "trainer.max_epochs=1"])
-    with pytest.raises(ConfigError, match="has a decoder, and ClassifierModule would not train it; expected module="):
+    with pytest.raises(ConfigError, match="has a decoder, but ClassifierModule would not train it; expected module="):
         train(config, tmp_path / "run")
