@@ -96,5 +96,5 @@ def test_only_the_first_process_writes_and_what_a_killed_one_left_is_removed(
     monkeypatch.setenv("SLURM_PROCID", "0")
     directories.create_directory(Path("run"), config)
     assert sorted(map(str, Path("run").rglob("*.*"))) == ["run/checkpoints/last.ckpt", "run/config.yaml"]
-    with pytest.raises(RunError, match=r"holds a run already; continue it with train\.resume=true"):
+    with pytest.raises(RunError, match=r"already contains a run; continue it with train\.resume=true"):
         directories.create_directory(Path("run"), config)

@@ -66,7 +66,7 @@ def test_four_slices_and_a_move_end_like_one_run(
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
         assert ended.out.splitlines()[-1].startswith(
-            f"PAUSED at step {step} of 40, because the time is over; to continue: "
+            f"PAUSED at step {step} of 40 because the time is over; to continue: "
         )
         assert ended.out.splitlines()[-1].endswith("train.resume=true")
         (directory,) = before.glob("cnn*")

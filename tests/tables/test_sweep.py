@@ -275,7 +275,7 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, s
     if signum == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
         saved = "2 runs were stopped after saving checkpoints; the same command continues"
-        assert err == f"capsule_lab: stopped by SIGTERM, and {saved}\n"
+        assert err == f"capsule_lab: stopped by SIGTERM; {saved}\n"
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
