@@ -32,9 +32,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise RunError(
-            f"cannot write {path} ({reason}); expected a writable folder with free space"
-        ) from error
+        raise RunError(f"cannot write {path} ({reason}); expected a writable folder with free space") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -183,7 +183,7 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
         raise RunError(f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint")
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
     if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # a tensor can repeat one number
-        raise RunError(f"{file} is smaller than its weights, so it was changed; use another checkpoint")
+        raise RunError(f"{file} is smaller than its weights, so it was changed: use another checkpoint")
     _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
     module.network.load_state_dict(weights)

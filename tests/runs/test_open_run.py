@@ -104,7 +104,7 @@ class OwnModule(CapsNetModule):
 
 def test_package_of_ones_own_can_be_trusted(change: Callable[..., Path]) -> None:
     path = change(f"{__name__}.OwnModule", "config", "module", "_target_")
-    with pytest.raises(RunError, match=r"OwnModule; expected .* give trust="):
+    with pytest.raises(RunError, match=r"OwnModule; expected .* set trust="):
         runs.open(path, trust=["test", "tests.run"])
     assert type(runs.open(path, trust=["tests"]).module).__name__ == "OwnModule"
     path = change("capsule_lab.lit.FormerModule", "config", "module", "_target_")
@@ -131,9 +131,9 @@ def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Cal
     for name, content in damages(another_format):
         if name not in ("zeros in the middle", "not text", "twice"):  # of a tensor; before an archive, which zip allows
             path.write_bytes(content)
-            refused(r"it is truncated, damaged or another kind of file: continue from ckpt=\S+/best\.ckpt, or remove it")
+            refused(r"it is truncated, damaged or another kind of file: continue from ckpt=\S+/best\.ckpt, or ")
     for foreign, message in (
-        ({"state_dict": print}, "it is truncated, damaged or another file"),  # code
+        ({"state_dict": print}, "it is truncated, damaged or another kind of file"),  # code
         ({"state_dict": {}}, "was not written by capsule_lab"),
         (torch.zeros(1), "was not written by capsule_lab"),
     ):

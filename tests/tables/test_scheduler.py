@@ -128,7 +128,7 @@ def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCapt
     """The paused run goes on first; what waits for others is left with what was not started."""
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
-    left = "; the same command goes on"
+    left = "; the same command continues"
     for jobs, said, statuses in (
         (1, f"0 of 4 runs complete, 1 paused, 3 not started{left}", ["paused", "waiting", "waiting", "missing"]),
         (2, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
@@ -147,7 +147,7 @@ def test_time_in_which_nothing_could_be_done_is_an_error(table_file: Callable[..
     """A loop of such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
-    with pytest.raises(TableError, match=r"^no run of mine has made a step or been tested in the time there was; "):
+    with pytest.raises(TableError, match=r"^no run of mine made a step or was tested before the time was over, "):
         Slice(file, jobs).run()
 
 
@@ -160,7 +160,7 @@ def test_failure_of_an_earlier_command_is_told_again_only_if_it_was_tried(
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()
     assert caplog.messages[-1] == (
-        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command goes on"
+        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command continues"
     )
 
 

@@ -54,7 +54,7 @@ def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: P
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
     assert re.fullmatch(
-        r"capsule_lab: 1 of 3 runs of mine failed, the same command tries them again: failing seed 0: "
+        r"capsule_lab: 1 of 3 runs of mine failed; the same command repeats them: failing seed 0: "
         r"model: CapsNet has channels 0; expected 1 or more( \(log: a\.log\))?\n",
         ended.err.splitlines(keepends=True)[-1],
     ), ended.err
@@ -119,7 +119,7 @@ def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
         (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
         (["table=smoke", "trainer.max_epoch=1"], "row dynamic: trainer.max_epoch does not exist; did you mean"),
         ([], "table is missing; expected table=<name>, one of "),
-        (["table=smoke", "seed=1"], "every run has seed=1; leave it out, seeds=[…] are those of a table"),
+        (["table=smoke", "seed=1"], "every run has seed=1; leave it out, seeds=[…] sets the seeds of a table"),
     ):
         for command in ("sweep", "report"):
             ended = cli(command, *arguments)
@@ -149,7 +149,7 @@ def test_table_in_slices_goes_on_in_another_place(
         patch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(1), *more))
         ended = cli(*command)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines()[-1] == "mine: 0 of 2 runs complete, 2 paused, 0 not started; the same command goes on"
+    assert ended.out.endswith("\nmine: 0 of 2 runs complete, 2 paused, 0 not started; the same command continues\n")
     assert statuses(file) == ["paused", "paused"]
     assert "0 of 2, 2 paused" in cli("report", f"table={file}").out
     (tmp_path / "elsewhere").mkdir()
