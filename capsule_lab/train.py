@@ -60,7 +60,7 @@ def main(config: DictConfig) -> None:
     if result.get("new_steps") == 0 and not of_a_sweep:
         raise RunError(
             f"trainer.max_time={config.trainer.max_time} ran out after {time.monotonic() - start_time:.0f} s, before "
-            "the first step or the end of the test; expected more, as the same command starts at this point"
+            "the first step or the end of the test; expected more, as the same command starts at the same point"
         )
 
 

@@ -110,7 +110,7 @@ class Published(_Part):
 
 
 _OVERRIDES = "a list of key=value"
-_NAME = "only letters, digits, _ - and .; other characters belong into the label"
+_NAME = "only letters, digits, _ - and .; other characters belong in the label"
 Seeds = Annotated[
     tuple[Annotated[int, Field(strict=True, ge=0, lt=2**32)], ...],  # numpy's limit
     Field(min_length=1, description="a list of whole numbers, 0 to 4294967295, such as [0, 1, 2]"),

@@ -80,7 +80,7 @@ def test_failed_runs_are_tried_once_and_named_at_the_end(
 ) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
-    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed, .*: {failing} seed 0: .* has no memory"):
+    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"):
         run_table(read(file), [], launcher.launch)
     cells = expand(read(file))
     assert [cell.status for cell in cells] == statuses

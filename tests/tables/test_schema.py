@@ -186,7 +186,7 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": {"a": []}}, "rows|{'a': []}|expected a list"),
     ({"rows": ["a"]}, "rows|'a'|expected a list"),
     ({"rows": []}, "rows|[]|expected a list"),
-    ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected letters, digits"),
+    ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected only letters, digits"),
     ({"columns": ["a"]}, "columns|'a'|expected a mapping"),
     ({"seeds": 3}, "seeds|3|expected a list of whole numbers"),
     ({"seeds": ["a"]}, "seeds|'a'|expected a list of whole numbers"),
@@ -207,8 +207,8 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"base": ["hydra/job_logging=evil"]}, "base|hydra/job_logging|can run code"),
     ({"base": ["hydra.searchpath=[pkg://evil]"]}, "base|hydra.searchpath|can run code"),
     ({"base": ["~hydra.searchpath"]}, "base|~hydra.searchpath|can run code"),
-    ({"rows": [{"name": "../a"}]}, "name|'../a'|expected letters, digits"),
-    ({"columns": {"../a": {}}}, "name|'../a'|expected letters, digits"),
+    ({"rows": [{"name": "../a"}]}, "name|'../a'|expected only letters, digits"),
+    ({"columns": {"../a": {}}}, "name|'../a'|expected only letters, digits"),
     ({"seeds": [10**30]}, f"seeds|{10**30}|expected a list of whole numbers, 0 to 4294967295"),
     ({"rows": [{**ROW, "published": {"": float("inf")}}]}, "row a|published|inf|expected a number, or [mean,"),
     ({"rows": [{**ROW, "published": [1.0, float("nan")]}]}, "row a|published|nan|expected a number, or [mean,"),
@@ -256,7 +256,7 @@ def test_text_of_a_table_is_never_interpolated(table_file, monkeypatch: pytest.M
         {"paper": "${python:os.mkdir}"},
         {"paper": "${seeds}"},
     ):
-        with pytest.raises(TableError, match=r"mine\.yaml has '.*\$\{.*'; expected text without \$\{…\}") as caught:
+        with pytest.raises(TableError, match=r"mine\.yaml contains '.*\$\{.*'; expected text without ") as caught:
             read(table_file(**content))
         assert "s3cr3t" not in str(caught.value)
 
