@@ -1,4 +1,4 @@
-"""``capsule-lab <command> …``, the same as ``python -m capsule_lab.<command> …``; without a command, what there is."""
+"""``capsule-lab <command> …``, the same as ``python -m capsule_lab.<command> …``; without a command, an overview."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from capsule_lab.system.terminal import usable_streams
 
 
 def main() -> None:
-    """Run the command that is named, or print the commands, the options of all groups, and the tables."""
+    """Run the command in the first argument, or list all commands, options of configuration groups, and tables."""
     with usable_streams():
         try:
             _main(sys.argv[1:])
@@ -47,7 +47,7 @@ def _main(arguments: Sequence[str]) -> None:
         sys.stdout.write(f"capsule-lab {__version__}\n")
     elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
         if "=" in first or first.startswith(("-", "~")):
-            raise ConfigError(f"{first} is not a command; expected one before it, such as capsule-lab train {first}")
+            raise ConfigError(f"{first} is not a command; put a command before it, such as capsule-lab train {first}")
         raise ConfigError(f"{first} is not a command; {suggest(first, commands())}")
     else:
         with searching(own_folders([each for each in arguments if each not in ("--help", "-h")])):
@@ -77,9 +77,9 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _headline(comments: Iterable[str]) -> str:
-    """The first sentence of the comments at the head of a file, up to an indented line."""
+    """Return the first sentence of the comments at the head of a file, up to an indented line."""
     text = " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
-    return escape(re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix("."))  # J. Hui ends no sentence
+    return escape(re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix("."))  # not at J. Hui
 
 
 if __name__ == "__main__":

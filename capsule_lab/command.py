@@ -1,8 +1,8 @@
-"""What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
+"""The decorator of all commands: Hydra configures them; a user's mistake ends with a one-line message and a status.
 
-A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and
-its configuration ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is
-listed by ``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
+A command is a file ``<name>.py`` in ``capsule_lab`` or ``capsule_lab/studies`` with ``main = command("<name>")(…)``,
+and its configuration ``conf/<name>.yaml``. The comments at the head of the configuration are its help text;
+``python -m capsule_lab`` and ``make help`` show the first line. ``make <name>`` runs the command.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Main = Callable[[DictConfig], Mapping[str, Any] | None]
 
 
 def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -> Callable[[Main], Callable[[], None]]:
-    """A Hydra command that prints a user's mistake as one line and exits with status 2.
+    """Return a decorator for a Hydra command, which prints a user's mistake in one line and exits with status 2.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A signal that stops the command exits with 128 more than its
-    number, as shells do.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A command that a signal stops exits with 128 plus the number
+    of the signal, as in a shell.
 
     Args:
-        name: of the command, and of its configuration in ``conf/``.
-        for_hydra: makes arguments that Hydra takes of those that were typed.
+        name: name of the command and of its configuration in ``conf/``.
+        for_hydra: converts the arguments of the command line to arguments for Hydra.
     """
 
     def decorate(main: Main) -> Callable[[], None]:
@@ -64,14 +64,14 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                 with interruptible():
                     check_options(config, name)
                     _for_table(main)(config)
-            except Exception as error:  # Hydra would print more
+            except Exception as error:  # Hydra would print a traceback
                 _exit_if_user_error(error, name)
                 raise
 
         @functools.wraps(main)
         def run() -> None:
-            OmegaConf.register_new_resolver("command_help", _help, replace=True)  # of conf/_command.yaml
-            logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
+            OmegaConf.register_new_resolver("command_help", _help, replace=True)  # used in conf/_command.yaml
+            logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it also logs the errors it raises
             with usable_streams(), ExitStack() as stack:
                 try:
                     if "--version" in sys.argv[1:]:
@@ -81,8 +81,8 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         arguments = for_hydra(sys.argv[1:])
                         stack.enter_context(searching(own_folders(arguments)))
                         sys.argv[1:] = prepared(arguments, name)
-                        # private functions, read from hydra-core 1.3.8: Hydra raises errors, which it prints before it
-                        # exits, and does not compose twice to look for `hydra.mode`
+                        # private functions of hydra-core 1.3.8: Hydra now raises errors instead of printing them and
+                        # exiting, and does not compose a second time to look for `hydra.mode`
                         hydra_utils.run_and_report = lambda func: func()
                         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
                         store_options_without_file()
@@ -90,7 +90,7 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                 except InterruptError as error:
                     requeue(error.signum)
                     _exit(str(error), 128 + error.signum)
-                except Exception as error:  # while composing, or of a launcher
+                except Exception as error:  # from composing or from a launcher
                     _exit_if_user_error(error, name)
                     raise
 
@@ -100,8 +100,8 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
 
 
 def _for_table(main: Main) -> Main:
-    """``main``, whose result is written where a table wants it, unless it is there already."""
-    file = os.environ.pop(RESULT_VARIABLE, None)  # not for processes that this one starts
+    """Return ``main``; if a table names a file for the result, write it there, unless the file has one already."""
+    file = os.environ.pop(RESULT_VARIABLE, None)  # child processes do not inherit it
     if file is None or not is_first_process():
         return main
     path = Path(file)
@@ -117,10 +117,10 @@ def _for_table(main: Main) -> Main:
 
 
 def _help(name: str) -> str:
-    """The comments at the head of a command's configuration, and the groups that it takes."""
+    """Return the comments at the head of a command's configuration, and its configuration groups."""
     groups = [f"  {group}: {', '.join(options_of(group))}" for group in sorted(default_options(name))]
     lines = [*head(conf_dir() / f"{name}.yaml"), "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
-    return "\n".join(lines).replace("$", "$$")  # Hydra fills in a template
+    return "\n".join(lines).replace("$", "$$")  # Hydra treats it as a template
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:

@@ -30,7 +30,7 @@ def main(config: DictConfig) -> None:
 
 
 def _fetch(config: DictConfig) -> None:
-    """Download and check a data set, as training does."""
+    """Download and check a data set in the same way as training."""
     from capsule_lab.config import build
     from capsule_lab.config.check import check
 
@@ -44,7 +44,7 @@ def _fetch(config: DictConfig) -> None:
 
 
 def _render(config: DictConfig) -> None:
-    """Render the stand-in for smallNORB, and draw a sheet of it."""
+    """Render the stand-in for smallNORB, and draw an overview of it."""
     from capsule_lab.data.download import data_directory
     from capsule_lab.data.standins import toynorb
 
@@ -55,12 +55,12 @@ def _render(config: DictConfig) -> None:
         )
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        with interruptible("stopped; nothing was written, and the same command renders all toys"):
+        with interruptible("stopped; nothing was written, and the same command starts from the beginning"):
             toynorb.render_files(folder, size=size, workers=workers)
     except OSError as error:
         raise ConfigError(
-            f"cannot write into {folder} ({error.strerror}); expected a writable folder with free space: name "
-            "another with directory="
+            f"cannot write to {folder} ({error.strerror}); expected a writable folder with free space: choose "
+            "another one with directory=…"
         ) from error
     log.info("%s: %s, in %s", _RENDERED, toynorb.STANDIN_NAME, folder)
     if config.sheet:
@@ -75,11 +75,11 @@ def _draw(path: Path, size: int) -> None:
     from capsule_lab.data.standins.toynorb.catalogue import toy_sheet
 
     def images(category: int, instance: int, azimuths: Any, lightings: Any) -> np.ndarray:
-        # ours: elevation 1, 35 degrees: low enough to see the sides, high enough for the shadow; the left eye
+        # ours: elevation 1, 35 degrees, shows both the sides and the shadow; the left camera
         return toynorb.render(category, instance, [1], azimuths, lightings, [-1], size=size)[0, :, :, 0]
 
     categories, instances = range(len(toynorb.CATEGORIES)), range(toynorb.INSTANCES)
-    # ours: azimuth 2, 40 degrees: front and side are seen; instance 4 is the first of the training toys
+    # ours: azimuth 2, 40 degrees, shows front and side; instance 4 is the first training toy
     toys = np.stack([[images(category, instance, [2], [0])[0, 0] for instance in instances] for category in categories])
     around = np.stack([images(category, 4, range(len(toynorb.AZIMUTHS)), [0])[:, 0] for category in categories])
     lit = np.stack([images(category, 4, [2], range(toynorb.LIGHTINGS))[0] for category in categories])

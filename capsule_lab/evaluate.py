@@ -1,4 +1,4 @@
-"""Test a trained network: ``python -m capsule_lab.evaluate ckpt=runs/…``, which needs only the checkpoint."""
+"""Test a trained network: ``python -m capsule_lab.evaluate ckpt=runs/…``. Only the checkpoint is needed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Couplings = Literal["trained", "equal"]
 
 @command("evaluate")
 def main(config: DictConfig) -> dict[str, Any]:
-    """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_only  # takes seconds, help needs none
+    """Evaluate ``config.ckpt``, print the result and write it into the run directory."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow to import; --help does not need it
 
     result, path = evaluate_checkpoint(config)
     if getattr(rank_zero_only, "rank", 0):
-        return {}  # the first of several processes has the same result
+        return {}  # only the first of several processes prints and writes
     first, others = runs.results.describe_metrics(config.split, result[config.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
@@ -45,7 +45,7 @@ def main(config: DictConfig) -> dict[str, Any]:
 
 
 def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
-    """``evaluate`` as a configuration of ``conf/evaluate.yaml`` says, and the file for its result. Writes nothing."""
+    """Evaluate with options of ``conf/evaluate.yaml``; return the result and the path for it. Writes nothing."""
     run = open_checked(config)
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
@@ -53,9 +53,9 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
 
 
 def open_checked(config: DictConfig) -> runs.Run:
-    """The run of ``config.ckpt``, once the options of ``evaluate``, ``attack`` or ``analyse`` are known to be right.
+    """Check the options of ``evaluate``, ``attack`` or ``analyse``, then open the run of ``config.ckpt``.
 
-    A ``seed`` that is not given, as other data needs one, becomes that of training.
+    A ``seed`` that is not given becomes the seed of training; other data may need one.
     """
     from capsule_lab.config import build, check  # torch and Lightning
 
@@ -70,7 +70,7 @@ def open_checked(config: DictConfig) -> runs.Run:
 
 
 def check_outputs(run: runs.Run, outputs: Iterable[Tensor]) -> None:
-    """``RunError`` if what a network says of images is not finite, before more is computed of it."""
+    """Raise a ``RunError`` if an output of the network is not finite, before anything is computed from it."""
     import torch
 
     with torch.no_grad():
@@ -86,23 +86,23 @@ def evaluate(
     *,
     couplings: Couplings = "trained",
 ) -> dict[str, Any]:
-    """Metrics of a trained network on one split, with provenance. Writes nothing.
+    """Return the metrics of a trained network on one split, with provenance. Writes nothing.
 
     Args:
-        run: what ``runs.open`` gives.
+        run: as returned by ``runs.open``.
         split: ``"test"`` or ``"val"``.
-        data: options of the data that differ from training, ``{"test_crops": 13}``; with a ``_target_``, the whole
+        data: data options that differ from training, such as ``{"test_crops": 13}``; with a ``_target_``, the whole
             configuration of other data. See ``Run.data_with``.
-        trainer: of ``conf/trainer``; precision ``auto`` is that of training.
+        trainer: options of ``conf/trainer``; precision ``auto`` means the precision option of training.
         couplings: ``"trained"``, or ``"equal"``: see ``capsule_lab.analysis.equal_couplings``.
 
     Returns:
-        The metrics under the name of the split, ``checkpoint``, ``provenance``, ``data``, ``hardware``,
-        ``precision``, and what ``environment.of_this_process`` gives.
+        The metrics under the name of the split, ``checkpoint``, ``provenance``, ``data``, ``couplings``, ``hardware``,
+        ``precision``, and the items of ``environment.of_this_process``.
 
     Raises:
-        ConfigError, DataError, RunError: for options that do not exist, data that is not here or does not fit the
-            network, and metrics that are not finite.
+        ConfigError, DataError, RunError: for unknown options, for data that is missing or does not fit the network, and
+            for metrics that are not finite.
     """
     from capsule_lab import callbacks
     from capsule_lab.analysis.equal_couplings import equal_couplings
@@ -139,16 +139,16 @@ def evaluate(
 
 
 def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Where a result of ``evaluate`` belongs: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
+    """Return the path for a result: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
 
-    Options whose text no file can have in its name, or a long one, are told apart by their hash.
+    If the text of the options is too long or not allowed in a file name, their hash is appended.
     """
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
     other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
     options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
-    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:120]  # ours: names of files have 255 at most
+    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:120]  # ours: a file name has at most 255 bytes
     if named != options:
         named += f"-{hashlib.sha256(options.encode()).hexdigest()[:8]}"
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"]]

@@ -1,4 +1,4 @@
-"""Draw a run: ``python -m capsule_lab.figures run=runs/…``."""
+"""Draw the figures of a run: ``python -m capsule_lab.figures run=runs/…``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @command("figures")
 def main(config: DictConfig) -> None:
-    """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
+    """Draw the figures of ``config.run``, and save them to its ``figures/`` and to the loggers of ``config``."""
     from capsule_lab.config import build
 
     if OmegaConf.is_missing(config, "run"):
@@ -39,13 +39,13 @@ def main(config: DictConfig) -> None:
 def keep_figures(
     run: runs.Run, figures: Iterable[tuple[str, Figure]], logger: Mapping[str, DictConfig] | None, *, pdf: bool = False
 ) -> Iterator[Path]:
-    """Save figures to ``figures/`` of the run and to loggers that continue its own; the files, one after another.
+    """Save figures to ``figures/`` of the run and to its loggers; yield the path of each file.
 
     Args:
-        run: what the figures are of.
-        figures: by name.
-        logger: options of ``conf/logger``; ``None`` for none.
-        pdf: also save each as PDF, for print.
+        run: the run that the figures show.
+        figures: pairs of a name and a figure.
+        logger: options of ``conf/logger``; ``None`` for no logger.
+        pdf: also save each figure as PDF, for print.
     """
     from capsule_lab import callbacks
     from capsule_lab.callbacks.figures import keep_figure
@@ -64,11 +64,11 @@ def keep_figures(
 
 
 def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
-    """The loggers of a configuration, continuing those of the run."""
+    """Open the loggers of a configuration, which continue those of the run."""
     from capsule_lab import callbacks
     from capsule_lab.config import build
 
-    for name, options in loggers.items():  # a cell of a table keeps its names, where they are not those of folders
+    for name, options in loggers.items():  # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
         own = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
@@ -82,17 +82,17 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
 
 
 def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
-    """Name and figure, one after another: curves of what was logged, then predictions of held-out images.
+    """Yield name and figure: curves of the logged metrics, then predictions for held-out images.
 
-    Reconstructions, too, of a network with a decoder; a sheet of predictions of one without, and of several labels.
+    For a network with a decoder, reconstructions; without a decoder or with several labels, a sheet of predictions.
 
     Args:
-        run: what ``runs.open`` gives.
-        config: of ``conf/figures.yaml``.
+        run: as returned by ``runs.open``.
+        config: options of ``conf/figures.yaml``.
 
     Raises:
-        DataError: if the data of training is not here.
-        RunError: for a class of ``sheet_classes`` without a held-out image.
+        DataError: if the training data is missing.
+        RunError: if a class of ``sheet_classes`` has no held-out image.
     """
     from capsule_lab.analysis.curves import figures
     from capsule_lab.analysis.plotting import add_heading
@@ -113,7 +113,7 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
 def _of_images(
     network: nn.Module, batch: Batch, output: CapsuleOutput, config: DictConfig, names: Sequence[str]
 ) -> Iterator[tuple[str, Figure]]:
-    """Labels and predictions; figures 3, 4 and 5 of Sabour 2017."""
+    """Yield labels with predictions, and figures 3, 4 and 5 of Sabour 2017."""
     from capsule_lab.analysis import perturbation, reconstructions, segmentation
     from capsule_lab.callbacks.figures import first_reconstructions
     from capsule_lab.networks import reconstructs
@@ -135,7 +135,7 @@ def _of_images(
     for label in [first] if config.sheet_classes is None else config.sheet_classes:
         if label not in examples:
             known = ", ".join(map(str, sorted(examples)))
-            raise RunError(f"sheet_classes has {label}; expected classes of the held-out images: {known}")
+            raise RunError(f"sheet_classes contains {label}; expected classes of the held-out images: {known}")
         example = reconstructions.select_images(output, batch.labels.new_tensor([examples[label]]))
         name = "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
         steps = perturbation.steps_of(output)
@@ -143,7 +143,7 @@ def _of_images(
 
 
 def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
-    """The first ``images`` of the split ``"val"``, of ``"train"`` if that is empty, and the network's output."""
+    """Return the split, its first ``images`` and the network's output; ``"val"``, or ``"train"`` if that is empty."""
     import torch
 
     from capsule_lab.types import Batch, CapsuleOutput, Capsules
@@ -161,7 +161,7 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
             break
 
     def concatenated(records: Any) -> list[Any]:
-        """Each field over all records."""
+        """Concatenate each field over all records."""
         return [None if each[0] is None else torch.cat(each)[:images] for each in zip(*records, strict=True)]
 
     scores, logits = concatenated([[output.scores, output.logits] for output in outputs])

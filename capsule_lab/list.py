@@ -18,31 +18,31 @@ from capsule_lab.runs import lock
 from capsule_lab.system.terminal import aligned, differences
 
 HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
-_LEAST_WANTED = ("last written", "val error")
-"""Columns that a narrow terminal does not show."""
+_OPTIONAL = ("last written", "val error")
+"""Columns that are left out on a narrow terminal."""
 
 
 @command("list")
 def main(config: DictConfig) -> None:
-    """Print a row for each run directory, the latest last."""
+    """Print a row for each run directory, the most recent last."""
     found = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
     described = {file.parent: runs.directories.read_overrides(file.parent) for file in found}
     wanted = [each for each in described if str(config.contains) in f"{each.name} {described[each]}"]
     wanted = wanted[-config.last :]
     console = Console(highlight=False)
     if not wanted:
-        console.print(f"no such runs in {runs.directories.root()}", soft_wrap=True, markup=False)
+        console.print(f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False)
         return
     shared, own = differences([shlex.split(described[each]) for each in wanted])
     rows = [[*_row(each), shlex.join(overrides)] for each, overrides in zip(wanted, own, strict=True)]
     lines = aligned([HEADINGS, *rows])
-    for left_out in _LEAST_WANTED if console.is_terminal or "COLUMNS" in os.environ else ():
+    for left_out in _OPTIONAL if console.is_terminal or "COLUMNS" in os.environ else ():
         if max(map(len, lines)) > console.width:
             for row in rows:
                 row[HEADINGS.index(left_out)] = ""
             lines = aligned([HEADINGS, *rows])
     if shared:
-        lines.append(f"all with {shlex.join(shared)}")
+        lines.append(f"all runs have {shlex.join(shared)}")
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
 
@@ -56,7 +56,7 @@ def _row(directory: Path) -> list[str]:
 
 
 def _error(metrics: Mapping[str, float]) -> str:
-    """Of a network without classes, its loss."""
+    """Return the error, or the loss of a network without classes, as text."""
     if "error" in metrics:
         return f"{metrics['error']:.2f} %"
     return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
@@ -73,7 +73,7 @@ def _unfinished(directory: Path) -> str:
 
 
 def _written(config: Path) -> float:
-    """When a run was last written to, as far as its log and its configuration tell, in seconds since 1970."""
+    """Return when the log or the configuration of a run was last written, in seconds since 1970."""
     files = (config, config.with_name("train.log"))
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Results of a paper's table beside the published ones, from run directories: ``python -m capsule_lab.report``."""
+"""Compare results in run directories with a paper's table: ``python -m capsule_lab.report``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from capsule_lab.command import command
 from capsule_lab.errors import printable
 from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
 
-WIDTH = 160  # ours: of tables in files and pipes
+WIDTH = 160  # ours: characters in a line, in files and pipes
 
 
 def report(config: DictConfig, command_line: str) -> None:
-    """Show the table, write it as Markdown, CSV, LaTeX and HTML, and its figures.
+    """Print the table, and write it as Markdown, CSV, LaTeX and HTML, with its figures.
 
     Args:
-        config: of ``conf/report.yaml``.
-        command_line: the command, as it was typed.
+        config: options of ``conf/report.yaml``.
+        command_line: the command as the user typed it.
     """
     from capsule_lab import runs
     from capsule_lab.tables import formats
@@ -59,7 +59,7 @@ def report(config: DictConfig, command_line: str) -> None:
 
 
 def main() -> None:
-    """Hydra's command, which gets the overrides of training runs as one list."""
+    """Run the Hydra command, which receives the overrides of training runs as one list."""
     command_line = shlex.join(["python", "-m", "capsule_lab.report", *sys.argv[1:]])
 
     def run(config: DictConfig) -> None:

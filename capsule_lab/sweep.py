@@ -17,7 +17,7 @@ from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds, f
 
 @command("sweep", partial(for_hydra, own=FOR_SWEEP))
 def main(config: DictConfig) -> None:
-    """Train and evaluate what is left of ``config.table``, or with ``dry_run`` print what that is."""
+    """Train and evaluate the unfinished cells of ``config.table``; with ``dry_run``, only print them."""
     from capsule_lab.launchers.slurm import SlurmLauncher
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.scheduler import run_table, show_plan
@@ -31,8 +31,8 @@ def main(config: DictConfig) -> None:
     launcher = instantiate(HydraConfig.get().launcher)
     if config.budget is not None and isinstance(launcher, SlurmLauncher):
         raise ConfigError(
-            f"budget={config.budget} is for launcher=basic and launcher=gpus; the time of SLURM's jobs is "
-            "hydra.launcher.timeout_min, after which they are requeued and go on"
+            f"budget={config.budget} works only with launcher=basic and launcher=gpus; with launcher=slurm, set "
+            "hydra.launcher.timeout_min, after which a job is requeued and continues"
         )
     run_table(table, overrides, launcher.launch, deadline)
 

@@ -34,22 +34,22 @@ log = logging.getLogger(__name__)
 
 @command("train")
 def main(config: DictConfig) -> None:
-    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
+    """Train and test ``config``, and write ``metrics.json``; raise an error if another process trains it."""
     start_time = time.monotonic()
     if not HydraConfig.initialized():
         raise ConfigError(
-            "main needs a command of Hydra; in a notebook: train(compose('train', [overrides]), Path('run'))"
+            "main() must be started by Hydra; in a notebook call train(compose('train', [overrides]), Path('run'))"
         )
     check(config)
     with (
         runs.lock.train_lock(config),
-        interruptible("stopped before training went on: checkpoints are as they were"),
+        interruptible("stopped before training started; the checkpoints are unchanged"),
     ):
         hydra = HydraConfig.get()
         overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
         directory, is_finished = _directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
         if is_finished:
-            log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
+            log.info("%s has finished, there is nothing to resume; its results are in metrics.json", directory)
             return
         differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
         result = train(config, directory, differences, start_time)
@@ -59,13 +59,13 @@ def main(config: DictConfig) -> None:
         Console(highlight=False).print("", shown, sep="\n", soft_wrap=True)  # commands to copy
     if result.get("new_steps") == 0 and not of_a_sweep:
         raise RunError(
-            f"trainer.max_time={config.trainer.max_time} was over after {time.monotonic() - start_time:.0f} s, before "
-            "the first step or the end of the test; expected more, the same command begins there again"
+            f"trainer.max_time={config.trainer.max_time} ran out after {time.monotonic() - start_time:.0f} s, before "
+            "the first step or the end of the test; expected more, as the same command starts at the same point"
         )
 
 
 def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
-    """The directory for the run, and whether the run that is to be resumed has finished there."""
+    """Return the directory for the run, and whether the run to resume has already finished there."""
     resume_requested = config.train.resume
     config.train.resume = resume_requested or was_requeued()
 
@@ -74,7 +74,7 @@ def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
 
     directory = runs.directories.choose_directory(config, name, is_superseded)
     if resume_requested and LOG_VARIABLE not in os.environ and not (directory / "config.yaml").exists():
-        log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)  # sweeps always resume
+        log.warning("NOTHING TO RESUME for this configuration: new run in %s", directory)  # sweeps always resume
     finished = config.train.resume and runs.results.is_finished(directory, config)
     return directory, finished and not is_superseded(directory)
 
@@ -82,17 +82,17 @@ def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
 def train(
     config: DictConfig, directory: Path, overrides: Sequence[str] | None = None, start_time: float | None = None
 ) -> dict[str, Any]:
-    """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first.
+    """Train and test in ``directory``; return the content of ``metrics.json``, or ``{}`` on later ranks.
 
-    When ``trainer.max_time`` is over, the run is saved, and what is returned has the ``status`` ``"paused"``, its
-    ``steps``, the ``planned_steps``, and the ``new_steps`` of this call; with ``train.resume`` the next goes on.
+    When ``trainer.max_time`` runs out, the run is saved, and the result contains ``status`` ``"paused"``, ``steps``,
+    ``planned_steps``, and the ``new_steps`` of this call; a call with ``train.resume`` continues the run.
 
     Args:
-        config: the whole configuration, as ``capsule_lab.config.compose.compose`` gives it; see ``check.check``.
-        directory: of the run.
-        overrides: what the configuration differs in from the defaults, for the records and the log; by default those
-            that ``compose`` was given.
-        start_time: when ``trainer.max_time`` began, by ``time.monotonic``; by default now.
+        config: the whole configuration, as ``capsule_lab.config.compose.compose`` returns it; see ``check.check``.
+        directory: the run directory.
+        overrides: the overrides of the defaults, for the records and the log; by default those passed to
+            ``compose``.
+        start_time: start of ``trainer.max_time``, from ``time.monotonic``; by default now.
     """
     start_time = time.monotonic() if start_time is None else start_time
     check(config)
@@ -101,7 +101,7 @@ def train(
 
 
 class Training:
-    """The parts of a run, which are built before its directory is: mistakes leave nothing behind."""
+    """The parts of a run. They are built before the run directory, so that a mistake leaves no files behind."""
 
     def __init__(self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float) -> None:
         import lightning as L
@@ -110,7 +110,7 @@ class Training:
         from capsule_lab.config import build
         from capsule_lab.system import environment
 
-        environment.commit()  # that of the code imported here: the files may change while this trains
+        environment.commit()  # of the code imported now: the files may change during training
         build.quiet_lightning_logs()
         self.directory, self.overrides = directory, [*overrides]
         self.data = build.build_data(config)
@@ -119,7 +119,7 @@ class Training:
         self.module = build.build_module(self.config, self.data.spec)
         seconds = build.time_limit(self.config.trainer)
         with build.constructing("data"):
-            self.data.setup("fit")  # may download or render for minutes: mistakes are found before
+            self.data.setup("fit")  # may download or render for minutes, so mistakes are found before
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(self.config, directory, self.data.provenance)
         self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
@@ -139,7 +139,7 @@ class Training:
         runs.directories.create_directory(self.directory, self.config, self.overrides)
         with runs.results.recording_failure(self.directory), runs.files.logging_to(self.directory / "train.log"):
             log.info("%s on %s", type(self.module.network).__name__, self.data.provenance["name"])
-            log.info("into %s%s", self.directory, f", continuing {self.checkpoint}" if self.checkpoint else "")
+            log.info("writing to %s%s", self.directory, f", continuing {self.checkpoint}" if self.checkpoint else "")
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
@@ -154,12 +154,12 @@ class Training:
             return self.record(result) if self.trainer.is_global_zero else {}
 
     def fit(self) -> dict[str, Any]:
-        """Train; how that ended, its last validation, which has to be finite, and the best one with its step."""
+        """Train; return why training ended, the last validation, which must be finite, and the best one."""
         from capsule_lab.lit import lightning_internals
 
         self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
         embed = self.embed
-        runs.results.check_finite(embed.val, f"the last validation, of step {embed.val_step},")
+        runs.results.check_finite(embed.val, f"the last validation, at step {embed.val_step},")
         path = runs.checkpoints.checkpoint_to_test("best", self.directory)
         best = runs.checkpoints.read(path) if path and path.stem == "best" else None
         return {
@@ -172,13 +172,13 @@ class Training:
         }
 
     def time_to_accuracy(self) -> dict[str, Any]:
-        """What ``TimeToAccuracy`` recorded, with the test of the weights that reached each threshold."""
+        """Return the record of ``TimeToAccuracy``, with the test error at each threshold."""
         from capsule_lab import callbacks
 
         if self.timer is None:
             return {}
         results, errors = self.timer.results(), {}
-        loggers, self.trainer.loggers = self.trainer.loggers, []  # they get the test of `train.test`
+        loggers, self.trainer.loggers = self.trainer.loggers, []  # they receive only the test of `train.test`
         try:
             for threshold in self.timer.thresholds:
                 weights, step = callbacks.weights_reached(self.directory, threshold), results[f"{threshold}/step"]
@@ -191,7 +191,7 @@ class Training:
         return {"time_to_accuracy": results}
 
     def test(self) -> dict[str, Any]:
-        """Test the weights that ``train.test`` names: the metrics, and which weights they were."""
+        """Test the weights that ``train.test`` names; return the metrics, and which weights were tested."""
         weights = runs.checkpoints.checkpoint_to_test(self.config.train.test, self.directory)
         if weights is None:
             return {"test": {}, "weights_tested": None, "tested_step": None}
@@ -206,7 +206,7 @@ class Training:
         return results
 
     def record(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Write ``metrics.json``: the result, and what it needs beside it to be judged and repeated."""
+        """Write ``metrics.json``: the result, and everything needed to judge and to repeat it."""
         from capsule_lab.system import environment
 
         trainer = self.trainer
@@ -231,20 +231,20 @@ class Training:
         return record
 
     def pause(self) -> dict[str, Any]:
-        """How far the run is, which is written to its directory and logged; nothing on processes but the first."""
+        """Write the progress to the run directory and log it; return it, or on later ranks an empty dict."""
         if not self.trainer.is_global_zero:
             return {}
         steps, planned = self.trainer.global_step, self.module.total_steps
         runs.results.write_pause(self.directory, steps, planned)
         on = command_line("train.resume=true")
-        log.info("PAUSED at step %d of %d, as the time is over: more is left, to go on: %s", steps, planned, on)
+        log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, on)
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
         return {**status, "new_steps": steps - self.embed.steps_before}
 
 
 @contextmanager
 def _logging_to_stdout_if_nowhere() -> Iterator[None]:
-    """Show what is logged in a notebook; a command has the handler that Hydra configures."""
+    """Print log messages to stdout in a notebook; in a command, Hydra has configured a handler."""
     root, own = logging.getLogger(), logging.getLogger("capsule_lab")
     if root.handlers:
         yield

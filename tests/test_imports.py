@@ -64,7 +64,7 @@ def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
     # -W ignore: runpy warns of modules that are imported already
     ended = interpreter("-W", "ignore", "-c", TEXT, " ".join(modules), cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
-    assert "no such runs in " in ended.out
+    assert "no matching runs in " in ended.out
     assert "== Config ==" in ended.out
     assert ended.out.splitlines()[-1] == "[]"
 

@@ -79,7 +79,7 @@ def test_list_of_some_runs(cli: Cli) -> None:
     assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]
     cli("list")  # warns of the damaged result, once
     assert len(cli("list", "last=1").out.splitlines()) == 2
-    assert cli("list", "contains=nothing").out.startswith("no such runs in ")
+    assert cli("list", "contains=nothing").out.startswith("no matching runs in ")
     assert "last is 0; expected a whole number, 1 or more" in one_sentence(cli("list", "last=0"))
 
 
@@ -94,4 +94,4 @@ def test_a_narrow_terminal_shows_names_whole(cli: Cli, monkeypatch: pytest.Monke
     heading, *rows, last = cli("list").out.splitlines()
     assert heading.split() == ["run", "state", "overrides"], "and not when they were last written"
     assert sorted(row.split() for row in rows) == sorted(names)
-    assert last == "all with data.source=standin debug=smoke"
+    assert last == "all runs have data.source=standin debug=smoke"

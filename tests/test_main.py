@@ -30,7 +30,7 @@ def test_commands_by_their_names(tmp_path: Path) -> None:
         ("--version", 0, "capsule-lab ", ""),
         ("--help", 0, "commands", ""),
         ("trian", 2, "", "capsule_lab: trian is not a command; did you mean train? Options: analyse, "),
-        ("model=capsnet", 2, "", "capsule_lab: model=capsnet is not a command; expected one before it, such as "),
+        ("model=capsnet", 2, "", "capsule_lab: model=capsnet is not a command; put a command before it, such as "),
         ("train --version", 0, "capsule-lab ", ""),
         ("train modle=capsnet", 2, "", "capsule_lab: modle does not exist; did you mean model?"),
     ):

@@ -90,7 +90,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
 def test_log_of_a_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
-    assert f"into {trained.directory}" in text
+    assert f"writing to {trained.directory}" in text
     assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, "also where a notebook composed them"
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
@@ -169,10 +169,10 @@ REAL = ["data.source=real", "data.train_images=null"]
     ("overrides", "message"),
     [
         (["train.resume=true", "data.validation=stratified"], "was trained on another split or version of the data; "),
-        (["train.resume=true", *REAL], "was trained on stand-in for MNIST.*, and now there is only real MNIST"),
-        (["ckpt=DIRECTORY", *REAL], "was trained on stand-in for MNIST.*, and now there is only real MNIST"),
-        (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt holds another network"),
-        ([], r"holds a run already; continue it with train\.resume=true, or name another"),
+        (["train.resume=true", *REAL], "was trained on stand-in for MNIST.*, but now there is only real MNIST"),
+        (["ckpt=DIRECTORY", *REAL], "was trained on stand-in for MNIST.*, but now there is only real MNIST"),
+        (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt has another network"),
+        ([], r"already contains a run; continue it with train\.resume=true, or set another"),
     ],
 )
 def test_run_that_cannot_go_on_so_is_refused(
@@ -221,7 +221,7 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path,
 @pytest.mark.parametrize(
     ("moment", "signum", "message"),
     [
-        ("on_sanity_check_start", signal.SIGUSR1, "stopped before training went on: checkpoints are as they were"),
+        ("on_sanity_check_start", signal.SIGUSR1, "stopped before training started; the checkpoints are unchanged"),
         ("on_test_start", signal.SIGTERM, "training is complete; the same command with train.resume=true tests again"),
     ],
 )
@@ -251,7 +251,7 @@ def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.M
     ((directory, overrides),) = started
     assert directory.startswith("mine-capsnet-mnist-")
     assert overrides == ["debug=smoke", *TINY_CAPSNET]
-    assert "NOTHING TO RESUME for this configuration, in " in ended.out
+    assert "NOTHING TO RESUME for this configuration: new run in " in ended.out
 
 
 class Watch(Callback):
@@ -347,7 +347,7 @@ def test_smoke(cli: Cli, tmp_path: Path) -> None:
     before = contents(tmp_path / "runs")
     again = cli("train", *command_line, "train.resume=true")
     assert again.status == 0
-    assert f"{directory} is finished already, nothing to resume" in again.out
+    assert f"{directory} has finished, there is nothing to resume" in again.out
     assert contents(tmp_path / "runs") == before
 
 
@@ -440,7 +440,7 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False))
-    with pytest.raises(ConfigError, match=r"^main needs a command of Hydra; in a notebook: train\(compose\("):
+    with pytest.raises(ConfigError, match=r"^main\(\) must be started by Hydra; in a notebook call train\(compose\("):
         main.__wrapped__(compose("train", TINY))
 
 

@@ -1,4 +1,4 @@
-"""Words of a command line before Hydra reads them: options first, paths made whole, what cannot be read refused."""
+"""Preparation of a command line for Hydra: options come first, paths are expanded, unknown words raise errors."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _WITH_VALUE = (
 """Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
 
 _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table"}
-"""The key that a command needs, and that is easily left out before its value."""
+"""The required key of a command, which users often forget before its value."""
 
 
 def prepared(arguments: Sequence[str], command: str) -> list[str]:
-    """Arguments of a command, as typed, as Hydra takes them: options that begin with a dash first."""
+    """Convert the arguments of a command for Hydra: options that begin with a dash come first."""
     options, overrides = _split(arguments)
     return [*options, *choices([_override(each, command) for each in overrides], command)]
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:
-    """The user's own folders of configurations that a command line names, as ``compose.search_path`` has them."""
+    """Return the user's configuration folders in a command line, in the form of ``compose.search_path``."""
     options, overrides = _split(arguments)
     words = [part for option in options for part in option.split("=", 1)]
     entries = [str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")]
@@ -45,12 +45,12 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     for entry in entries:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():
-            raise ConfigError(f"there is no folder {path}; expected a folder with files such as routing/mine.yaml")
+            raise ConfigError(f"folder {path} does not exist; expected a folder with files such as routing/mine.yaml")
     return [entry if "://" in entry else f"file://{Path(entry).absolute()}" for entry in entries]
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options with their values, and overrides."""
+    """Split arguments into options with their values, and overrides."""
     options: list[str] = []
     overrides: list[str] = []
     words = iter(arguments)
@@ -74,10 +74,10 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _override(word: str, command: str) -> str:
-    """An override with its path made whole."""
+    """Check an override and expand its path."""
     key, is_pair, value = word.partition("=")
-    if key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ:  # Lightning gives it to processes that it starts
-        raise ConfigError(f"{word} would only make an empty folder; expected train.directory=…, or CAPSULE_LAB_RUNS")
+    if key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ:  # Lightning sets both in the processes that it starts
+        raise ConfigError(f"{word} would only create an empty folder; expected train.directory=… or CAPSULE_LAB_RUNS")
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"
     if is_pair or word.startswith("~"):
@@ -86,4 +86,4 @@ def _override(word: str, command: str) -> str:
     if not found and command in _FIRST:
         found = [f"{_FIRST[command]}={word}"]
     guess = f"did you mean {' or '.join(found)}?" if found else "--help shows the keys"
-    raise ConfigError(f"{word} is not of the form key=value; {guess}")
+    raise ConfigError(f"{word} does not have the form key=value; {guess}")

@@ -1,4 +1,4 @@
-"""From a configuration to objects: DataModule, LightningModule and Trainer."""
+"""Build DataModule, LightningModule and Trainer from a configuration."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def constructing(what: str) -> Iterator[None]:
-    """Turn what a constructor refuses into a ``ConfigError`` that begins with the part of the configuration."""
-    from capsule_lab.lit.lightning_internals import MisconfigurationException  # takes seconds, help needs none
+    """Turn a constructor's error into a ``ConfigError`` that begins with ``what``, a part of the configuration."""
+    from capsule_lab.lit.lightning_internals import MisconfigurationException  # slow to import; --help does not need it
 
     try:
         yield
@@ -34,14 +34,14 @@ def constructing(what: str) -> Iterator[None]:
 
 
 def build_data(config: DictConfig) -> Any:
-    """The DataModule of ``config.data``."""
+    """Build the DataModule of ``config.data``."""
     return instantiate(config.data, _convert_="all")
 
 
 def build_module(config: DictConfig, spec: Any) -> Any:
-    """The LightningModule of ``config.module`` around the network of ``config.model``.
+    """Build the LightningModule of ``config.module`` with the network of ``config.model``.
 
-    Image size and classes, of the ``DataSpec``, are facts of the data, not options.
+    Image size and number of classes come from the ``DataSpec``; they are no options.
     """
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
@@ -58,13 +58,13 @@ def build_module(config: DictConfig, spec: Any) -> Any:
 
 
 def _taken(node: DictConfig, **facts: int) -> dict[str, int]:
-    """The facts about classes that a network or a module takes: one for pairs of images takes none."""
+    """Return the ``facts`` that a network or module takes as arguments; one for image pairs takes none."""
     arguments = arguments_of(get_object(node["_target_"]))
     return {name: value for name, value in facts.items() if arguments is None or name in arguments}
 
 
 def _try_losses(module: Any, spec: Any) -> None:
-    """Call the losses, which are functions without constructors, with the first and last values of their schedules."""
+    """Call the losses, functions without constructors, with the first and last values of their schedules."""
     if getattr(module, "reconstruction", None) is not None:
         module.reconstruction(*[torch.zeros(1, *spec.image_shape)] * 2)
     if not hasattr(module, "loss"):
@@ -77,10 +77,10 @@ def _try_losses(module: Any, spec: Any) -> None:
 
 def check_change(network: Any, spec: Any) -> None:
     """Check that the data provides the kind of change that the network expects."""
-    told = getattr(network, "change_shape", ())
-    if told and spec.change != told:
+    expected = getattr(network, "change_shape", ())
+    if expected and spec.change != expected:
         kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
-        one, other = (kinds.get(shape, f"one of shape {shape}") for shape in (told, spec.change))
+        one, other = (kinds.get(shape, f"one of shape {shape}") for shape in (expected, spec.change))
         raise ConfigError(
             f"{type(network).__name__} expects {one}, but the data provides {other}; use "
             "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
@@ -89,15 +89,15 @@ def check_change(network: Any, spec: Any) -> None:
 
 
 def build_without_weights(config: DictConfig) -> Any:
-    """``build_module`` on torch's meta device: every size is worked out, nothing is computed or stored."""
+    """Run ``build_module`` on torch's meta device, which derives every size without storing or computing values."""
     spec = build_data(config).spec
     with torch.device("meta"):
         return build_module(config, spec)
 
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
-    """The Trainer with its callbacks and loggers, all writing below ``directory``."""
-    from lightning.pytorch.callbacks import Checkpoint  # takes seconds, help needs none
+    """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
+    from lightning.pytorch.callbacks import Checkpoint  # slow to import; --help does not need it
 
     from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
@@ -109,8 +109,8 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     arguments: dict[str, Any] = {
         "default_root_dir": directory,
         "logger": loggers,
-        "max_steps": -1,  # the module counts them, see AbstractModule
-        "max_time": None,  # Lightning would end the run; see `time_limit`
+        "max_steps": -1,  # AbstractModule counts the steps
+        "max_time": None,  # Lightning would end the run, see `time_limit`
     }
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
@@ -119,24 +119,24 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     fast, arguments["precision"] = fast_precision(config.trainer.accelerator), config.trainer.get("precision")
     if arguments["precision"] == "bf16-mixed" != fast:
         log.warning(
-            "trainer.precision is bf16-mixed, for which this processor has no instructions: a step takes many times as "
-            "long (CapsNet: 67 s in place of 3.5 s); expected trainer.precision=auto, here %s",
+            "trainer.precision is bf16-mixed, but this processor has no bfloat16 instructions: a step takes many times "
+            "as long (CapsNet: 67 s instead of 3.5 s); expected trainer.precision=auto, here %s",
             fast,
         )
     elif arguments["precision"] == "auto":
         arguments["precision"] = fast
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
-        arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
-    if (config.trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
+        arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback
+    if (config.trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _NODE_VARIABLES):
         raise ConfigError(
-            f"trainer.num_nodes is {config.trainer.num_nodes}, and nothing says which these are; start a process on "
+            f"trainer.num_nodes is {config.trainer.num_nodes}, but no variable describes the nodes; start a process on "
             "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
     with constructing("trainer"):
         try:
             built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
-        except RuntimeError as error:  # of Lightning, such as for variables of SLURM that it does not support
+        except RuntimeError as error:  # from Lightning, for example for unsupported SLURM variables
             raise ValueError(one_line(error)) from error
     disable_signal_handlers(built)
     limit_waiting(built)
@@ -144,8 +144,8 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
 
 
 def time_limit(trainer: DictConfig) -> float:
-    """Seconds of ``trainer.max_time``, after which training goes on in another command; or infinity."""
-    from lightning.pytorch.callbacks import Timer  # takes seconds, help needs none
+    """Return ``trainer.max_time`` in seconds, after which a run pauses; infinity if it is not set."""
+    from lightning.pytorch.callbacks import Timer  # slow to import; --help does not need it
 
     if (duration := to_container(trainer).get("max_time")) is None:
         return math.inf
@@ -153,26 +153,26 @@ def time_limit(trainer: DictConfig) -> float:
         return float(Timer(duration).time_remaining() or 0)
 
 
-_KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables by which SLURM, torchrun and others tell each process its place; without one, Lightning hangs."""
+_NODE_VARIABLES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables that SLURM, torchrun and others set in each process; Lightning hangs if none is set."""
 
 
 def check_together(trainer: Any, module: Any, data: Any) -> None:
-    """What only trainer, module and data, which is set up, together can tell, and Lightning later or never."""
-    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
+    """Check that trainer, module and data (after ``setup``) fit; Lightning would report this later or not at all."""
+    from capsule_lab.networks.base import reconstructs  # slow to import; --help does not need it
 
     module.training_network.check(trainer)
     check_change(module.network, data.spec)
     if reconstructs(module.network) and not hasattr(module, "reconstruction"):
         raise ConfigError(
-            f"this {type(module.network).__name__} has a decoder, and {type(module).__name__} would not train it; "
+            f"this {type(module.network).__name__} has a decoder, but {type(module).__name__} would not train it; "
             "expected module=capsnet, or a model without decoder"
         )
     if data.mixup is not None:
         with constructing("data.mixup"), torch.device("cpu"):
             if getattr(module, "reconstruction", None) is not None and reconstructs(module.network):
                 raise ValueError(
-                    "a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null"
+                    "a decoder reconstructs one class, but images are mixtures of two; expected model.decoder=null"
                 )
             if not hasattr(module, "loss"):
                 raise ValueError(f"{type(module.network).__name__} does not classify; expected null")
@@ -182,17 +182,17 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
     interval = trainer.val_check_interval
     if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:
         raise ConfigError(
-            f"trainer.val_check_interval is {interval}, and an epoch has {batches} batches; expected at most these, or "
-            "trainer.check_val_every_n_epoch=null, which counts over epochs"
+            f"trainer.val_check_interval is {interval}, but an epoch has {batches} batches; expected at most that, or "
+            "trainer.check_val_every_n_epoch=null, which counts batches across epochs"
         )
     _check_monitors(trainer.callbacks, module, data)
 
 
 def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
-    """What callbacks monitor is measured, as far as all of them and the module are ours or Lightning's."""
+    """Check that each monitored metric exists, if module and callbacks all belong to us or to Lightning."""
     if not all(type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in (module, *callbacks)):
         return
-    quantities = getattr(module, "quantities", None)  # of pairs, whose metrics have several each
+    quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
     terms = ["loss", "l2", "reconstruction"]
     if hasattr(module, "loss"):
         terms.append(getattr(module.loss, "func", module.loss).__name__.removesuffix("_loss"))
@@ -214,20 +214,20 @@ _STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")  # of cal
 
 
 def quiet_lightning_logs() -> None:
-    """Keep Lightning to what a user can act on, and all processes but the first to their warnings."""
-    from capsule_lab.lit.lightning_internals import HARMLESS_WARNINGS  # takes seconds, help needs none
+    """Hide Lightning's info messages and harmless warnings; on later ranks, hide all info messages."""
+    from capsule_lab.lit.lightning_internals import HARMLESS_WARNINGS  # slow to import; --help does not need it
 
     if os.environ.get("LOCAL_RANK", "0") != "0":
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger(name).propagate = False  # it has a handler of its own
+        logging.getLogger(name).propagate = False  # it has its own handler
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
 
 
 def fast_precision(accelerator: str) -> str:
-    """bfloat16 for convolutions where the processor computes in it, else float32; routing is float32 anyway."""
+    """Return bfloat16 for convolutions if the hardware supports it, else float32; routing is always float32."""
     if accelerator != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -236,6 +236,6 @@ def fast_precision(accelerator: str) -> str:
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16; private functions of torch, read from 2.15."""
+    """Return whether the CPU has bfloat16 instructions; uses private functions of torch 2.15."""
     native = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
     return any(supported() for supported in native if supported)

@@ -1,4 +1,4 @@
-"""Checks of a configuration before anything heavy is built: its keys, its values, and whether its parts fit."""
+"""Checks of a configuration before anything expensive is built: keys, values, and whether the parts fit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
 
 def check(config: DictConfig) -> None:
-    """Bind every ``_target_`` to its signature, and see that a training run of this configuration can work."""
+    """Check the arguments of every ``_target_``, and whether a training run of this configuration can work."""
     for path, node in _targets(config):
         name = node["_target_"]
         try:
             target = get_object(name)
-        except Exception as error:  # hydra raises whatever the import raises
+        except Exception as error:  # get_object passes on any error of the import
             raise ConfigError(f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}") from error
         _check_arguments(path, node, arguments_of(target))
     if "train" in config:
@@ -34,21 +34,21 @@ def check(config: DictConfig) -> None:
 
 
 def check_evaluation(config: DictConfig) -> None:
-    """Check options of ``capsule_lab.evaluate``, ``attack`` and ``analyse`` that their types do not tell."""
+    """Check options of ``evaluate``, ``attack`` and ``analyse`` beyond their types."""
     epsilons = config.get("epsilons")
     if epsilons is not None and len({each for each in epsilons if math.isfinite(each)}) < max(1, len(epsilons)):
         raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
     others = [name for name in ("source", "couplings", "targeted") if config.get(name) not in (None, "trained", False)]
     if config.get("objective") == "training" and others:
-        what = "labels only" if others[0] == "targeted" else "the network that is attacked"
+        what = "labels, not targets" if others[0] == "targeted" else "the attacked network"
         raise ConfigError(
-            f"objective=training is of {what}; expected objective=cross_entropy or margin with "
+            f"objective=training works only with {what}; expected objective=cross_entropy or margin with "
             f"{others[0]}={config[others[0]]}"
         )
     default: Any = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
     for name in _ONLY_OF_TRAINING:
         if config.trainer.get(name) != default[name]:
-            raise ConfigError(f"trainer.{name} is {config.trainer[name]}, which only training reads; leave it out")
+            raise ConfigError(f"trainer.{name} is {config.trainer[name]}, but only training uses it; leave it out")
 
 
 _ONLY_OF_TRAINING = (
@@ -58,7 +58,7 @@ _ONLY_OF_TRAINING = (
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
-    """Every node that is instantiated, with its path; one that is an interpolation has a path of its own elsewhere."""
+    """Yield path and node of each ``_target_``, without interpolations, whose target has a path elsewhere."""
     if isinstance(node, ListConfig):
         for number, item in enumerate(node):
             yield from _targets(item, f"{path}.{number}")
@@ -81,9 +81,9 @@ def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parame
         if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
             continue
         value, annotation = node[name], arguments[name].annotation
-        is_default = value is None and arguments[name].default is None  # of name: str = None, as others write
+        is_default = value is None and arguments[name].default is None  # for signatures such as name: str = None
         is_instantiated = isinstance(value, DictConfig) and "_target_" in value
-        if not (is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"):  # whose "auto" is ours
+        if not (is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"):  # where we add "auto"
             check_value(f"{path}.{name}", value, annotation, _IN_WORDS.get(f"{path}.{name}", ""))
 
 
@@ -94,7 +94,7 @@ _IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:0
 
 
 def _check_complete(config: DictConfig) -> None:
-    """Every group is chosen, and every value without a default is given."""
+    """Check that every group is chosen, and every value without a default is given."""
     whole = ("model", "module", "data", "optimizer", "trainer")
     for group in (*whole, "loss", "schedule"):
         if config.get(group) is None:
@@ -104,15 +104,15 @@ def _check_complete(config: DictConfig) -> None:
         parts |= {f"{group}.{name}": part for name, part in (config.get(group) or {}).items()}
     for path, part in parts.items():
         if part is not None and not (isinstance(part, DictConfig) and "_target_" in part):
-            raise ConfigError(f"{path} is {part}; expected null, or options that have a _target_")
+            raise ConfigError(f"{path} is {part}; expected null, or options with a _target_")
     for path, node in _targets(config):
         for name in map(str, node):
             if OmegaConf.is_missing(node, name):
-                raise ConfigError(f"{path}.{name} is missing; expected {path}.{name}=<value>, it has no default")
+                raise ConfigError(f"{path}.{name} is missing and has no default; expected {path}.{name}=<value>")
 
 
 def _check_loss(config: DictConfig) -> None:
-    """The loss is one for what the network's scores are."""
+    """Check that the loss fits the scores of the network."""
     network, loss = get_object(config.model["_target_"]), config.loss.get("classification")
     draws = hasattr(network, "change_shape")
     if draws != (loss is None):
@@ -121,27 +121,27 @@ def _check_loss(config: DictConfig) -> None:
         raise ConfigError(f"{network.__name__} {what}; expected {expected}")
     callbacks = filter(None, (config.get("callbacks") or {}).values())
     if not draws and any(callback["_target_"].endswith(".DrawnPairs") for callback in callbacks):
-        raise ConfigError(f"callbacks=pairs is of pairs, and {network.__name__} classifies; expected callbacks=default")
+        raise ConfigError(f"callbacks=pairs is for pairs, but {network.__name__} classifies; use callbacks=default")
     gives = getattr(network, "scores_are", None)
     expects = loss and getattr(get_object(loss["_target_"]), "expects", None)
-    if gives and expects == "activations" != gives:  # logits every network has
+    if gives and expects == "activations" != gives:  # every network has logits
         name = loss["_target_"].rpartition(".")[2]
-        raise ConfigError(f"{name} expects {expects}; {network.__name__} gives {gives}: loss=cross_entropy")
+        raise ConfigError(f"{name} expects {expects}, but {network.__name__} gives {gives}; use loss=cross_entropy")
 
 
 def _check_routing(config: DictConfig) -> None:
-    """A network that routes has a routing, another has none."""
+    """Check that a network with routing has a routing configuration, and that any other has none."""
     network = config.model["_target_"].rpartition(".")[2]
     if "routing" not in config.model and config.routing is not None:
         routing = config.routing["_target_"].rpartition(".")[2]
-        raise ConfigError(f"{network} does not route, so {routing} would change nothing: leave out routing=…")
+        raise ConfigError(f"{network} does not route, so {routing} would have no effect; leave out routing=…")
     if "routing" in config.model and config.model.routing is None:
         options = ", ".join(option for option in options_of("routing") if option != "none")
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
 
 
 def _check_unknown_keys(config: DictConfig) -> None:
-    """Hydra adds any key of an experiment file; one that no code reads is a mistake."""
+    """Check that all keys are known, because Hydra accepts any key in an experiment file."""
     if not isinstance(config.train, DictConfig):
         raise refused("train", config.train, "options such as train.resume=true")
     known = {*own_options("train"), *groups(), "module", "train"}
@@ -153,7 +153,7 @@ def _check_unknown_keys(config: DictConfig) -> None:
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
-_LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceback, or not at all
+_LEAST = {  # for lightning.Trainer, which rejects smaller values late, with a traceback, or not at all
     "max_epochs": 1, "max_steps": 1, "min_epochs": 0, "min_steps": 0, "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1, "num_nodes": 1, "gradient_clip_val": 0, "num_sanity_val_steps": 0,
     "log_every_n_steps": 0,
@@ -161,17 +161,17 @@ _LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceba
 _OR_MINUS_ONE = {"max_epochs": "for none", "max_steps": "for none", "num_sanity_val_steps": "for all"}
 
 _PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
-_NOT_OURS = {
-    "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on few images",
+_UNSUPPORTED = {
+    "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
     "fast_dev_run": "debug=smoke runs two batches of everything",
-    **dict.fromkeys(("logger", "callbacks"), "these are groups of their own"),
+    **dict.fromkeys(("logger", "callbacks"), "these are separate groups"),
     **dict.fromkeys(("default_root_dir", "enable_checkpointing"), "runs are written into train.directory"),
 }
-"""Arguments of ``lightning.Trainer`` that do not work here, and what does."""
+"""Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
 
 
 def _check_run(config: DictConfig) -> None:
-    """The run ends, and Lightning does with these values what they say."""
+    """Check that the run ends, and that Lightning supports the values of ``trainer``."""
     check_options(config, "train")
     trainer = config.trainer
     for name, least in _LEAST.items():
@@ -181,23 +181,23 @@ def _check_run(config: DictConfig) -> None:
                 check_number(f"trainer.{name}", value, least)
             except ValueError as error:
                 raise ConfigError(f"{error}{f', or -1 {other}' if other else ''}") from None
-    for name, instead in _NOT_OURS.items():
+    for name, instead in _UNSUPPORTED.items():
         if trainer.get(name):
             raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
     interval, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
     if isinstance(interval, int | float) and not interval > 0:
         raise ConfigError(
             f"trainer.val_check_interval is {interval}; expected 1 or more batches, or a share such as 0.5; "
-            "trainer.limit_val_batches=0 leaves validation out"
+            "trainer.limit_val_batches=0 turns validation off"
         )
     if limit is not None and not limit:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1")
     if trainer.precision not in _PRECISIONS:
         expected = ", ".join(_PRECISIONS)
-        raise ConfigError(f"trainer.precision is {trainer.precision}; expected one of {expected}: routing is float32")
+        raise ConfigError(f"trainer.precision is {trainer.precision}; expected one of {expected}; routing is float32")
     if any(word in str(trainer.get("strategy")) for word in ("spawn", "fork", "notebook")):
         raise ConfigError(f"trainer.strategy is {trainer.strategy}, which copies this process; expected auto or ddp")
     if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
-        raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+        raise ConfigError("the run has no end; set trainer.max_epochs or trainer.max_steps, to which schedules scale")
     if "lr" in config.optimizer:
         raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; expected {key_meant('lr', config)}=…")

@@ -1,4 +1,4 @@
-"""What was probably meant by a key that a configuration does not have."""
+"""Suggestions for a key that does not exist in a configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import closest
 
 _RATE = ("lr", "learning_rate", "base_lr")
-_ALIASES = {  # names of other programs, or of a key in another place
+_ALIASES = {  # names in other programs, or of a key elsewhere
     **dict.fromkeys((f"schedule.learning_rate.{key}" for key in ("initial", "start", "value")), _RATE),
     "trainer.max_epochs": ("epochs", "num_epochs", "n_epochs"),
     "trainer.max_steps": ("steps", "num_steps", "iters"),
@@ -29,13 +29,13 @@ _ALIASES = {  # names of other programs, or of a key in another place
 
 
 def key_meant(name: str, config: DictConfig | None = None) -> str | None:
-    """The key, of ``config`` if given, that ``name`` or its last part stands for in another program or place."""
+    """Return the key, in ``config`` if given, for which other programs use ``name`` or its last part."""
     keys = [key for key, names in _ALIASES.items() if name.rpartition(".")[2].lower() in names]
     return next((key for key in keys if config is None or OmegaConf.select(config, key, default=0) != 0), None)
 
 
 def hint(key: str, config: DictConfig) -> str:
-    """What was meant by ``key``, which ``config`` lacks, the options beside it, and whether it can be added."""
+    """Suggest a key for ``key``, which ``config`` lacks; list its siblings, and state whether it can be added."""
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
         parent, _, name = parent.rpartition(".")

@@ -1,4 +1,4 @@
-"""The hash of a configuration, by which runs are named and found."""
+"""The hash of a configuration, which names and identifies runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NOT_HASHED = (
     *("name", "ckpt", "train.resume", "train.directory", "trainer.max_time", "logger", "data.directory"),
     *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
     *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
-    *("data.on_device", "module.cuda_graphs"),  # the same numbers
+    *("data.on_device", "module.cuda_graphs"),  # results are the same
 )
 
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
-    """Hash of everything that the result depends on in a configuration, or in its container: 8 hexadecimal digits."""
+    """Hash all values in a configuration, or its container, that affect the result: 8 hexadecimal digits."""
     content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
     for key in _NOT_HASHED:
         content = _without(content, key.split("."))
@@ -28,7 +28,7 @@ def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
 
 
 def _without(content: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    """A copy of nested mappings without the item at ``path``; what is not on the path is shared."""
+    """Return a copy of nested mappings without the item at ``path``; other items are shared, not copied."""
     name, *rest = path
     inner = content.get(name)
     if not rest:

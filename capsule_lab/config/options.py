@@ -1,8 +1,8 @@
 """Options of a configuration group that have no YAML file: functions, and ``none``.
 
-Attacks and questions are functions with a decorator, and the signature is the configuration: ``attack=pgd
-attack.steps=10``. Keyword-only arguments are the keys, and their defaults, which are literals, the values. Files are
-parsed and not imported, so that listings and help do not need torch.
+Attacks and questions are decorated functions, and the signature of a function is its configuration: ``attack=pgd
+attack.steps=10``. Keyword-only arguments are the keys, and their defaults, which are literals, are the values. Files
+are parsed, not imported, so that listings and help do not need torch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _FUNCTIONS = {
     "attack": ("capsule_lab.studies.attacks", "attack"),
     "what": ("capsule_lab.studies.questions", "question"),
 }
-"""The package of a group whose options are functions, and their decorator."""
+"""For each group of functions, their package and their decorator."""
 
 _NONE = {
     "callbacks": "No callbacks: no checkpoints, so nothing is tested and nothing can be resumed.",
     "logger": "No logger: no metrics.csv, so no figures of curves.",
     "routing": "For networks without capsules.",
 }
-"""What ``<group>=none`` means, of the groups that have it."""
+"""The meaning of ``<group>=none``, for groups with this option."""
 
 GROUPS = [*_FUNCTIONS, *_NONE]
-"""The groups with options that have no file."""
+"""The groups with options without a file."""
 
 
 class FunctionOption(NamedTuple):
-    """The function's full name, the first line of its docstring, and the defaults of its keyword-only arguments."""
+    """A function's full name, the first line of its docstring, and the defaults of its keyword-only arguments."""
 
     target: str
     description: str
@@ -42,7 +42,7 @@ class FunctionOption(NamedTuple):
 
 @functools.cache
 def function_options(group: str) -> dict[str, FunctionOption]:
-    """The options of a group that are functions, by name; none for other groups."""
+    """Return the options of a group of functions by name; an empty dict for other groups."""
     if group not in _FUNCTIONS:
         return {}
     package, decorator = _FUNCTIONS[group]
@@ -57,13 +57,13 @@ def function_options(group: str) -> dict[str, FunctionOption]:
 
 
 def described_without_file(group: str) -> dict[str, str]:
-    """What each option of a group is that has no file, in a sentence."""
+    """Return a one-sentence description of each option of a group that has no file."""
     none = {"none": _NONE[group]} if group in _NONE else {}
     return none | {name: each.description for name, each in function_options(group).items()}
 
 
 def _name(decorator: ast.expr) -> str:
-    """``attack`` of ``@attack`` and of ``@attack(…)``."""
+    """Return ``attack`` for ``@attack`` and for ``@attack(…)``."""
     return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
@@ -74,7 +74,7 @@ def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
 
 @functools.cache
 def store_options_without_file() -> None:
-    """Tell Hydra of the options that have no file, once in a process."""
+    """Register the options without a file in Hydra, once per process."""
     store = ConfigStore.instance().store
     for group in _FUNCTIONS:
         for name, option in function_options(group).items():

@@ -1,4 +1,4 @@
-"""What functions and classes take: names from their signatures, plain values from their annotations."""
+"""Arguments of functions and classes: names from signatures, types of plain values from annotations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEVERAL = {"a whole number": "whole numbers", "a number": "numbers", "text": "t
 
 @functools.cache
 def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """What ``target`` takes by name, following ``**options`` up its base classes; ``None`` if anything."""
+    """Return the named arguments of ``target``, through ``**options`` of base classes; ``None`` if any is allowed."""
     layers = [target]
     if inspect.isclass(target):
         layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
@@ -28,17 +28,17 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
     for layer in layers:
         try:
             parameters = inspect.signature(layer, eval_str=True).parameters.values()
-        except NameError:  # imported for type checkers only; such annotations stay text and check nothing
+        except NameError:  # imported only for type checking; such annotations stay text and are not checked
             parameters = inspect.signature(layer).parameters.values()
         own = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-        names = own | names  # the most derived class decides
+        names = own | names  # the most derived class takes precedence
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return {name: parameter for name, parameter in names.items() if name != "self"}
     return None if layers else names
 
 
 def check_value(key: str, value: Any, annotation: Any, words: str = "") -> None:
-    """Check that a value is finite, and of an annotated type if that is plain; ``words`` say it if the type cannot."""
+    """Check that a value is finite, and of its annotated type if that is plain; ``words`` describe it instead."""
     accepted = allowed(annotation)
     if accepted and not any(test(value) for test in accepted.values()):
         raise refused(key, value, words or " or ".join(accepted))
@@ -47,14 +47,14 @@ def check_value(key: str, value: Any, annotation: Any, words: str = "") -> None:
 
 
 def refused(key: str, value: Any, words: str) -> ConfigError:
-    """The error for a value that is not what ``words`` say."""
+    """Return the error for a value that does not match the description ``words``."""
     shown = "null" if value is None else "an empty text" if value == "" else str(value)
     shown = repr(value) if isinstance(value, str) and words.startswith("'") else shown
     return ConfigError(f"{key} is {shown}; expected {words}")
 
 
 def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
-    """What plain values an annotation allows, in words and as a test of a value; nothing if any, or none.
+    """Return the plain values that an annotation allows, as description and test; empty if it allows any or no value.
 
     >>> " or ".join(allowed(int | None)), *allowed(Literal["a", "b"]), *allowed(tuple[float, float])
     ('a whole number or null', "'a' or 'b'", 'a list of 2 numbers')
@@ -66,7 +66,7 @@ def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
         *others, last = map(repr, inside)
         words = " or ".join([", ".join(others), last] if others else [last])
         return {words: lambda value: any(value == each and type(value) is type(each) for each in inside)}
-    if origin in (list, tuple, Sequence):  # of items that are alike
+    if origin in (list, tuple, Sequence):  # of items of one type
         size = len(inside) if origin is tuple and ... not in inside else None
         items = allowed(inside[0]) if inside else {}
         words = " or ".join(_SEVERAL.get(each, each.replace("a list", "lists")) for each in items if each != "null")
@@ -78,5 +78,5 @@ def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
         return {f"a list of {f'{size} ' if size else ''}{words or 'values'}": test}
     if origin in (dict, Mapping):
         return {"{key: value}": lambda value: isinstance(value, DictConfig)}
-    accepted = {float: (float, int)}.get(annotation, (annotation,))  # type(…): for Python, a bool is an int
+    accepted = {float: (float, int)}.get(annotation, (annotation,))  # type(…), because a bool is an instance of int
     return {_WORDS[annotation]: lambda value: type(value) in accepted} if annotation in _WORDS else {}

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep go: side by side on this machine, or to a SLURM cluster. Each run is a command line."""
+"""Launchers, which start the runs of a sweep on this machine or on a SLURM cluster. Each run is a command line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 
 PARENT_VARIABLE = "CAPSULE_LAB_PARENT"
-"""Environment variable with the process whose end ends a command."""
+"""Environment variable with the parent process; a command stops when this process ends."""
 DEADLINE_VARIABLE = "CAPSULE_LAB_DEADLINE"
-"""Environment variable with the time, by ``time.time``, at which a run has to be paused."""
+"""Environment variable with the time, as of ``time.time``, at which a run must pause."""
 
 
 class Job(NamedTuple):
@@ -20,19 +20,19 @@ class Job(NamedTuple):
 
     name: str  # for messages
     arguments: tuple[str, ...]  # of Python: -m capsule_lab.train …
-    trainer: DictConfig  # its part of the configuration, which says how many GPUs the run takes
-    fingerprint: str  # the hash by which its lock, its log and its record of a failure are found
-    environment: Mapping[str, str] = {}  # variables that it needs
-    in_tables: bool = True  # whether tables find its result: not of a directory of its own, or other initial weights
+    trainer: DictConfig  # configuration of the Trainer, with the number of GPUs
+    fingerprint: str  # hash that identifies its lock, its log and its record of a failure
+    environment: Mapping[str, str] = {}  # additional variables
+    in_tables: bool = True  # whether tables find its result: not with train.directory or ckpt
 
     @property
     def command(self) -> list[str]:
-        """What starts it."""
+        """The command that starts it."""
         return [sys.executable, *self.arguments]
 
 
 def environment_for(job: Mapping[str, str], **more: str) -> dict[str, str]:
-    """The environment of a job: that of this process, without what is for this process only, and the job's own."""
+    """Return the environment of a job: that of this process, without ``CAPSULE_LAB_RUN``, and the job's variables."""
     inherited = {**os.environ}
     inherited.pop("CAPSULE_LAB_RUN", None)
     return {**inherited, "PYTHONUNBUFFERED": "1", **job, **more}

@@ -1,4 +1,4 @@
-"""GPUs of this machine: which there are, how many a run asks for, and a lock on each."""
+"""GPUs of this machine: which are visible, how many a run needs, and a lock for each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from capsule_lab.errors import DeviceError
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that CUDA would show to a process; none on a machine without."""
-    import torch  # takes seconds, and a report needs none of it
+    """Return the names of the GPUs that CUDA shows to a process; an empty list without GPUs."""
+    import torch  # slow to import, and reports do not need it
 
     count = torch.cuda.device_count()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -22,28 +22,28 @@ def visible_gpus() -> list[str]:
 
 
 def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
-    """How many of this machine's GPUs a run asks for by ``accelerator`` and ``devices`` of ``lightning.Trainer``."""
+    """Return how many GPUs a run needs, from ``accelerator`` and ``devices`` of ``lightning.Trainer``."""
     if not gpus or accelerator not in ("auto", "gpu", "cuda"):
         return 0
     if str(devices) in ("auto", "-1"):
         return len(gpus)
     if isinstance(devices, bool) or not str(devices).isdecimal() or int(devices) < 1:
         raise DeviceError(
-            f"trainer.devices is {devices}; expected how many GPUs the run takes, 1 to {len(gpus)}, or auto for all; "
-            "it gets those that are free"
+            f"trainer.devices is {devices}; expected the number of GPUs of the run, 1 to {len(gpus)}, or auto for all; "
+            "the sweep chooses free ones"
         )
     if int(devices) > len(gpus):
         raise DeviceError(
-            f"trainer.devices is {devices}, and the sweep sees {len(gpus)} GPUs ({', '.join(gpus)}); expected as "
-            "many or fewer, or launcher=slurm for a larger machine"
+            f"trainer.devices is {devices}, but the sweep sees only {len(gpus)} GPUs ({', '.join(gpus)}); expected at "
+            "most that many, or launcher=slurm for a larger machine"
         )
     return int(devices)
 
 
 def lock_gpus(gpus: Sequence[str], count: int) -> dict[str, int] | None:
-    """Lock ``count`` free GPUs, also against other sweeps of the user: descriptors by name; ``None`` if fewer are free.
+    """Lock ``count`` free GPUs, also against the user's other sweeps; return descriptors by name, or ``None``.
 
-    The kernel keeps a lock until all processes that have its descriptor, such as a run, have closed it or ended.
+    ``None`` means that fewer are free. The kernel keeps a lock until all processes with its descriptor have ended.
     """
     if count == 0:
         return {}

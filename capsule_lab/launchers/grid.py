@@ -1,4 +1,4 @@
-"""Hydra's multirun ``-m``: every combination of values is a command line for the chosen launcher."""
+"""Hydra's multirun ``-m``: the chosen launcher runs a command line for every combination of values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from capsule_lab.system.terminal import differences
 
 
 class GridSweeper(Sweeper):
-    """Checks the configurations of all combinations before the first run, and in the end shows what was trained."""
+    """Sweeper that checks all configurations before the first run, and prints a table of the runs at the end."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.options = config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Train every combination of these overrides; a run that fails is an error when all have ended."""
-        from capsule_lab.config.check import check  # imports much, as the next; Hydra imports this in every command
+        """Train every combination of these overrides; when all have ended, raise an error if a run failed."""
+        from capsule_lab.config.check import check  # slow imports: Hydra imports this module in every command
         from capsule_lab.runs.directories import config_hash
         from capsule_lab.runs.summary import listed
 
@@ -52,7 +52,7 @@ class GridSweeper(Sweeper):
 
 
 def combinations(arguments: list[str]) -> list[list[str]]:
-    """Every combination of the values of overrides, ``a=1,2 b=3`` as ``[["a=1", "b=3"], ["a=2", "b=3"]]``."""
+    """Return every combination of the values: ``a=1,2 b=3`` gives ``[["a=1", "b=3"], ["a=2", "b=3"]]``."""
     choices: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(arguments):
         key = override.get_key_element()

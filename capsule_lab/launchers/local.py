@@ -1,4 +1,4 @@
-"""Runs of a sweep on this machine, each in a process with GPUs of its own."""
+"""Launcher for runs on this machine, each in a separate process with separate GPUs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from capsule_lab.system.signals import interruptible
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.1  # ours: between two looks at the processes
+_POLL_SECONDS = 0.1  # ours: interval between checks of the processes
 
 
 class LocalLauncher:
-    """A process per job, which has ``trainer.devices`` GPUs, locked for as long as it lives, or a share of the cores.
+    """Launcher with one process per job; it locks ``trainer.devices`` GPUs for the process, or limits its threads.
 
     Args:
-        jobs: at a time; ``None`` for one on each GPU, without any half as many as cores, two at least.
-        logs: the folder for the output of jobs, ``<fingerprint>.log``.
+        jobs: how many run at once; ``None`` for one per GPU, or without GPUs half the number of cores, at least two.
+        logs: folder for the output of jobs, ``<fingerprint>.log``.
         show: whether to print this output, too.
     """
 
@@ -41,7 +41,7 @@ class LocalLauncher:
         self.jobs, self.logs, self.show = jobs, Path(logs).absolute(), show
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Run jobs, and start none after ``deadline``; by fingerprint, why each that was started failed, if it did."""
+        """Run jobs, and start none after ``deadline``; return an error or ``None`` by fingerprint."""
         self.logs.mkdir(parents=True, exist_ok=True)
         gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
         places = min(self.jobs or len(gpus) or max(2, cores // 2), len(jobs))  # ours: see above
@@ -64,7 +64,7 @@ class LocalLauncher:
                         ended[job.fingerprint] = str(error)
                         log.info("%s: failed: %s", label, error)
                     else:
-                        if locks is None:  # other jobs or sweeps have them
+                        if locks is None:  # other jobs or sweeps use them
                             break
                         running.append(_start(job, label, self.logs / f"{job.fingerprint}.log", locks, more))
                     waiting.pop(0)
@@ -91,7 +91,7 @@ class _Process:
     first_byte: int
 
     def new_output(self) -> str:
-        """What was written to the log since the last call."""
+        """Return the text written to the log since the last call."""
         with self.log_file.open("rb") as file:
             file.seek(self.shown)
             text = file.read()
@@ -99,7 +99,7 @@ class _Process:
         return text.decode(errors="replace")
 
     def error(self) -> str | None:
-        """Why it failed, by the message that commands end with; ``None`` if it did not."""
+        """Return the error message that the command ended with; ``None`` if it succeeded."""
         status = self.popen.returncode
         if status == 0:
             return None
@@ -107,13 +107,13 @@ class _Process:
             file.seek(self.first_byte)
             messages = re.findall(r"^capsule_lab: (.+)$", file.read().decode(errors="replace"), re.MULTILINE)
         if status < 0:
-            return f"a run was ended by {signal.Signals(-status).name}; its log is {self.log_file}"
+            return f"a run was killed by {signal.Signals(-status).name}; its log is {self.log_file}"
         return messages[-1] if messages else f"a run ended with status {status}; its log is {self.log_file}"
 
 
 def _start(job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]) -> _Process:
     environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
-    environment.pop("SLURM_JOB_ID", None)  # of the sweep, which requeues it when all its runs have saved
+    environment.pop("SLURM_JOB_ID", None)  # the sweep itself requeues its job when all runs are saved
     if locks:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
     log.info("%s: log %s", label, log_file)
@@ -125,7 +125,7 @@ def _start(job: Job, label: str, log_file: Path, locks: dict[str, int], more: di
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0,  # Ctrl-C is for the sweep, which stops its jobs
+            process_group=0,  # Ctrl-C reaches only the sweep, which stops its jobs
             pass_fds=tuple(locks.values()),
         )
     for descriptor in locks.values():
@@ -135,19 +135,19 @@ def _start(job: Job, label: str, log_file: Path, locks: dict[str, int], more: di
 
 @contextmanager
 def _stopping(running: list[_Process]) -> Iterator[None]:
-    """A signal that stops the sweep stops its jobs, which save, and waits for them; a second one, without saving."""
+    """On a signal, stop the jobs, which save checkpoints, and wait; a second signal stops them without saving."""
     try:
         with interruptible():
             yield
     except InterruptError as error:
         at_once = _stop([each.popen for each in running], error.signum)
-        what = "which go on from their last checkpoints" if at_once else "which saved what they had trained"
-        message = f"{error}, and {len(running)} runs with it, {what}; the same command continues"
+        what = "without saving" if at_once else "after saving checkpoints"
+        message = f"{error}; {len(running)} runs were stopped {what}; the same command continues"
         raise InterruptError(message, error.signum) from error
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], signum: int) -> bool:
-    """Stop jobs, and wait for them; returns whether further signals have come, which stop them at once."""
+    """Stop jobs and wait for them; return whether a further signal arrived, which stops them without saving."""
     first = signal.SIGUSR1 if signum == signal.SIGUSR1 else signal.SIGTERM
     for number, each in enumerate((first, signal.SIGTERM, signal.SIGKILL)):
         try:

@@ -1,4 +1,4 @@
-"""Runs of a sweep as a job array of SLURM."""
+"""Launcher for the runs of a sweep as a SLURM job array."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from capsule_lab.system import slurm
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 5  # ours: between two polls of SLURM's queue
-_OF_EVERY_CLUSTER = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name")
-"""Options of ``submitit.AutoExecutor`` that have no prefix."""
+_POLL_SECONDS = 5  # ours: interval between checks of SLURM's queue
+_UNPREFIXED = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name")
+"""Options of ``submitit.AutoExecutor`` without the prefix ``slurm_``."""
 
 
 class SlurmLauncher:
-    """A job per run, in one array; pre-empted or out of time, it is requeued and continues.
+    """Launcher with one array job per run; a job that is pre-empted or out of time is requeued and continues.
 
     Args:
-        submitit_folder: for the output of jobs.
-        options: of submitit's executor for SLURM.
+        submitit_folder: folder for the output of jobs.
+        options: options of submitit's executor for SLURM.
     """
 
     def __init__(self, submitit_folder: str, **options: Any) -> None:
         self.folder, self.options = submitit_folder, options
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Submit all, and wait until the last has left the queue; by fingerprint, why each failed if it left no result.
+        """Submit all jobs, and wait until they have left the queue; return a message by fingerprint.
 
-        Exit statuses are known to SLURM alone.
+        It is the error if the job left no result. Only SLURM has the exit statuses.
         """
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where SLURM has no accounting
-        names = {name: name if name in _OF_EVERY_CLUSTER else f"slurm_{name}" for name in self.options}
+        names = {name: name if name in _UNPREFIXED else f"slurm_{name}" for name in self.options}
         try:
             executor = submitit.AutoExecutor(cluster="slurm", folder=self.folder)
             executor.update_parameters(**{names[name]: value for name, value in self.options.items()})
@@ -48,12 +48,12 @@ class SlurmLauncher:
                 submitted = [executor.submit(become, job.command, job.environment) for job in jobs]
         except RuntimeError as error:
             raise RunError(
-                f"SLURM did not take the runs ({one_line(error)}); launcher=slurm needs a machine on which sbatch and "
-                "srun work, and options that your cluster has, see hydra.launcher.partition and the like"
+                f"SLURM rejected the runs ({one_line(error)}); launcher=slurm needs a machine with sbatch and srun, "
+                "and options that your cluster accepts, such as hydra.launcher.partition"
             ) from error
-        log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), submitted[0].job_id, submitted[0].paths.folder)
+        log.info("%d SLURM jobs, from %s; output in %s", len(jobs), submitted[0].job_id, submitted[0].paths.folder)
         failures: dict[str, str | None] = {}
-        for job, of_slurm in zip(jobs, submitted, strict=True):  # other sweeps leave it alone, also if this one ends
+        for job, of_slurm in zip(jobs, submitted, strict=True):  # other sweeps skip it, even after this sweep ends
             if job.in_tables:
                 lock.record_queued(job.fingerprint, of_slurm.job_id, str(of_slurm.task(0).paths.stdout))
         for job, of_slurm in zip(jobs, submitted, strict=True):
@@ -65,8 +65,8 @@ class SlurmLauncher:
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> None:
-    """Turn a process of a job into the command, which then gets SLURM's signals itself."""
+    """Replace this process of a job by the command, which then receives SLURM's signals directly."""
     log_file = str(submitit.JobEnvironment().paths.stdout)
-    local_rank = os.environ.get("SLURM_LOCALID", "0")  # under the name that Lightning gives to processes that it starts
+    local_rank = os.environ.get("SLURM_LOCALID", "0")  # Lightning's name for the same number
     own = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
     os.execve(command[0], command, environment_for(environment, **own))  # noqa: S606  # it needs no shell

@@ -1,6 +1,6 @@
-"""Run directories and checkpoints, and how to come back to them; ``runs.directories`` has the layout.
+"""Run directories and checkpoints, and how to open them; ``runs.directories`` documents the layout.
 
-Checkpoints carry their own configuration, so that a run can be opened without anything else::
+A checkpoint contains its configuration, so that a run can be opened without any other file::
 
     from capsule_lab import runs
 
@@ -8,8 +8,8 @@ Checkpoints carry their own configuration, so that a run can be opened without a
     for batch in run.batches("val"):
         run.network(batch.images).scores
 
-All else is in the modules of this package, used as ``runs.directories.config_hash(config)``. Importing them loads
-neither torch nor Lightning.
+Everything else is in the modules of this package, for example ``runs.directories.config_hash(config)``. Importing them
+loads neither torch nor Lightning.
 """
 
 from capsule_lab.runs import checkpoints, directories, files, lock, results, reuse, trust

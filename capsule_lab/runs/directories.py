@@ -1,21 +1,21 @@
-"""Run directories: their layout, and their names, from the hash of their configuration.
+"""Run directories: their layout and their names, which contain the hash of the configuration.
 
-They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
+They are in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
 ::
 
-    runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
+    runs/<model>-<data>-<hash>/      the hash of all options that affect the result; a second run of the same
         config.yaml                  configuration gets -2, and so on; name=… comes before <model>
-        metrics.json                 results, provenance, cost: written at the end
-        status.json                  why the run failed or was interrupted, or how far it is, until it is continued
-        metrics.csv                  every epoch, and every few steps
+        metrics.json                 results, provenance and cost, written at the end
+        status.json                  why the run failed or was interrupted, or its progress; removed on continuing
+        metrics.csv                  metrics of every epoch and of every few steps
         train.log
         checkpoints/best.ckpt  last.ckpt
-        figures/                     drawn while training, and by ``python -m capsule_lab.figures``
+        figures/                     drawn during training and by ``python -m capsule_lab.figures``
         evaluations/                 by ``python -m capsule_lab.evaluate``
-    runs/…-<hash>-continued/         began with another configuration's weights, ckpt=…: never a cell of a table
-    runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed: see ``runs.lock``
-    runs/reports/                    of tables
+    runs/…-<hash>-continued/         initialised from another configuration, ckpt=…: not used in tables
+    runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed; see ``runs.lock``
+    runs/reports/                    reports of tables
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from capsule_lab.system.files import atomically, expanded
 
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
-"""Of the name of a run directory."""
+"""End of the name of a run directory."""
 _OVERRIDES = "# overrides: "
 
 
 def root() -> Path:
-    """The folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
+    """Return the folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
     return expanded(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
-    """``path`` itself, or the first of these checkpoints of the run in that directory; by default best, then last."""
+    """Return ``path`` if it is a file, else the first of ``names`` in that run; by default best, then last."""
     path = expanded(path)
     names = names or ("best.ckpt", "last.ckpt")
     choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
@@ -56,59 +56,59 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
 
 
 def directory_of(checkpoint: Path) -> Path:
-    """The run directory of a checkpoint; of a file that lies anywhere else, its folder."""
+    """Return the run directory of a checkpoint, or the folder of a file outside a run directory."""
     folder = checkpoint.absolute().parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
 def attempts(fingerprint: str) -> list[Path]:
-    """The directories of all runs of the configuration with that ``config_hash``, the latest first."""
+    """Return the directories of all runs with this ``config_hash``, the latest first."""
     found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
     return sorted(found, key=_number, reverse=True)
 
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
-    """Whether ``attempts`` finds a run of that configuration in ``directory``."""
+    """Return whether ``attempts`` finds ``directory`` for this configuration."""
     return directory.parent == root() and _has_hash(directory, fingerprint)
 
 
 def continues_another(config: DictConfig) -> bool:
-    """Whether ``ckpt=…`` is the checkpoint of another configuration, so that the run is no attempt at its own."""
+    """Return whether ``ckpt=…`` belongs to another configuration; such a run does not count for its configuration."""
     return bool(config.ckpt) and not _has_hash(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
 
 
 def _has_hash(directory: Path, fingerprint: str) -> bool:
-    """Whether ``directory`` is named after that configuration, and began with its own weights."""
+    """Return whether ``directory`` has this hash in its name, and did not start from another run's weights."""
     match = _ENDING.search(directory.name)
     return match is not None and match["hash"] == fingerprint and not match["continued"]
 
 
 def hash_in(directory: Path) -> str | None:
-    """The ``config_hash`` in the name of a run directory; ``None`` if its name is the user's own."""
+    """Return the ``config_hash`` in the name of a run directory; ``None`` if the user chose the name."""
     match = _ENDING.search(directory.name)
     return match and match["hash"]
 
 
 def _number(directory: Path) -> int:
-    """Number of the attempt: 1, or that at the end of the name."""
+    """Return the number of the attempt, from the end of the name; by default 1."""
     match = _ENDING.search(directory.name)
     return int((match and match["number"]) or 1)
 
 
 def own_directory(config: DictConfig) -> Path | None:
-    """``train.directory``, if the user names one."""
+    """Return ``train.directory``; ``None`` if it is not set."""
     return expanded(str(config.train.directory)).absolute() if config.train.directory else None
 
 
 def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False) -> Path:
-    """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
+    """Return the directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Nothing is created yet. Processes that Lightning started beside the first find its directory in the environment.
+    Nothing is created. Later processes that Lightning starts read the directory from the environment.
 
     Args:
         config: the whole configuration.
-        name: of the directory, between ``config.name`` and the hash.
-        skip: whether the run in a directory is not to be resumed, so that there is a new one.
+        name: part of the directory name between ``config.name`` and the hash.
+        skip: returns whether the run in a directory must not be resumed, so that a new one starts.
     """
     own_name = config.get("name")
     if own_name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)):
@@ -123,7 +123,7 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
         return own
     if not is_first_process():
         raise RunError(
-            "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
+            "this process cannot find the directory of the first process; set train.directory=… when torchrun or srun "
             "starts the processes, and start the jobs of a sweep one by one when each has several processes"
         )
     if config.ckpt and not config.train.resume:
@@ -131,7 +131,7 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
         if hash_in(before) == fingerprint:
             return before
     ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
-    existing = sorted(  # whatever their names begin with
+    existing = sorted(  # with any beginning of the name
         (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_number
     )
     if config.train.resume and existing and not skip(existing[-1]):
@@ -141,30 +141,30 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 
 
 def read_overrides(directory: Path) -> str:
-    """The overrides with which a run was started, as one would type them; nothing if that is not known."""
+    """Return the overrides of a run, quoted for a shell; empty if they are unknown."""
     with (directory / "config.yaml").open() as lines:
         first = lines.readline()
     return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
 
 
 def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
-    """Create the run's directory, or continue in it; the first process writes the configuration and overrides there."""
+    """Create the run's directory, or continue in it; the first process writes the configuration and the overrides."""
     continues = config.train.resume or (config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory)
     if is_first_process() and not continues and (directory / "config.yaml").exists():
         raise RunError(
-            f"{directory} holds a run already; continue it with train.resume=true, or name another train.directory=…"
+            f"{directory} already contains a run; continue it with train.resume=true, or set another train.directory=…"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if is_first_process():
-            for leftover in directory.glob("checkpoints/.*.ckpt"):  # of a process that was killed while it saved
+            for leftover in directory.glob("checkpoints/.*.ckpt"):  # from a process that was killed while saving
                 leftover.unlink()
             with atomically(directory / "config.yaml") as temporary:
                 temporary.write_text(f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}")
-            for name in ("metrics.json", "status.json"):  # of the run that this one continues
+            for name in ("metrics.json", "status.json"):  # from the run that is continued
                 (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"
+            f"cannot write to {directory} ({error.strerror}); choose a writable directory with train.directory=…"
         ) from error
     os.environ["CAPSULE_LAB_RUN"] = f"{config_hash(config)}:{directory}"

@@ -32,31 +32,29 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise RunError(
-            f"cannot write {path} ({reason}); expected a place with free space that you may write to"
-        ) from error
+        raise RunError(f"cannot write {path} ({reason}); expected a writable folder with free space") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, in a folder that is created if need be."""
+    """Write a text file; create its folder if necessary."""
     with writing(path), atomically(path) as temporary:
         temporary.write_text(text)
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """``write_text`` for JSON, indented, which has no notation for a number that is not finite."""
+    """Write indented JSON; raise an error for a number that is not finite, which JSON cannot represent."""
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise RunError(f"{path} is not written: {one_line(error)}") from error
+        raise RunError(f"{path} cannot be written: {one_line(error)}") from error
     write_text(path, text + "\n")
 
 
-write_json = write_record  # the name in benchmarks
+write_json = write_record  # name used in benchmarks
 
 
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """What ``write_record`` wrote; ``None`` if it is missing or, which a warning says, does not fit the schema."""
+    """Read a file of ``write_record``; return ``None`` if it is missing, or, with a warning, if it is damaged."""
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
         schema.validate_python(content)
@@ -75,37 +73,37 @@ def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
 
 @functools.cache
 def _warn_once(path: Path, reason: str) -> None:
-    """A report reads the same file several times."""
-    log.warning("%s is damaged (%s) and counts as missing", path, reason)
+    """Warn once per file, because a report reads the same file several times."""
+    log.warning("%s is damaged (%s) and is treated as missing", path, reason)
 
 
 def sha256(path: Path) -> str | None:
-    """SHA-256 of a file; ``None`` if there is none."""
+    """Return the SHA-256 of a file; ``None`` if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def check_writable(path: Path) -> None:
-    """Check that ``path`` can be written later on."""
+    """Check that ``path`` can be written later."""
     with writing(path):
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """A picture, in a folder that is created if need be."""
+    """Save a figure; create its folder if necessary."""
     with writing(path), atomically(path) as temporary:
         figure.savefig(temporary, dpi=120)
 
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Everything that is logged in this block also goes to ``path``, with the time; an error of the block, too."""
+    """Also write the log messages of this block to ``path``, with the time, and an error that ends the block."""
     with writing(path):
         handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
         yield
-    except BaseException as error:  # logged to this file alone: the terminal shows it when the command ends
+    except BaseException as error:  # only to this file: the command prints it when it ends
         message = user_message(error)
         details = None if message else (type(error), error, error.__traceback__)
         text = message or "stopped by an error"
@@ -117,7 +115,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a text file, none if it cannot be read."""
+    """Return the last lines of a text file; an empty list if it cannot be read."""
     try:
         return path.read_text(errors="replace").splitlines()[-lines:]
     except OSError:

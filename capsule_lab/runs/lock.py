@@ -1,7 +1,7 @@
 """One process at a time trains a configuration: a lock while it runs, and a record of how it failed.
 
-Both are files in ``cells/`` beside the run directories, named after the configuration's hash. A run that finishes
-removes both. A record without a lock is that of a run that failed or was killed.
+Both are files in ``cells/`` beside the run directories, with the configuration's hash as name. A run that finishes
+removes both. A record without a lock belongs to a run that failed or was killed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from capsule_lab.system import slurm
 from capsule_lab.system.environment import is_first_process
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
-"""Environment variable in which a launcher names the file that has the output of this process."""
+"""Environment variable in which a launcher sets the file with the output of this process."""
 
-_TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock for a moment
+_TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock briefly
 
 
 @dataclass(frozen=True)
 class LockRecord:
     """The record of a run that has not finished."""
 
-    process: str  # its number and its machine
-    log: str | None  # the file with its output, if a launcher named one
-    error: str | None = None  # why it failed; none while it runs, and if it was killed
-    queued: str | None = None  # its SLURM job, if that may start or be requeued
+    process: str  # its number and machine
+    log: str | None  # the file with its output, if a launcher set one
+    error: str | None = None  # why it failed; None while it runs, or if it was killed
+    queued: str | None = None  # its SLURM job, if it may start or be requeued
 
 
 _SCHEMA = TypeAdapter(LockRecord)
@@ -47,10 +47,10 @@ _SCHEMA = TypeAdapter(LockRecord)
 
 @contextmanager
 def train_lock(config: DictConfig) -> Iterator[None]:
-    """Hold the lock of a configuration while this process trains it; if that fails, record why.
+    """Hold the lock of a configuration while this process trains it; if training fails, record the reason.
 
-    Only the first process of a run locks. What tables would not find has no record: of a run with a directory of its
-    own that directory is locked; one that continues another configuration's checkpoint takes no lock.
+    Only the first process of a run locks. Runs that tables do not use have no record: with ``train.directory`` that
+    directory is locked; a run that continues another configuration's checkpoint takes no lock.
     """
     fingerprint, own = config_hash(config), own_directory(config)
     held: AbstractContextManager[None] = nullcontext()
@@ -58,21 +58,21 @@ def train_lock(config: DictConfig) -> Iterator[None]:
         if is_attempt(own, fingerprint) if own else not continues_another(config):
             held = cell_lock(fingerprint)
         elif own:
-            held = _hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it")
+            held = _hold(own / ".lock", lambda: f"another process already trains in {own}; wait for it or stop it")
     with held:
         yield
 
 
 @contextmanager
 def cell_lock(fingerprint: str) -> Iterator[None]:
-    """Hold the lock of a training run or an evaluation that tables find by this hash; if it fails, record why."""
+    """Hold the lock for the training run or evaluation with this hash; if it fails, record the reason."""
     with _hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
         yield
 
 
 @contextmanager
 def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
-    """Hold the lock on a file, which the kernel releases also if this process is killed; no empty folder is left."""
+    """Hold a lock on a file, which the kernel releases even if this process is killed; remove empty folders."""
     missing, lock = [folder for folder in path.parents if not folder.exists()], FileLock(path)
     try:
         try:
@@ -83,13 +83,13 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
         raise RunError(refusal()) from error
     except OSError as error:
         raise RunError(
-            f"cannot write to {path.parent} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… "
-            "for all runs, or train.directory=…"
+            f"cannot write to {path.parent} ({error.strerror}); choose a writable directory with CAPSULE_LAB_RUNS=… "
+            "for all runs, or with train.directory=…"
         ) from error
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the release: filelock notices a removed file, and tries again
+        path.unlink(missing_ok=True)  # before the release: filelock notices a removed file and tries again
         lock.release()
         with suppress(OSError):  # not empty
             for folder in dict.fromkeys((path.parent, *missing)):
@@ -97,18 +97,18 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a process holds the lock on a file, without creating it; several processes may look at once."""
+    """Return whether a process holds the lock on a file, without creating it; several processes may check at once."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # of others, that there is no such file
+    except OSError as error:  # other errors mean that the file does not exist
         return isinstance(error, BlockingIOError)
     return False
 
 
 @contextmanager
 def _recorded(fingerprint: str) -> Iterator[None]:
-    """Record that this process trains, and if that fails, why."""
+    """Record that this process trains, and if it fails, the reason."""
     job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM requeues a job whose machine fails
     record = LockRecord(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job)
     try:
@@ -116,17 +116,17 @@ def _recorded(fingerprint: str) -> Iterator[None]:
         yield
         _record_file(fingerprint).unlink(missing_ok=True)
     except BaseException as error:
-        with suppress(RunError, OSError):  # a full disk, which is then the error
+        with suppress(RunError, OSError):  # the disk may be full, which is then the error
             if record.log or attempts(fingerprint):
                 again = job if isinstance(error, InterruptError) and slurm.goes_back(error.signum) else None
                 _write_record(fingerprint, replace(record, error=describe_error(error), queued=again))
-            else:  # refused before anything was written; the terminal shows why
+            else:  # rejected before anything was written; the terminal shows the reason
                 _record_file(fingerprint).unlink(missing_ok=True)
         raise
 
 
 def record_failure(fingerprint: str, error: str) -> None:
-    """Record why a job failed that could not do so itself: it was killed, or failed before training."""
+    """Record why a job failed if it could not record this itself: it was killed, or failed before training."""
     record = read_record(fingerprint)
     finished = any(read_result(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
     if (record is None or record.error is None) and not finished and not is_locked(fingerprint):
@@ -134,13 +134,13 @@ def record_failure(fingerprint: str, error: str) -> None:
 
 
 def record_queued(fingerprint: str, job: str, log: str) -> None:
-    """Record that a SLURM job will train or evaluate what has that hash, unless it is locked already."""
+    """Record that a SLURM job will train or evaluate the cell with this hash, unless it is already locked."""
     if not is_locked(fingerprint):
-        _write_record(fingerprint, LockRecord(f"job {job} of SLURM", log, queued=job))
+        _write_record(fingerprint, LockRecord(f"SLURM job {job}", log, queued=job))
 
 
 def is_locked(fingerprint: str) -> bool:
-    """Whether a process trains that configuration, or a job in the queue of SLURM will."""
+    """Return whether a process trains this configuration, or a job in SLURM's queue will."""
     if _is_held(_lock_file(fingerprint)):
         return True
     record = read_record(fingerprint)
@@ -148,7 +148,7 @@ def is_locked(fingerprint: str) -> bool:
 
 
 def read_record(fingerprint: str) -> LockRecord | None:
-    """The record of a run that has not finished; ``None`` if there is none, or it is damaged."""
+    """Return the record of an unfinished run; ``None`` if it does not exist or is damaged."""
     content = read_file(_record_file(fingerprint), _SCHEMA)
     return _SCHEMA.validate_python(content) if content else None
 
@@ -157,8 +157,8 @@ def _trained_by(fingerprint: str) -> str:
     other = read_record(fingerprint) or LockRecord("of another command", None)
     process, log = f"process {other.process}", f" (log: {other.log})" if other.log else ""
     return (
-        f"{process} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
-        "directory of its own: train.directory=…"
+        f"{process} already trains this configuration{log}; wait for it or stop it, or train in another directory "
+        "with train.directory=…"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run: its trained network, its data, its configuration; and how one is opened."""
+"""A run with its trained network, data and configuration, and the function that opens it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
 
-_MORE_BYTES = 2**28  # ours: for buffers that are not saved; our networks have up to a thousandth of it
+_MORE_BYTES = 2**28  # ours: for buffers that are not saved; our networks have at most a thousandth of it
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A trained network, and everything that its checkpoint knows about it.
+    """A trained network with all information in its checkpoint.
 
     Attributes:
         module: the LightningModule with the trained weights: in eval mode, on the CPU, not compiled.
-        config: the configuration of training, resolved. Only groups of ``trust.BUILT`` may be instantiated.
-        provenance: of the data of training.
+        config: the resolved training configuration. Only groups in ``trust.BUILT`` may be instantiated.
+        provenance: provenance of the training data.
         spec: the ``DataSpec`` that the network was built from.
-        checkpoint: the file.
-        directory: of the run; of a checkpoint file anywhere else, its folder.
-        step: after how many training steps the weights were saved.
-        seconds: of training until then.
+        checkpoint: the checkpoint file.
+        directory: the run directory, or the folder of a checkpoint file outside a run directory.
+        step: number of training steps of these weights.
+        seconds: training time of these weights.
     """
 
     module: AbstractModule
@@ -57,31 +57,31 @@ class Run:
 
     @property
     def network(self) -> AbstractNetwork:
-        """The plain ``nn.Module`` inside of ``module``."""
-        return cast("AbstractNetwork", self.module.network)  # or one for pairs, of the commands that take it
+        """The plain ``nn.Module`` in ``module``."""
+        return cast("AbstractNetwork", self.module.network)  # or a pair network, for commands that support it
 
     def check_classifies(self, command: str) -> None:
-        """Check that the network classifies images, as most commands need, and is not trained on pairs."""
-        from capsule_lab.networks import AbstractPairNetwork  # with torch
+        """Check that the network classifies images, as most commands require, and was not trained on pairs."""
+        from capsule_lab.networks import AbstractPairNetwork  # imports torch
 
         if isinstance(self.module.network, AbstractPairNetwork):
             raise RunError(
                 f"{self.checkpoint} has a {type(self.module.network).__name__}, which draws images and does not "
-                f"classify; {command} expects a network that does: what=poses and what=few_labels of analyse are for "
-                "this one"
+                f"classify; {command} expects a network that does: for this one, use analyse with what=poses or "
+                "what=few_labels"
             )
 
     @cached_property
     def data(self) -> AbstractDataModule:
-        """The DataModule of training, see ``data_with``."""
+        """The DataModule of training; see ``data_with``."""
         return self.data_with({})
 
     def data_with(self, options: Mapping[str, Any]) -> AbstractDataModule:
-        """A DataModule that fits the network, prepared but not yet set up.
+        """Build a DataModule that fits the network, prepared but not yet set up.
 
         Args:
-            options: of ``config.data`` that differ from training, such as ``{"test_crops": 13}``; with a
-                ``_target_``, the whole configuration of other data, which need not be of the same source.
+            options: data options that differ from training, such as ``{"test_crops": 13}``; with a ``_target_``, the
+                whole configuration of other data, which may have another source.
         """
         from capsule_lab.config import build, check  # torch and Lightning
 
@@ -97,16 +97,16 @@ class Run:
         if network != given:
             raise RunError(
                 f"{self.checkpoint} takes image_shape={network[0]}, num_classes={network[1]}, labels_per_image="
-                f"{network[2]}; the data has {given[0]}, {given[1]}, {given[2]}: name other data with data=…"
+                f"{network[2]}; the data has {given[0]}, {given[1]}, {given[2]}: choose other data with data=…"
             )
         return data
 
     def data_config(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration of the data that ``data_with`` builds, in plain containers.
+        """Return the data configuration for ``data_with``, in plain containers.
 
-        A data directory that the checkpoint names and that is not here, as on another machine, is the default one.
+        If the data directory in the checkpoint does not exist, as on another machine, the default directory is used.
         """
-        from capsule_lab.data.download import data_directory  # with Lightning
+        from capsule_lab.data.download import data_directory  # imports Lightning
 
         config = OmegaConf.create({"data": {} if "_target_" in options else self.config.data})
         recorded = config.data.get("directory")
@@ -116,24 +116,24 @@ class Run:
         return dict(to_container(config)["data"])
 
     def number_of_images(self, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
-        """Options of the data for so many images of a split, if ``options`` of ``data_with`` do not leave fewer."""
+        """Return data options for at most ``images`` images of a split, or fewer if ``options`` limit them further."""
         own = None if "_target_" in options else plain_value(self.config, "data.eval_images")
         fewer = options.get("eval_images", own)
         return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
 
     def batches(self, split: str) -> Iterator[Batch]:
-        """Every ``Batch`` of a split of ``data``, as the network takes it: transformed, not augmented, on the CPU.
+        """Yield every ``Batch`` of a split of ``data`` as network input: transformed, not augmented, on the CPU.
 
         Args:
-            split: ``"train"``, ``"val"`` or ``"test"``. Of several validation sets, the first; of a test set in
-                parts, one part after another.
+            split: ``"train"``, ``"val"`` or ``"test"``. If there are several validation sets, only the first is used;
+                the parts of a test set follow one another.
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
 
 
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
-    """Every ``Batch`` of a split of prepared data, as stored; and the name of its set, by which it is transformed."""
+    """Yield the name of the set, which selects the transform, and each stored ``Batch`` of prepared data."""
     data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
     found = getattr(data, f"{split}_dataloader")()
     loaders = found if isinstance(found, list) else [found]
@@ -144,14 +144,14 @@ def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, 
 
 
 def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  # noqa: A001
-    """The run in a directory, with its best weights, or else its last; or that of a checkpoint file.
+    """Open a run from its directory, with its best weights or else its last, or from a checkpoint file.
 
-    Nothing is imported or called but what ``runs.trust`` allows.
+    Only classes and functions that ``runs.trust`` allows are imported or called.
 
     Args:
         path: ``runs/…``, or a ``.ckpt`` file.
-        trust: packages whose classes and functions the configuration in the checkpoint may name, beside ours:
-            those of networks, routings or data of one's own.
+        trust: packages besides ours whose classes and functions the configuration in the checkpoint may name, such
+            as the package of your networks, routings or data.
     """
     file = directories.find_checkpoint(path)
     checkpoint = checkpoints.read(file)
@@ -161,11 +161,11 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
         return _built(file, checkpoint, record)
     except RunError:
         raise
-    except Exception as error:  # of any type: whatever may be missing in the record, or does not fit
+    except Exception as error:  # any type, if the record is incomplete or does not fit
         reason = one_line(getattr(error, "__cause__", None) or error)
         raise RunError(
-            f"{file} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights are not as "
-            "capsule_lab writes them: use another checkpoint, or the version that wrote it"
+            f"{file} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights are "
+            "not in the format of capsule_lab: use another checkpoint, or the version that wrote it"
         ) from error
 
 
@@ -180,10 +180,10 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
     spec = DataSpec(**facts)
     stored = checkpoint["state_dict"]
     if (kind := type(stored)) not in (dict, OrderedDict):
-        raise RunError(f"{file} has {kind.__name__} for its weights; expected a mapping: use another checkpoint")
+        raise RunError(f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint")
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
-    if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # one number in the place of many
-        raise RunError(f"{file} is smaller than the weights in it; it was changed: use another checkpoint")
+    if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # a tensor can repeat one number
+        raise RunError(f"{file} is smaller than its weights, so it was changed: use another checkpoint")
     _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
     module.network.load_state_dict(weights)
@@ -200,24 +200,24 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
 
 
 def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Check that the network of a record has the weights of its file, before memory is taken for any.
+    """Check that the network in a record matches the weights in the file, before memory is allocated.
 
-    On torch's meta device sizes are worked out and nothing is stored. Parameters and buffers are counted on the way, so
-    that a network of endless or larger layers is refused at once.
+    The network is built on torch's meta device, which stores no values. Parameters and buffers are counted meanwhile,
+    so that a network with too many or too large layers is rejected at once.
     """
     import torch  # slow to import
     from torch.nn.modules import module as hooks
 
     from capsule_lab.config import build
 
-    most_bytes = 2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES  # ours: twice is ample
+    most_bytes = 2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES  # ours: a factor of 2 is ample
     registered, size = 0, 0
 
     def count(_: object, name: str, value: torch.Tensor | None) -> None:
         nonlocal registered, size
         registered, size = registered + 1, size + (0 if value is None else value.nbytes)
         if registered > 2 * len(weights) + 100 or size > most_bytes:
-            raise RunError(f"its network has more than the {len(weights)} weights of this file, or a larger {name}")
+            raise RunError(f"its network has more than the {len(weights)} weights in this file, or a larger {name}")
 
     parameters = hooks.register_module_parameter_registration_hook(count)
     buffers = hooks.register_module_buffer_registration_hook(count)
@@ -231,8 +231,8 @@ def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, tor
         has, expected = (_described(each.get(name)) for each in (weights, own))
         if has != expected:
             raise RunError(
-                f"{file} has {has} for {name}, and the network of its record has {expected}; its record or its weights "
-                "are not as capsule_lab writes them: use another checkpoint, or the version that wrote it"
+                f"{file} has {has} for {name}, but the network in its record has {expected}; its record or its "
+                "weights are not in the format of capsule_lab: use another checkpoint, or the version that wrote it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Results of a run: its quantities, and whether it is finished, failed or was interrupted."""
+"""Results of a run: its metrics, and its status: finished, paused, failed or interrupted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from capsule_lab.system.environment import is_first_process
 
 RESULT, STATUS = "metrics.json", "status.json"
 RESULT_VARIABLE = "CAPSULE_LAB_RESULT"
-"""Environment variable with the file in which a table wants the result of an evaluation."""
+"""Environment variable with the file into which an evaluation for a table writes its result."""
 PAUSED = "paused"
-"""Status of a run whose time was over before its last step or its test."""
+"""Status of a run that reached its time limit before its last step or its test."""
 
-_LOG_LINES = 20  # ours: what a terminal shows at a glance
+_LOG_LINES = 20  # ours: fits on a terminal
 
 
 class _Provenance(BaseModel, strict=True):
@@ -41,7 +41,7 @@ _Quantities = dict[str, float | None]
 
 
 class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
-    """What reports and their figures read, here and in ``_Result``."""
+    """The fields that reports and their figures read, here and in ``_Result``."""
 
     provenance: _Provenance
     test: dict[str, float] = {}
@@ -68,17 +68,17 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
-        """Of an attack, quantities are ``<epsilon>/<name>``, and each epsilon has those that curves are of."""
+        """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
         if not self.attack or "targeted" not in self.model_fields_set:
-            return self  # what is not drawn
+            return self  # it is not drawn
         if missing := {"space", "couplings", "source", "options", "split"} - self.model_fields_set:
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         for epsilon in {key.partition("/")[0] for key in self.attack}:
             drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
             if not math.isfinite(float(epsilon)) or not drawn <= {*self.attack}:
-                raise ValueError(f"an attack with an epsilon of {epsilon} without {', '.join(sorted(drawn))}")
+                raise ValueError(f"an attack with epsilon {epsilon} without {', '.join(sorted(drawn))}")
         if "error" not in (self.test if self.split == "test" else self.val) or "_target_" not in self.options:
-            raise ValueError(f"an attack without its name, or an error of the {self.split} images as they are")
+            raise ValueError(f"an attack without its name, or without the error of unchanged {self.split} images")
         return self
 
 
@@ -104,55 +104,55 @@ _SCHEMA = {schema: TypeAdapter(schema) for schema in (_Evaluation, _Result, _Sta
 
 
 def is_finished(directory: Path, config: DictConfig) -> bool:
-    """Whether the run in ``directory`` finished with this configuration."""
+    """Return whether the run in ``directory`` finished with this configuration."""
     return read_result(directory, config_hash(config)) is not None
 
 
 def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The ``metrics.json`` of a finished run of the configuration with that hash; ``None`` if there is none."""
+    """Return ``metrics.json`` of a finished run of the configuration with this hash; ``None`` if there is none."""
     result = read_metrics(directory)
     complete = result and (result["status"], result["config_hash"]) == ("finished", fingerprint)
     return result if complete else None
 
 
 def read_metrics(directory: Path) -> dict[str, Any] | None:
-    """The ``metrics.json`` in the directory of a run; ``None`` if there is none, or it is damaged."""
+    """Return ``metrics.json`` in a run directory; ``None`` if it is missing or damaged."""
     return read_record(directory / RESULT, _SCHEMA[_Result])
 
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
-    """The result of an evaluation; ``None`` if there is none, or it is damaged."""
+    """Return the result of an evaluation; ``None`` if it is missing or damaged."""
     return read_record(path, _SCHEMA[_Evaluation])
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
-    """The ``status.json`` of a run that ended before it was finished."""
+    """Return ``status.json`` of a run that ended early; ``None`` if it is missing or damaged."""
     return read_record(directory / STATUS, _SCHEMA[_Status])
 
 
 def read_pause(directory: Path) -> dict[str, Any] | None:
-    """The ``status.json`` of a run that is paused; ``None`` of any other."""
+    """Return ``status.json`` of a paused run; ``None`` for any other run."""
     status = read_status(directory)
     return status if status and status["status"] == PAUSED else None
 
 
 def describe_pause(status: Mapping[str, Any]) -> str:
-    """How far a run is: ``paused 40 %``."""
+    """Describe the progress of a paused run: ``paused 40 %``."""
     return f"{PAUSED} {100 * status['steps'] // max(status['planned_steps'], 1)} %"
 
 
 def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
-    """``status.json`` of a run whose time is over: its steps so far, and all that were planned."""
+    """Write ``status.json`` of a paused run: its steps so far, and the planned steps."""
     write_record(directory / STATUS, {"status": PAUSED, "steps": steps, "planned_steps": planned_steps})
 
 
 def describe_error(error: BaseException) -> str:
-    """The message for a user in one line, with the type of the error if it is not one of a user's mistakes."""
+    """Return a one-line message, with the type of the error unless it is a mistake of the user."""
     return user_message(error) or f"{type(error).__name__}: {one_line(error)}"
 
 
 def write_failure(directory: Path, error: BaseException) -> None:
-    """``status.json``: whether the run failed or was interrupted, why, and the end of its log."""
+    """Write ``status.json``: whether the run failed or was interrupted, the reason, and the end of its log."""
     status = "interrupted" if isinstance(error, InterruptError | KeyboardInterrupt) else "failed"
     log = tail(directory / "train.log", _LOG_LINES)
     write_record(directory / STATUS, {"status": status, "error": describe_error(error), "log": log})
@@ -160,7 +160,7 @@ def write_failure(directory: Path, error: BaseException) -> None:
 
 @contextmanager
 def recording_failure(directory: Path) -> Iterator[None]:
-    """If this block raises, the first process of the run writes why to ``status.json`` in the run's directory."""
+    """If this block raises, the first process of the run writes the reason to ``status.json`` in ``directory``."""
     try:
         yield
     except BaseException as error:
@@ -171,25 +171,25 @@ def recording_failure(directory: Path) -> Iterator[None]:
 
 
 def check_finite(metrics: Mapping[str, float], what: str) -> None:
-    """Check that all quantities are finite that ``what`` gives, as ``"the test of last.ckpt"``."""
+    """Check that all metrics are finite; ``what`` is their source, such as ``"the test of last.ckpt"``."""
     wrong = [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]
     if wrong:
         raise RunError(
-            f"{what} gives {', '.join(wrong)}; expected finite numbers: these weights are of no use, go back to an "
-            "earlier checkpoint with ckpt=… (best.ckpt had the best validation), or train again with a smaller "
-            "learning rate (schedule.learning_rate.…)"
+            f"{what} gives {', '.join(wrong)}; expected finite numbers: these weights are useless; use an earlier "
+            "checkpoint with ckpt=… (best.ckpt had the best validation), or train again with a smaller learning rate "
+            "(schedule.learning_rate.…)"
         )
 
 
 def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
-    """Logged quantities of one split as plain numbers: ``{"val/error": tensor(3.6)}`` -> ``{"error": 3.6}``."""
+    """Return logged metrics of one split as plain numbers: ``{"val/error": tensor(3.6)}`` -> ``{"error": 3.6}``."""
     return {
         name.removeprefix(f"{split}/"): float(value) for name, value in metrics.items() if name.startswith(f"{split}/")
     }
 
 
 def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str]:
-    """What a split gave, for the last lines of a command: the error, then those of its parts; or all quantities.
+    """Describe the metrics of a split: the error, then the errors of its parts; or, without an error, all metrics.
 
     >>> describe_metrics("test", {"copying": 79.4, "loss": 40.5})
     ('test loss 40.5', '  copying 79.4')
@@ -204,11 +204,11 @@ def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str
 
 
 def describe_data(provenance: Mapping[str, Any]) -> str:
-    """Name of the data, and size of the test set if it was read, for the last lines of a command."""
+    """Describe the data: its name, and the number of test images if the test set was used."""
     tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
     return f"{provenance['name']}{tested}"
 
 
 def short_name(provenance: Mapping[str, Any]) -> str:
-    """Name of the data without details, for headings: ``stand-in for MNIST``."""
+    """Return the name of the data without details, for headings: ``stand-in for MNIST``."""
     return str(provenance["name"]).partition(":")[0]

@@ -1,9 +1,9 @@
-"""Which finished run counts, where options that say ``auto`` were something else in one than in another.
+"""Choice of the finished run that counts when ``auto`` options had different values in different runs.
 
-- ``data.source=auto`` on a stand-in counts until the real files are here. The configuration is that of the real data,
-  and so is its hash: where both were trained, only the real one counts.
-- ``trainer.precision=auto`` counts on machines that compute in the precision that the run had: for another one its cell
-  of a table is missing and is trained there, into a directory of its own. Reports show it on every machine.
+- ``data.source=auto``: a run on stand-in data counts until the real files are there. Its configuration and hash are
+  those of a run on real data; if both exist, only the run on real data counts.
+- ``trainer.precision=auto``: a run counts on machines that use the same precision. On others its cell of a table is
+  missing, and is trained in a separate directory. Reports show the run on every machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from capsule_lab.runs.trust import plain_value
 def finished_run(
     config: DictConfig, fingerprint: str = "", *, any_precision: bool = False
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The run directory and the result that count for a configuration: the latest on real data, else the latest.
+    """Return directory and result of the run that counts for a configuration: the latest on real data, else the latest.
 
-    With ``any_precision``, for reports, also one that does not count here for its precision, if no other is there.
+    With ``any_precision``, for reports, a run with another precision than here also counts if there is no better one.
     """
     found = [each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)]
     if any_precision and len({result.get("precision") for _, result in found}) < 2:
@@ -36,12 +36,12 @@ def finished_run(
 
 
 def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
-    """As ``finished_run``, for the hash of a configuration."""
+    """Return directory and result of the latest finished run with this hash, preferably on real data."""
     return next(iter(_finished(fingerprint)), None)
 
 
 def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Those on real data first, the latest first."""
+    """Return all finished runs, those on real data first, the latest first."""
     found = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
     finished = [(directory, result) for directory, result in found if result]
     return sorted(finished, key=lambda each: each[1]["provenance"]["source"] != "real")
@@ -66,7 +66,7 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
 
 
 def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
-    """Whether a run of ``trainer.precision=auto`` had another precision than here; not of a GPU where there is none."""
+    """Return whether ``trainer.precision=auto`` gave another precision than here; a run on GPUs counts without GPU."""
     if config.trainer.get("precision") != "auto" or not record.get("precision"):
         return False
     import torch
@@ -79,7 +79,7 @@ def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
 
 
 def is_outdated(directory: Path, config: DictConfig) -> bool:
-    """Whether the run in a directory, finished or not, has to be trained again here; ``False`` if nothing is saved."""
+    """Return whether the run in a directory must be trained again here; ``False`` if nothing is saved."""
     if "auto" not in (config.data.get("source"), config.trainer.get("precision")):
         return False
     result = read_result(directory, config_hash(config))

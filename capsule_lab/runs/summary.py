@@ -1,4 +1,4 @@
-"""The last lines of ``capsule_lab.train``: of one run, and of ``-m``."""
+"""The last lines of ``capsule_lab.train``: for one run, and for a multirun ``-m``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from capsule_lab.runs.results import describe_data, describe_metrics
 from capsule_lab.runs.reuse import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
 
-_INDENT = 12  # of the last lines of the command
+_INDENT = 12  # characters before the values
 
 
 def summary(
     result: dict[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str] | None = None
 ) -> str:
-    """The last lines of the command: errors, network, data, duration, directory, and what to try next.
+    """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
 
     Args:
-        result: of ``train`` in ``directory``.
-        chosen: options of groups, ``model`` and ``routing`` among them.
-        overrides: of the command, for what to try next, which is left out without.
+        result: result of ``train`` in ``directory``.
+        chosen: the chosen option of each group, such as ``model`` and ``routing``.
+        overrides: overrides of the command, for the suggested commands; ``None`` for no suggestions.
     """
     run = escape(str(as_typed(directory)))
     routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
@@ -59,7 +59,7 @@ def summary(
 
 
 def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, list[bool]]:
-    """A line for each configuration with its test error, minutes and directory, and which of them are finished."""
+    """Return a table of test error, minutes and directory of each configuration, and whether each is finished."""
     rows = [("", "test error", "minutes", "run")]
     found = [finished_run(config) for config in configs]
     for name, config, finished in zip(names, configs, found, strict=True):
@@ -71,7 +71,7 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
 
 
 def _times(results: Mapping[str, float | None]) -> list[str]:
-    """A line for each threshold of ``TimeToAccuracy``."""
+    """Return a line for each threshold of ``TimeToAccuracy``."""
     lines = []
     for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
         seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
@@ -87,18 +87,18 @@ _NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directo
 def _to_try(
     result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
 ) -> list[str]:
-    """Commands that look into a run, and that train the same network without routing."""
+    """Return commands that analyse the run, and that train the same network without routing."""
     metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
     found = []
     if any((directory / "checkpoints").glob("*.ckpt")):
         run = as_typed(directory)
         question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
         look = f"analyse {as_argument('ckpt', run)} what={question}"
-        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # several labels
+        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # two labels
     if routes and chosen["routing"] != "uniform":
         others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
         found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
     search = "".join(f" {shlex.quote(each)}" for each in search_override())
-    path = as_typed(Path(sys.executable))  # that of `make` lies in the current directory, another on the user's path
+    path = as_typed(Path(sys.executable))  # relative for the Python of `make`; any other is on the PATH
     python = "python" if path.is_absolute() else shlex.quote(str(path))
     return [f"  {python} -m capsule_lab {each}{search}" for each in found]

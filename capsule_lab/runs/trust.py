@@ -1,8 +1,8 @@
-"""What the configuration in a file may name: a checkpoint may be a download, and its configuration builds objects.
+"""Checks of the configuration in a checkpoint, which may be a download, before it builds objects.
 
-``hydra.utils.instantiate`` calls whatever ``_target_`` names. So that a file runs no code, every target in it is
-checked before anything is imported or built by it: it is a class or function that configurations are made of, or of a
-package that the user trusts.
+``hydra.utils.instantiate`` calls whatever ``_target_`` names. To prevent a file from running code, every target is
+checked before anything is imported or built: it must be a class or function for configurations, or belong to a package
+that the user trusts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.errors import ConfigError, RunError, one_line
 
 BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
-"""Groups of the configuration in a checkpoint from which objects are built."""
+"""Configuration groups in a checkpoint from which objects are built."""
 
 _WITH_CLASSES = (
     "capsule_lab.data", "capsule_lab.layers", "capsule_lab.lit", "capsule_lab.networks",
     "capsule_lab.routing", "capsule_lab.schedules", "torch.nn", "torch.optim",
 )  # fmt: skip
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
-_COPYING = ("torch.nn.modules.transformer",)  # copies of one layer, as many as a number says, before any can be counted
+_COPYING = ("torch.nn.modules.transformer",)  # copies one layer many times, before layers can be counted
 _EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _RECORD: dict[str, Any] = {
@@ -36,47 +36,47 @@ _RECORD: dict[str, Any] = {
     "spec": dict, "seconds": (int, float), "val": dict,
 }  # fmt: skip
 _PLAIN = (str, bool, int, float, type(None))
-_NOBODYS = {*sys.stdlib_module_names, "torch"}
-_MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
+_STANDARD = {*sys.stdlib_module_names, "torch"}
+_MAX_VALUES = 10_000  # ours: a configuration has 300; lists that share items can represent billions
 
 
 def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) -> None:
-    """Check that everything that the groups ``BUILT`` of a configuration name may be imported and called.
+    """Check that every ``_target_`` in the groups ``BUILT`` of a configuration may be imported and called.
 
-    It is that of ``file``, which ``check_record`` has accepted. Packages of ``trust`` may be named beside ours.
+    ``check_record`` must have accepted the configuration of ``file``. Packages in ``trust`` are allowed besides ours.
     """
     packages = [trust] if isinstance(trust, str) else list(trust or ())
     for name in packages:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _NOBODYS:
-            raise ConfigError(f"trust has {name!r}; expected names of packages of your own, such as trust=[mine]")
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _STANDARD:
+            raise ConfigError(f"trust contains {name!r}; expected names of your own packages, such as trust=[mine]")
     for target in targets(config):
         if not isinstance(target, str) or not _NAME.fullmatch(target):
             raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
         own = next((package for package in packages if _is_in(target, [package])), None)
         try:
             allowed = _is_of(target, own) if own else is_part(target)
-        except Exception as error:  # of the import
+        except Exception as error:  # from the import
             raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
         if not allowed:
             raise RunError(
-                f"{file} names {target}; expected {_EXPECTED}: if it is of a package of your own, give "
-                "trust=[<package>], else do not use the file"
+                f"{file} names {target}; expected {_EXPECTED}: if it is from your own package, set "
+                "trust=[<package>], otherwise do not use the file"
             )
 
 
 def check_record(record: dict[str, Any], file: Path) -> None:
-    """Check that the record in a file holds text, numbers, lists and mappings only, and no interpolations.
+    """Check that the record in a file contains only text, numbers, lists and mappings, and no interpolations.
 
-    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would read the environment of its user. Types are
-    exact: a pickle can give an ``OrderedDict`` methods of its own, which would show this check something else.
+    Configurations are stored resolved: ``${oc.env:HOME}`` in a file would read the environment of the user. Types must
+    match exactly: a pickle can replace methods of an ``OrderedDict``, which would deceive this check.
     """
     left: list[Any] = [record]
     values = 0
     while left:
         value = left.pop()
         values += 1
-        if values > _MOST_VALUES:
-            raise RunError(f"{file} has a configuration that is too large; expected some hundred values")
+        if values > _MAX_VALUES:
+            raise RunError(f"{file} has a configuration that is too large; expected a few hundred values")
         kind = type(value)
         if kind is dict:
             left += [*value, *value.values()]
@@ -93,16 +93,16 @@ def check_record(record: dict[str, Any], file: Path) -> None:
 
 
 def plain_value(config: DictConfig, key: str) -> Any:
-    """A value of a configuration from a file that goes into one of ours: text, a number or ``None``.
+    """Return a plain value of a configuration from a file: text, a number or ``None``.
 
-    Only ``BUILT`` has been checked; from another group a node with a ``_target_`` could be built.
+    ``None`` replaces a node, because only ``BUILT`` is checked and a node may have a ``_target_``.
     """
     value = OmegaConf.select(config, key)
     return None if OmegaConf.is_config(value) else value
 
 
 def targets(config: Any) -> Iterator[Any]:
-    """Every ``_target_`` in the groups ``BUILT`` of a configuration in plain containers, see ``check_record``."""
+    """Yield every ``_target_`` in the groups ``BUILT`` of a configuration in plain containers."""
     left = [config.get(group) for group in BUILT]
     while left:
         node = left.pop()
@@ -115,18 +115,18 @@ def targets(config: Any) -> Iterator[Any]:
 
 
 def packages_of(config: Any) -> list[str]:
-    """Packages other than ours and torch that a configuration names, which opening its run has to trust."""
+    """Return the packages in a configuration, except ours and torch; opening its run requires trust in them."""
     return sorted({str(target).partition(".")[0] for target in targets(config)} - {"capsule_lab", "torch"})
 
 
 def is_part(target: str) -> bool:
-    """Whether configurations are made of it: a class of the right kind, or a loss, that its package itself defines."""
+    """Return whether it is a class of a permitted kind or a loss, defined in one of the permitted packages."""
     module, _, name = target.rpartition(".")
     if any(part.startswith("_") for part in target.split(".")):
         return False
     if module != "capsule_lab" and not _is_in(module, (*_WITH_CLASSES, *_WITH_FUNCTIONS)):
         return False
-    from lightning import LightningDataModule  # as torch: slow to import, and help needs none
+    from lightning import LightningDataModule  # like torch slow to import; --help does not need it
     from torch import nn, optim
 
     from capsule_lab.schedules import Schedule
@@ -136,18 +136,18 @@ def is_part(target: str) -> bool:
         return _is_in(found.__module__, _WITH_FUNCTIONS)
     if not inspect.isclass(found) or _is_in(found.__module__, _COPYING):
         return False
-    kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)  # made without writing or starting anything
+    kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)  # construction writes and starts nothing
     return issubclass(found, kinds) and _is_in(found.__module__, _WITH_CLASSES)
 
 
 def _is_of(target: str, package: str) -> bool:
-    """Whether it is a class or function that ``package`` itself defines, not one that it imports, as ``os.system``."""
+    """Return whether it is a class or function defined in ``package``, not imported there, such as ``os.system``."""
     found = _imported(*target.rpartition(".")[::2])
     return (inspect.isclass(found) or inspect.isfunction(found)) and _is_in(found.__module__, [package])
 
 
 def _imported(module: str, name: str) -> Any:
-    """``name`` in a module; never an attribute of an object in it, as ``module.subprocess.run``."""
+    """Return ``name`` in a module, never an attribute of an object in it, such as ``module.subprocess.run``."""
     return getattr(import_module(module), name)
 
 

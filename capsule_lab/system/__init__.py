@@ -1,1 +1,1 @@
-"""Files, signals, environment and SLURM: what commands need of the operating system."""
+"""Access to the operating system: files, signals, environment, terminal and SLURM."""

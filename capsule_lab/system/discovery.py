@@ -1,4 +1,4 @@
-"""Classes that are found in the files of a folder."""
+"""Discovery of classes in the files of a package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pkgutil
 
 
 def classes_in(package: str, *bases: type) -> dict[str, type]:
-    """The subclasses of ``bases`` that the modules of a package define, without its subpackages, by name.
+    """Return, by name, the subclasses of ``bases`` defined in the modules of a package, without subpackages.
 
-    For the package's own ``__init__``: a new file with such a class needs no entry there.
+    For use in the package's ``__init__``, so that a new file with such a class needs no entry there.
     """
     found: dict[str, type] = {}
     for file in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):

@@ -1,4 +1,4 @@
-"""Facts about this process that are stored with a result: machine, command, commit, versions."""
+"""Facts about this process that are stored with a result: machine, command, commit and versions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def is_first_process() -> bool:
-    """Whether this is the first, or only, process of a run, by the ranks that Lightning, torchrun and SLURM set."""
+    """Return whether this is the first or only process of a run, from the ranks of Lightning, torchrun and SLURM."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
-    """Name of the device, for results; ``count`` of them. Times compare where it is the same.
+    """Return the name and number of devices, for results. Times are comparable only if it is the same.
 
-    Of a processor with what decides its speed and its precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``.
+    A CPU has details that affect speed and precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``.
     """
     import torch  # slow to import
 
@@ -46,7 +46,7 @@ def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def of_this_process() -> dict[str, Any]:
-    """Command, commit and versions, by which a result can be repeated."""
+    """Return command, commit and versions, which are needed to repeat a result."""
     return {
         "command": _as_typed(each for each in sys.argv[1:] if not each.startswith("train.resume=")),
         "commit": commit(),
@@ -56,7 +56,7 @@ def of_this_process() -> dict[str, Any]:
 
 
 def command_line(*more: str) -> str:
-    """The command of this process, as one would type it, with ``more`` arguments that it did not have."""
+    """Return the command of this process, quoted for a shell, with ``more`` arguments unless it has them."""
     return _as_typed([*sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
 
 
@@ -68,7 +68,7 @@ def _as_typed(arguments: Iterable[str]) -> str:
 
 @functools.cache
 def commit() -> str | None:
-    """That of this code, as it is at the first call; with ``-dirty`` if files differ from it."""
+    """Return the commit of this code at the first call; with ``-dirty`` if files differ from it."""
     tree = Path(__file__).parents[2]
     if not (tree / ".git").exists():
         return None  # installed from a wheel

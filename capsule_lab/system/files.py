@@ -1,4 +1,4 @@
-"""Paths as users write them, and files that are written completely or not at all."""
+"""Expansion of paths, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 
 def expanded(path: str | Path) -> Path:
-    """``path`` with ``~`` and variables such as ``$HOME`` replaced, which a shell leaves alone within ``key=~/…``."""
+    """Replace ``~`` and variables such as ``$HOME`` in ``path``; a shell does not replace ``~`` in ``key=~/…``."""
     return Path(os.path.expandvars(path)).expanduser()
 
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``; the file written there replaces ``path`` when the block ends.
+    """Yield a temporary path beside ``path``; the file written there replaces ``path`` when the block ends.
 
     If the block raises, the temporary file is removed and ``path`` stays as it was. The temporary name is hidden and
-    has the suffix of ``path``, from which ``savefig`` and others take the format.
+    has the suffix of ``path``, from which ``savefig`` and others derive the format.
     """
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     try:

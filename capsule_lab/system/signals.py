@@ -1,4 +1,4 @@
-"""Signals that stop a command, which then ends with a status of 128 plus the signal's number, as in a shell."""
+"""Signals that stop a command, which then exits with 128 plus the number of the signal, as in a shell."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from capsule_lab.errors import InterruptError
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""They stop a run: Ctrl-C, pre-emption, the end of SLURM's time limit, a terminal that is closed."""
+"""Signals that stop a run: Ctrl-C, pre-emption, the end of SLURM's time limit, a closed terminal."""
 
 _TO_ORPHANS = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 0.0))
-"""What a process gets whose parent has died, and the seconds after each; ours: it has ended within 10."""
+"""Signals for a process whose parent has ended, and the seconds after each; ours: it ends within 10."""
 _POLL_SECONDS = 0.5  # ours
 
 
 def install(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Handle ``SIGNALS``, but not a SIGHUP that is ignored, as under nohup; returns the handlers that were there.
+    """Handle ``SIGNALS``, except an ignored SIGHUP, as under nohup; return the previous handlers.
 
-    Only the main thread can have handlers: any other gets none.
+    Only the main thread can install handlers; in any other thread, nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -35,19 +35,19 @@ def install(handler: Callable[[int, Any], None]) -> dict[int, Any]:
 
 
 def restore(handlers: dict[int, Any]) -> None:
-    """Put back what ``install`` replaced."""
+    """Restore the handlers that ``install`` replaced."""
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
 
 
 @contextmanager
 def interruptible(message: str = "") -> Iterator[None]:
-    """Signals that stop a run raise ``InterruptError`` in this block, where there is nothing to save.
+    """Raise ``InterruptError`` for ``SIGNALS`` in this block, which has nothing to save.
 
-    It is raised at the end of the block if it was dropped before, as by destructors.
+    The error is raised again at the end of the block if it was suppressed, for example in a destructor.
 
     Args:
-        message: of the error; by default it names the signal.
+        message: message of the error; by default it names the signal.
     """
     received: list[InterruptError] = []
 
@@ -65,7 +65,7 @@ def interruptible(message: str = "") -> Iterator[None]:
 
 
 class StopRequest:
-    """Keeps the first of ``SIGNALS`` in ``received``, so that training stops between two steps; a second raises."""
+    """Handler that stores the first signal in ``received``, so that training stops after a step; a second raises."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -81,17 +81,17 @@ class StopRequest:
     def _handle(self, signum: int, _: object) -> None:
         if self.received is not None:
             self.restore()
-            raise InterruptError("stopped at once; train.resume=true continues from the last checkpoint", signum)
+            raise InterruptError("stopped immediately; train.resume=true continues from the last checkpoint", signum)
         self.received = signum
-        log.warning("%s: stopping after this step; once more to stop at once", signal.Signals(signum).name)
+        log.warning("%s: stopping after this step; repeat the signal to stop immediately", signal.Signals(signum).name)
 
 
 def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:
-    """Stop this process, which may save, when the one that started it is gone; kill it if it lives 8 seconds longer.
+    """Stop this process, which may save, when its parent has ended; kill it after another 8 seconds.
 
     Args:
         grace: seconds in which it may end by itself.
-        parent: the one that started it; by default that of now, which may have adopted it.
+        parent: process id of the parent; by default the current one, which may have adopted this process.
     """
     parent = os.getppid() if parent is None else parent
 

@@ -1,4 +1,4 @@
-"""SLURM: a job that is pre-empted or runs out of time is requeued, and continues from its checkpoint."""
+"""SLURM: a job that is pre-empted or runs out of time is requeued and continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import subprocess
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT = 30  # ours: seconds; a busy controller may take so long
+_TIMEOUT = 30  # ours: seconds; a busy controller may take that long
 
 
 def was_requeued() -> bool:
-    """Whether this job has run before, so that it has to continue."""
+    """Return whether this job has run before, so that it must continue."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
 
 
 def is_batch_job() -> bool:
-    """Whether this process belongs to a job that is not interactive."""
+    """Return whether this process belongs to a job that is not interactive."""
     return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_NAME", "") not in ("bash", "interactive")
 
 
 def this_job() -> str:
-    """The job of this process, as ``scontrol`` takes it: one of an array is named by the array and its place in it."""
+    """Return the id of this job for ``scontrol``; in an array, the id of the array and the index of the job."""
     array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     return "_".join(array) if all(array) else os.environ["SLURM_JOB_ID"]
 
 
 def in_queue(job: str) -> bool:
-    """Whether a job waits, runs or is about to end, by ``squeue``: not every cluster has accounting."""
+    """Return whether a job waits, runs or is ending, from ``squeue``, because not every cluster has accounting."""
     if shutil.which("squeue") is None:
-        return False  # not on the cluster, as where a report may be made
+        return False  # not on the cluster; reports can be made elsewhere
     command = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return True  # unknown: the controller is busy
     if found.returncode:
-        return "Invalid job id" not in found.stderr  # the message for one that ended a while ago
+        return "Invalid job id" not in found.stderr  # SLURM's message for a job that ended some time ago
     return bool(found.stdout.strip())
 
 
 def goes_back(signum: int) -> bool:
-    """Whether a batch job is to be requeued after the signal that ended this process.
+    """Return whether a batch job must be requeued after the signal that ended this process.
 
-    Pre-emption sends SIGTERM, the end of the time limit what ``--signal`` says, which is SIGUSR1 with
-    ``launcher=slurm``. Ctrl-C and interactive jobs do not count; of several processes, the first one requeues.
+    Pre-emption sends SIGTERM; the end of the time limit sends the signal in ``--signal``, SIGUSR1 with
+    ``launcher=slurm``. Ctrl-C and interactive jobs do not count; only the first of several processes requeues.
     """
     ends_the_job = signum in (signal.SIGTERM, signal.SIGUSR1)
     return ends_the_job and is_batch_job() and os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def requeue(signum: int) -> None:
-    """Requeue this job if it ``goes_back`` after a signal."""
+    """Requeue this job after a signal if ``goes_back`` returns true."""
     if not goes_back(signum):
         return
     command = ["scontrol", "requeue", job := this_job()]
@@ -62,4 +62,4 @@ def requeue(signum: int) -> None:
     if answer.returncode:
         log.warning("job %s was not requeued: %s", job, answer.stderr.strip())
     else:
-        log.info("job %s is requeued and will continue from here", job)
+        log.info("job %s is requeued and will continue from its checkpoint", job)

@@ -1,4 +1,4 @@
-"""Arguments of a command about a table: its own, and the overrides for the runs of the table."""
+"""Arguments of a table's commands: options of the command, and overrides for the runs of the table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FOR_REPORT = ("table", *SELECTION, "out")
 
 
 def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Arguments as Hydra takes them: ``own`` ones, and overrides of runs together as the list ``overrides``.
+    """Convert arguments for Hydra: keep the ``own`` ones, and collect overrides of runs in the list ``overrides``.
 
-    That list keeps them from Hydra, which would apply them to the configuration of the command. ``launcher=`` and what
-    begins with ``hydra`` or a dash stay as they are; ``--dry-run`` is ``dry_run=true``.
+    Otherwise Hydra would apply the overrides to the configuration of the command. ``launcher=`` and arguments that
+    begin with ``hydra`` or a dash stay unchanged; ``--dry-run`` becomes ``dry_run=true``.
     """
     kept, overrides = [], []
     for argument in arguments:
@@ -38,10 +38,10 @@ _BUDGET = re.compile(r"(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>
 
 
 def budget_seconds(text: object) -> float:
-    """Seconds of ``budget=``, such as ``9m``, ``90s`` or ``1h30m``.
+    """Convert ``budget=``, such as ``9m``, ``90s`` or ``1h30m``, to seconds.
 
     Raises:
-        ConfigError: if it is no time, or none at all.
+        ConfigError: if it is not a time, or is zero.
 
     >>> budget_seconds("1h30m")
     5400.0

@@ -1,4 +1,4 @@
-"""Cells of a table: one training run, or one evaluation of its weights, for each row, column and seed."""
+"""Cells of a table: a training run, or an evaluation of its weights, for each row, column and seed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = "done", "running", "paused", "
 
 
 class SeededConfig:
-    """A configuration that was composed once, for any seed.
+    """A configuration that is composed once and used for any seed.
 
     Args:
-        config: as ``compose`` gives it.
+        config: as returned by ``compose``.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -38,13 +38,13 @@ class SeededConfig:
         self._keys = list(_differing(self._first, self._resolved(1)))
 
     def with_seed(self, seed: int) -> DictConfig:
-        """The configuration."""
+        """Return a copy of the configuration with this seed."""
         config = self.config.copy()
         config.seed = seed
         return config
 
     def container(self, seed: int) -> dict[str, Any]:
-        """What ``to_container`` makes of the configuration; only what depends on the seed is resolved again."""
+        """Return ``to_container`` of the configuration; only values that depend on the seed are resolved again."""
         self.config.seed = seed
         container: dict[str, Any] = {**self._first}
         for path in self._keys:
@@ -71,12 +71,12 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any], *parents: str) 
 
 @dataclass(frozen=True)
 class Cell(ABC):
-    """One result that a table asks for.
+    """One result in a table.
 
     Attributes:
-        overrides: of its command.
-        fingerprint: the hash by which its result, its lock and its record of a failure are found.
-        waits_for: a row whose result this one needs and does not have yet.
+        overrides: overrides of its command.
+        fingerprint: hash that identifies its result, its lock and its record of a failure.
+        waits_for: name of a row whose result this cell needs and which has none yet.
     """
 
     row: Row
@@ -89,36 +89,36 @@ class Cell(ABC):
     @property
     @abstractmethod
     def command(self) -> str:
-        """What gives this very result, as one would type it."""
+        """The command that produces exactly this result, quoted for a shell."""
 
     @property
     @abstractmethod
     def job(self) -> Job:
-        """What a launcher runs."""
+        """The job for a launcher."""
 
     @property
     @abstractmethod
     def directories(self) -> list[Path]:
-        """Run directories in which it was tried, the latest first."""
+        """Run directories of all attempts, the latest first."""
 
     @abstractmethod
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        """The run directory and the result, if there is one."""
+        """Return the run directory and the result, if there is one."""
 
     @property
     def name(self) -> str:
-        """For messages: row, column if it has runs of its own, seed."""
+        """Name for messages: row, column if it has its own runs, and seed."""
         column = self.column.name if self.column.overrides else ""
         return " ".join(filter(None, (self.row.name, column, f"seed {self.seed}")))
 
     @cached_property
     def finished(self) -> tuple[Path, dict[str, Any]] | None:
-        """The run directory and the result of the latest attempt that came to its end."""
+        """The run directory and the result of the latest finished attempt."""
         return None if self.waits_for else self._read()
 
     @cached_property
     def status(self) -> str:
-        """Done, running (also: queued), paused, failed (also: killed), missing, or waiting for another row."""
+        """The status: done, running or queued, paused, failed or killed, missing, or waiting for another row."""
         if self.waits_for:
             return WAITING
         if self.finished:
@@ -134,49 +134,49 @@ class Cell(ABC):
 
     @cached_property
     def pause(self) -> dict[str, Any] | None:
-        """The record of the latest attempt if its time was over, see ``runs.results.read_pause``."""
+        """The record of the latest attempt if it is paused, see ``runs.results.read_pause``."""
         return next((runs.results.read_pause(each) for each in self.directories[:1]), None)
 
     @property
     def described(self) -> str:
-        """The status, with how far a paused run is, what a cell waits for, and a run that does not count here."""
+        """The status with details: progress of a paused run, the row it waits for, or runs that do not count here."""
         if self.status == PAUSED and self.pause:
             return runs.results.describe_pause(self.pause)
         if self.status == MISSING:
             read = ((each.name, runs.results.read_result(each, self.fingerprint)) for each in self.directories)
-            others = [f"{name} has {run.get('precision')}, {run['provenance']['name']}" for name, run in read if run]
+            others = [f"{name} used {run.get('precision')}, {run['provenance']['name']}" for name, run in read if run]
             return f"{self.status} here ({'; '.join(others)})" if others else self.status
         return f"{self.status} for {self.waits_for}" if self.waits_for else self.status
 
     @property
     def log(self) -> str | None:
-        """The file with the output of an unfinished attempt."""
+        """The log file of an unfinished attempt."""
         record = lock.read_record(self.fingerprint)
         own = [directory / "train.log" for directory in self.directories]
         return (record and record.log) or next((str(path) for path in own if path.is_file()), None)
 
     @property
     def error(self) -> str:
-        """Why it failed, as far as it is known."""
+        """The reason for the failure, if known."""
         record = lock.read_record(self.fingerprint)
         statuses = [status for each in self.directories if (status := runs.results.read_status(each))]
         own = next((status["error"] for status in statuses if "error" in status), None)
         return (
             (record and record.error)
             or own
-            or "it ended without an error message, as after kill -9 or for lack of memory"
+            or "it ended without an error message, for example after kill -9 or without enough memory"
         )
 
     @property
     def failure(self) -> str:
-        """Why it failed, and the log."""
+        """The reason for the failure, and the log file."""
         return self.error if not self.log or self.log in self.error else f"{self.error} (log: {self.log})"
 
     def value(self, metric: str) -> float | None:
-        """A quantity such as ``test/error`` of the result; ``None`` if there is none, infinity if it was not reached.
+        """Return a metric such as ``test/error``; ``None`` without a result, infinity if it was not reached.
 
         Raises:
-            TableError: if it was not measured.
+            TableError: if the metric was not measured.
         """
         if self.finished is None:
             return None
@@ -187,7 +187,7 @@ class Cell(ABC):
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         found = result[split][name]
-        if found is None and split in ("attack", "analyse"):  # such as success on images that were right, if none was
+        if found is None and split in ("attack", "analyse"):  # e.g. success, if no image was right
             return None
         return math.inf if found is None else float(found)  # see callbacks.TimeToAccuracy
 
@@ -197,8 +197,8 @@ class TrainingCell(Cell):
     """One training run.
 
     Attributes:
-        composed: its configuration, for any seed.
-        labels: more overrides, for loggers and for runs of several processes; they do not change the result.
+        composed: its configuration for any seed.
+        labels: more overrides, for loggers and for several processes; they do not change the result.
         any_precision: see ``runs.reuse.finished_run``.
     """
 
@@ -212,13 +212,13 @@ class TrainingCell(Cell):
 
     @property
     def job(self) -> Job:
-        """It continues an earlier attempt, and does nothing if that has finished."""
+        """The job, which continues an earlier attempt, or does nothing if that has finished."""
         arguments = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
         return Job(self.name, ("-m", "capsule_lab.train", *arguments), self.config.trainer, self.fingerprint)
 
     @cached_property
     def config(self) -> DictConfig:
-        """Its configuration."""
+        """The configuration with the seed of the cell."""
         return self.composed.with_seed(self.seed)
 
     @property
@@ -234,12 +234,12 @@ class TrainingCell(Cell):
         if self.finished is None or not metric.startswith("train/"):
             return super().value(metric)
         directory, result = self.finished
-        from capsule_lab.analysis.curves import read_curves  # pandas and matplotlib take a second
+        from capsule_lab.analysis.curves import read_curves  # imports pandas and matplotlib, which takes a second
 
         curves = read_curves(directory / "metrics.csv", result.get("curves"))
         values = curves[metric].dropna().tolist() if metric in curves else []
         if not values:
-            raise TableError(f"{directory} has no {metric} in its metrics.csv; expected such as train/error")
+            raise TableError(f"{directory} has no {metric} in its metrics.csv; expected a metric such as train/error")
         return float(values[-1])
 
 
@@ -248,7 +248,7 @@ class EvaluationCell(Cell):
     """One evaluation of the weights of a training cell, see ``capsule_lab.tables.evaluations``.
 
     Attributes:
-        evaluate: overrides of the evaluation, as the table has them.
+        evaluate: overrides of the evaluation, as in the table.
     """
 
     training: TrainingCell
@@ -260,7 +260,7 @@ class EvaluationCell(Cell):
 
     @property
     def job(self) -> Job:
-        """The command, which writes its result where ``_read`` looks for it."""
+        """The job, which writes its result to the file that ``_read`` reads."""
         assert self.training.finished
         path = result_file(self.training.finished[0], self.fingerprint)
         arguments = ("-m", module_of(self.row.by), *self.overrides, *search_override())
@@ -272,7 +272,7 @@ class EvaluationCell(Cell):
         return []
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        """The training run's directory and result, with what was evaluated in place of the run's own test."""
+        """Return the training run's directory and result, with the evaluation in place of the run's test."""
         if self.training.finished is None:
             return None
         directory, trained = self.training.finished
@@ -280,6 +280,6 @@ class EvaluationCell(Cell):
         evaluated = runs.results.read_evaluation(path)
         if evaluated is None:
             return None
-        if trained["provenance"]["source"] != "real":  # then so are the weights
+        if trained["provenance"]["source"] != "real":  # then the evaluation counts as stand-in
             evaluated["provenance"] = trained["provenance"]
         return directory, {**trained, "test": {}, "val": {}, **evaluated}

@@ -1,9 +1,9 @@
-"""Evaluations of the weights of a table's training runs: their commands, and where their results are.
+"""Evaluations of the weights of a table's training runs: their commands, and the files of their results.
 
-An evaluation is found, locked and queued by a hash, like a training run, so that one result serves every table that
-asks for it. The hash is that of the training run's configuration, plus the overrides of the evaluation under the key
-``evaluate``, or ``evaluate_by_attack`` and ``evaluate_by_analyse`` for other commands. Weights of other rows that an
-override names, such as ``source=``, stand in it by the hash of their run.
+A hash identifies an evaluation in files, locks and queues, as for a training run, so that several tables can use one
+result. It is the hash of the training run's configuration plus the overrides of the evaluation under the key
+``evaluate``, or ``evaluate_by_attack`` and ``evaluate_by_analyse`` for other commands. If an override such as
+``source=`` names weights of another row, the hash of their run is its value.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from capsule_lab.runs.trust import packages_of
 from capsule_lab.tables.schema import OF_OTHER_ROWS
 
 UNKNOWN = "???"
-"""In place of weights that are not there yet."""
+"""Placeholder for weights that do not exist yet."""
 _WEIGHTS = ("ckpt=", *(f"{key}=" for key in OF_OTHER_ROWS))
-"""How overrides begin that differ by seed and are files, which composing does not look at."""
+"""Prefixes of overrides with files, which differ by seed and which composing ignores."""
 _DEVICES = ("accelerator", "devices", "num_nodes", "strategy")
 
 
 def key_of(by: str) -> str:
-    """The key under which the overrides of a command are hashed."""
+    """Return the key under which the overrides of a command are hashed."""
     return by if by == "evaluate" else f"evaluate_by_{by}"
 
 
 def fingerprint(training: Mapping[str, Any], by: str, evaluate: Sequence[str]) -> str:
-    """The hash of an evaluation: that of the training run's configuration with its overrides beside it."""
+    """Return the hash of an evaluation, from the training run's configuration and its own overrides."""
     return runs.directories.config_hash({**training, key_of(by): [*evaluate]})
 
 
 def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[str], weights: str) -> list[str]:
-    """Overrides of the command: the checkpoint, devices as in training, then those of the table.
+    """Return the overrides of the command: the checkpoint, the devices of training, then those of the table.
 
-    ``data.<option>`` changes the data of training, unless ``data=`` names other data. Packages that the configuration
-    of training names are trusted, as that was not read from the checkpoint.
+    ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
+    configuration are trusted, because the configuration does not come from the checkpoint.
     """
     standard = _standard_trainer()
-    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # one process attacks or analyses
+    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # attack and analyse use one process
     trainer = training["trainer"]
     devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
@@ -58,7 +58,7 @@ def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[s
 
 
 def _with_weights(override: str) -> str:
-    """An override with the file of weights in place of the hash of the training run that gave them."""
+    """Replace the hash of a training run in an override by the file of its weights."""
     key, _, value = override.partition("=")
     if key not in OF_OTHER_ROWS:
         return override
@@ -71,11 +71,11 @@ def _as_value(path: str) -> str:
 
 
 def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
-    """Compose the evaluation's configuration, with the data of training, and bind it to the signatures behind it.
+    """Compose the evaluation's configuration with the training data, and check it against the signatures.
 
     Raises:
-        ConfigError: for an option that does not exist or a value that cannot be.
-        HydraException: for overrides that cannot be composed.
+        ConfigError: for an unknown option or an invalid value.
+        HydraException: if overrides cannot be composed.
     """
     from capsule_lab.config.check import check, check_evaluation
 
@@ -83,7 +83,7 @@ def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     check_evaluation(config)
     given = config.get("data") or {}
     if "_target_" not in given:
-        data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` names what is unknown
+        data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` reports unknown keys
         with open_dict(config):
             config.data = OmegaConf.merge(data, given)
     check(config)
@@ -95,13 +95,13 @@ def _composed(by: str, overrides: tuple[str, ...]) -> DictConfig:
 
 
 def weights_of(directory: Path, result: dict[str, Any]) -> str:
-    """The checkpoint that the run itself tested; if it did not test, the directory stands for its best."""
+    """Return the checkpoint that the run tested; without a test its directory, which stands for the best one."""
     tested = result.get("weights_tested")
     return str(directory / "checkpoints" / f"{tested}.ckpt" if tested else directory)
 
 
 def result_file(directory: Path, fingerprint: str) -> Path:
-    """Where a run directory has the result of an evaluation that a table asks for."""
+    """Return the file in a run directory for the result of a table's evaluation."""
     return directory / "evaluations" / f"{fingerprint}.json"
 
 

@@ -1,4 +1,4 @@
-"""From a table to its cells."""
+"""Expansion of a table into its cells."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from capsule_lab.tables.reader import check_overrides
 from capsule_lab.tables.schema import NEXT_CHECKPOINT, Column, Row, Table
 
 STANDIN = "data.source=standin"
-"""Override of runs that a report finds beside those that were asked for."""
+"""Override of the runs on stand-in data, which a report adds to the requested runs."""
 
 _Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
 Composed: TypeAlias = dict[tuple[str, ...], SeededConfig]
-"""By overrides; what two expansions of a table share."""
+"""Composed configurations by overrides, which several expansions of a table can share."""
 
 
 def expand(
@@ -36,17 +36,17 @@ def expand(
     standin: bool = False,
     composed: Composed | None = None,
 ) -> list[Cell]:
-    """Every cell of a table, row by row.
+    """Return every cell of a table, row by row.
 
     Args:
         table: what to train and evaluate.
-        overrides: for every training run, over the table's.
+        overrides: for every training run; they take precedence over those of the table.
         any_precision: see ``runs.reuse.finished_run``.
-        standin: whether runs are on stand-in data, whatever the overrides say.
-        composed: what has been composed, which is added to.
+        standin: whether all runs are on stand-in data, regardless of the overrides.
+        composed: configurations that are already composed; new ones are added.
 
     Raises:
-        TableError: for overrides that do not fit together.
+        TableError: if overrides do not fit together.
     """
     overrides = check_overrides("every run", overrides)
     cells: _Cells = {}
@@ -65,7 +65,7 @@ def expand(
 
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell for each result: columns may show two quantities of one, rows may ask for the same."""
+    """Return one cell per result: several columns or rows may show the same result."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.fingerprint, cell)
@@ -73,10 +73,10 @@ def distinct(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def verify(cell: Cell) -> None:
-    """Bind the cell's configuration to the signatures behind it.
+    """Check the cell's configuration against the signatures of its targets.
 
     Raises:
-        TableError: for an option that does not exist or a value that cannot be.
+        TableError: for an unknown option or an invalid value.
     """
     if isinstance(cell, EvaluationCell):
         with _named_in_errors(cell.row, cell.column, cell.row.by):
@@ -89,18 +89,18 @@ def verify(cell: Cell) -> None:
 
 
 def merged(*lists: Sequence[str]) -> list[str]:
-    """Overrides of which the last one for each key counts, where it stands."""
+    """Merge overrides: only the last one for each key remains, in its place."""
     last: dict[str, str] = {}
     for override in (override for given in lists for override in given):
         key = _key(override)
-        last.pop(key, None)  # so that it stands behind what may contradict it
+        last.pop(key, None)  # so that it follows overrides that may contradict it
         last[key] = override
     return list(last.values())
 
 
 @functools.cache
 def _key(override: str) -> str:
-    """Of ``+a.b=1`` and ``~a.b`` it is ``a.b``, of ``group@package=option`` all before the ``=``."""
+    """Return the key: ``a.b`` for ``+a.b=1`` and ``~a.b``; everything before ``=`` for ``group@package=option``."""
     (parsed,) = OverridesParser.create().parse_overrides([override])
     return str(parsed.get_key_element()).lstrip("+~")
 
@@ -131,14 +131,14 @@ def _training_cells(
 
 
 def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
-    """The configuration of these overrides; those that differ only in values of keys share a composition."""
+    """Compose a configuration; overrides that differ only in values of keys share a composition."""
     if overrides not in composed:
         composed[overrides] = SeededConfig(_with_values(overrides, composed) or compose("train", overrides))
     return composed[overrides]
 
 
 def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig | None:
-    """What composing gives, from a composition of the chosen groups; ``None`` where Hydra has to do it."""
+    """Set the values in a composition of the chosen groups; return ``None`` if Hydra must compose all of it."""
     values = [each for each in overrides if _key(each) not in groups() and not each.startswith(("hydra", "+", "~"))]
     chosen = tuple(each for each in overrides if each not in values)
     if not values or any(each.startswith(("+", "~")) for each in chosen):
@@ -148,25 +148,25 @@ def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig |
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
         check_options(config, "train")
-    except Exception:  # the composition of all has the message
+    except Exception:  # composing all of it gives the error message
         return None
     return config
 
 
 def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str], str]:
-    """Overrides whose values are results of other rows, and the row that has none yet, if there is one."""
+    """Return overrides whose values are results of other rows, and the first row without a result, or ``""``."""
     taken, waits_for = [], ""
     for key, (other, metric) in row.takes.items():
         source = cells.get((other, column.name, seed))
         value = source.value(metric) if source else None
         if value is None:
-            value, waits_for = 1.0, waits_for or other  # any number: only to compose the configuration
+            value, waits_for = 1.0, waits_for or other  # any number, needed only to compose the configuration
         taken.append(f"{key}={value!r}")
     return taken, waits_for
 
 
 def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str) -> list[str]:
-    """What loggers call the run, and its directory if it has several processes, each of which has to know it."""
+    """Return overrides with the names of the run for loggers; for several processes, also with its directory."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": line}
     loggers = [name for name, options in (config.config.get("logger") or {}).items() if "group" in (options or {})]
@@ -189,7 +189,7 @@ def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> 
         sources = [cells.get((name, column.name, of)) for name, of in [(row.of, seed), *places]]
         trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
         if len(trained) < len(sources) or (of_next and next_seed == seed):
-            continue  # one of those rows has no runs in this column, or there is no other seed
+            continue  # a source row has no runs in this column, or there is only one seed
         training, *others = trained
         taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
         evaluate = (*row.evaluate[column.name], *taken)
@@ -204,7 +204,7 @@ def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> 
 
 @contextmanager
 def _named_in_errors(row: Row, column: Column, config_name: str = "train") -> Iterator[None]:
-    """What is wrong with a configuration becomes a message that names the row."""
+    """Add row and column to the message of a configuration error."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Figures of a table: error against the time of training, and what commands draw of rows that they evaluate."""
+"""Figures of a table: error against training time, and the figures of commands that evaluate rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from capsule_lab.config.compose import module_of
 from capsule_lab.tables.summary import Entry, Run
 
 _PERCENT = ("error", "test_error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
-"""Quantities that are in percent, in any split."""
+"""Metrics in percent, in any split."""
 
 
 def error_against_time(entries: Sequence[Entry]) -> Figure | None:
-    """The mean of each trained row over its seeds, with its standard deviation, against seconds of training.
+    """Draw the mean of each trained row over its seeds, with its standard deviation, against training seconds.
 
-    Processor time, where all runs have it, else that of the clock. Rows whose names differ in a number at their end
-    only, such as ``dynamic_1`` and ``dynamic_3``, are joined by a line. A panel for each column, and for real data and
-    stand-ins apart.
+    Seconds are processor time if all runs recorded it, else wall time. Rows whose names differ only in the number at
+    the end, such as ``dynamic_1`` and ``dynamic_3``, are joined by a line. Each column has one panel for real data and
+    one for stand-in data.
 
     Args:
-        entries: of ``summarise``. Rows without runs, evaluations, and columns with medians or with runs on different
+        entries: from ``summarise``. Rows without runs, evaluations, and columns with medians or with runs on different
             hardware are left out.
 
     Returns:
@@ -54,13 +54,13 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
         unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
         axis.set(title=label, ylabel=metric.replace("/", " ") + unit)
     legend_below(figure)
-    numbers = ". Numbers beside points: those at the end of rows' names" if any(axis.texts for axis in axes) else ""
+    numbers = ". Numbers beside points: the ends of row names" if any(axis.texts for axis in axes) else ""
     add_heading(figure, f"Bars: standard deviation over seeds{numbers}")
     return figure
 
 
 def figures_by_command(entries: Sequence[Entry]) -> dict[str, Figure]:
-    """What commands draw of the rows that they evaluate, by name: the ``table_figures`` of their modules."""
+    """Return, by name, the figures of commands that evaluate rows, from ``table_figures`` of their modules."""
     found: dict[str, Figure] = {}
     for by in dict.fromkeys(entry.row.by for entry in entries if entry.row.of):
         draw = getattr(importlib.import_module(module_of(by)), "table_figures", None)
@@ -91,7 +91,7 @@ def _has_processor_time(run: Run) -> bool:
 
 
 def _families(entries: Sequence[Entry]) -> dict[str, str]:
-    """Names of rows without the number at their end, and what their labels have in common."""
+    """Map names of rows without the number at the end to the common start of their labels."""
     labels: dict[str, list[str]] = {}
     for entry in entries:
         labels.setdefault(_family(entry), []).append(entry.row.label)
@@ -99,7 +99,7 @@ def _families(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def _common_start(labels: Sequence[str]) -> str:
-    """``Heinsen 2019`` of ``Heinsen 2019, 1 iteration`` and ``Heinsen 2019, 12 iterations``."""
+    """Return ``Heinsen 2019`` for ``Heinsen 2019, 1 iteration`` and ``Heinsen 2019, 12 iterations``."""
     return re.sub(r"\d+$", "", os.path.commonprefix(labels)).rstrip(" ,:(")  # noqa: RUF071
 
 

@@ -1,4 +1,4 @@
-"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one self-contained HTML page."""
+"""Output of a table's summary on the terminal, as Markdown, CSV, LaTeX and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _IN_LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
-_FORMULA = tuple("=+-@")  # how text begins that a spreadsheet computes
+_FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadsheets
 HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "p", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
-    """One line of a table for people, in the order of ``HEADINGS``; not yet escaped for any format."""
+    """Return one line of a table, in the order of ``HEADINGS``, not yet escaped for any format."""
     published, ours, standin = entry.published, entry.ours, entry.standin
     cells = [
         entry.row.label,
@@ -52,7 +52,7 @@ def cells_of(entry: Entry) -> list[str]:
 
 
 def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
-    """One table for each column of the paper's."""
+    """Return one table for each column of the paper's table."""
     shown = []
     for label, part in by_column(entries).items():
         title = Text(f"{printable(table.paper)}\n{printable(label)}", style="table.title")
@@ -66,7 +66,7 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
 
 
 def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """For a README: a table per column, notes, the command."""
+    """Format for a README: a table per column, notes and the command."""
     lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
         lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
@@ -78,7 +78,7 @@ def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
 
 
 def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Plain numbers, one line per entry, for a CSV."""
+    """Return a data frame of numbers for a CSV, one line per entry."""
     records = []
     for entry in entries:
         published, ours, standin = entry.published, entry.ours, entry.standin
@@ -113,7 +113,7 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def as_csv(frame: pd.DataFrame) -> str:
-    """A frame as CSV, in which text that a spreadsheet would compute begins with an apostrophe, which it hides."""
+    """Format a frame as CSV; an apostrophe, which spreadsheets hide, precedes text that would be a formula."""
     return str(frame.map(_no_formula).to_csv(index=False, float_format="%.6g"))
 
 
@@ -125,7 +125,7 @@ def _no_formula(value: Any) -> Any:
 
 
 def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
-    """One line per run, finished or not, with the exact command behind it."""
+    """Return a data frame with one line per run, finished or not, and its exact command."""
     records: list[dict[str, Any]] = []
     for entry in entries:
         place = {"column": entry.column.label, "row": entry.row.label}
@@ -150,11 +150,11 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
             {**place, "seed": cell.seed, "status": cell.status, "command": cell.command} for cell in entry.unfinished
         ]
     frame = pd.DataFrame.from_records(records)
-    return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # of failed runs there are none: not 20.0
+    return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # failed runs have none; avoids 20.0
 
 
 def as_latex(table: Table, entries: Sequence[Entry]) -> str:
-    """For a paper, with booktabs; the columns that compare."""
+    """Format for a paper, with booktabs; only the columns that compare results."""
     shown = HEADINGS[:6]
     lines = [[printable(entry.column.label), *cells_of(entry)[: len(shown)]] for entry in entries]
     style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
@@ -178,14 +178,14 @@ def as_page(
     costs: Figure | None = None,
     attacks: Mapping[str, Figure] | None = None,
 ) -> str:
-    """One self-contained HTML page: tables, curves of every run, figures of the best, commands.
+    """Format as a self-contained HTML page: tables, curves of every run, figures of the best runs, commands.
 
     Args:
         table: the table.
-        entries: of ``summarise``.
-        command: that made it.
-        costs: of ``error_against_time``.
-        attacks: of ``accuracy_under_attack``.
+        entries: from ``summarise``.
+        command: the command that creates the page.
+        costs: from ``error_against_time``.
+        attacks: from ``figures_by_command``.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
@@ -212,7 +212,7 @@ def as_page(
 
 
 def by_column(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Entries under the labels of their columns."""
+    """Group entries by the labels of their columns."""
     parts: dict[str, list[Entry]] = {}
     for entry in entries:
         parts.setdefault(entry.column.label, []).append(entry)
@@ -220,32 +220,32 @@ def by_column(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def notes(entries: Sequence[Entry]) -> dict[str, str]:
-    """Footnotes of the rows that have one."""
+    """Return the footnotes of rows by label."""
     return {entry.row.label: entry.row.note for entry in entries if entry.row.note}
 
 
 def remarks(entries: Sequence[Entry]) -> list[str]:
-    """What a reader has to know of the runs: different hardware, uncommitted code, rows that are the same."""
+    """Return warnings about the runs: different hardware, uncommitted code, identical rows."""
     found = []
     for label, part in by_column(entries).items():
         if part[0].elsewhere:
             one, other = part[0].elsewhere
             found.append(
-                f"{label}: no times, which compare on the same hardware only: {one.name} was on {one.hardware}, "
-                f"{other.name} on {other.hardware}"
+                f"{label}: no times, which are comparable only on the same hardware: {one.name} used {one.hardware}, "
+                f"{other.name} used {other.hardware}"
             )
     runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
     dirty = [run for run in runs.values() if str(run.result.get("commit")).endswith("-dirty")]
     if dirty:
         found.append(
-            f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, are of files that differ "
-            f"from their commit, {dirty[0].result['commit']}"
+            f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, used files that differ "
+            f"from the commit, {dirty[0].result['commit']}"
         )
     return found + _duplicates(entries)
 
 
 def _duplicates(entries: Sequence[Entry]) -> list[str]:
-    """Rows of other runs than an earlier row's, with the same quantities of the test for every seed."""
+    """Return remarks on rows with other runs but the same test metrics as an earlier row for every seed."""
     found: dict[str, str] = {}
     for label, part in by_column(entries).items():
         first: dict[str, Entry] = {}
@@ -254,12 +254,12 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
             same = first.setdefault(repr(sorted(tests.items())), entry)
             if tests and not {run.directory for run in same.runs} & {run.directory for run in entry.runs}:
                 names = f"{same.row.label}; {entry.row.label}"
-                found.setdefault(names, f"{label}: the same tests to the last digit, seed by seed: {names}")
+                found.setdefault(names, f"{label}: identical test results for every seed: {names}")
     return [*found.values()]
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """What failed, why, and the log."""
+    """Return a line for each failed run, with the reason and the log."""
     cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
     return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
 
@@ -296,12 +296,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """``text`` that is shown as it is, on one line: no HTML, link or image is made of it."""
+    """Escape ``text`` for Markdown, on one line, so that it cannot become HTML, a link or an image."""
     return printable(text).translate(_IN_MARKDOWN)
 
 
 def _code(text: str) -> str:
-    """``text`` as code, between more backticks than it has."""
+    """Format ``text`` as code, between more backticks than it contains."""
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     padding = " " if "`" in text else ""
     return f"{fence}{padding}{printable(text)}{padding}{fence}"

@@ -1,4 +1,4 @@
-"""Tables as commands name them: read from their files, reduced to some rows, columns and seeds."""
+"""Reading of tables, and selection of their rows, columns and seeds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from capsule_lab.tables.schema import Column, Content, Row, Seeds, Table, check_
 
 
 def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
-    """A table by its name in ``sweeps/``, or from a file of one's own.
+    """Read a table by its name in ``sweeps/``, or from another file.
 
     Args:
         table: the name or the file.
-        overrides: for its runs, among which a mistyped ``table=`` is.
+        overrides: overrides of its runs, which may include a mistyped ``table=``.
 
     Raises:
-        TableError: if there is none, or it is not what a table is.
+        TableError: if the table does not exist or is invalid.
     """
     names = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
     if table is None:
@@ -43,11 +43,9 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
     except (OSError, UnicodeDecodeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
-        raise TableError(f"{file} holds {type(content).__name__}; expected {', '.join(Content.model_fields)}")
+        raise TableError(f"{file} holds a {type(content).__name__}; expected {', '.join(Content.model_fields)}")
     if found := re.search(r'[^"]{,40}\$\{[^"]{,40}', json.dumps(content, ensure_ascii=False, default=str)):
-        raise TableError(
-            f"{file} has {found[0]!r}; expected text without ${{…}}, which would be another's on each machine"
-        )
+        raise TableError(f"{file} contains {found[0]!r}; expected text without ${{…}}, which depends on the machine")
     head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
     try:
         checked = Content.model_validate(content)
@@ -63,14 +61,14 @@ def select(
     columns: Sequence[str] | str | None = None,
     seeds: Sequence[int] | int | None = None,
 ) -> Table:
-    """Those rows, columns and seeds of a table, or that one; ``None`` for all. Rows that others need stay.
+    """Return a table with only these rows, columns and seeds, or all for ``None``; rows that others need remain.
 
     Raises:
-        TableError: if it has no such row or column, or a seed is no whole number.
+        TableError: if a row or column does not exist, or a seed is not a whole number.
     """
     selected = {*_among("rows", rows, [row.name for row in table.rows], table.name)}
     selected_columns = _among("columns", columns, [column.name for column in table.columns], table.name)
-    for row in reversed(table.rows):  # what a row needs stands above it
+    for row in reversed(table.rows):  # a row needs only rows above it
         selected |= row.needs if row.name in selected else set()
     return table.model_copy(
         update={
@@ -82,10 +80,10 @@ def select(
 
 
 def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of training runs.
+    """Check overrides of training runs and return them.
 
     Raises:
-        TableError: if they are none, or are for the table to decide.
+        TableError: if one is not an override, or sets a key that the table sets itself.
     """
     for override in overrides:
         try:
@@ -104,7 +102,7 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
 
 
 def _message(error: ValidationError, content: dict[Any, Any]) -> str:
-    """The first error in one sentence: where, what is there, what is expected."""
+    """Return the first error in one sentence: place, value, and expected value."""
     found = error.errors(include_url=False)[0]
     path: list[Any] = [*found["loc"]]
     part: type[Content | Column | Row] = Content
@@ -133,7 +131,7 @@ def _among(what: str, wanted: Sequence[str] | str | None, names: list[str], tabl
     if wanted is None:
         return names
     if names == [""]:
-        raise TableError(f"{what} is {wanted}, and {table} has one without a name; leave {what}= out")
+        raise TableError(f"{what} is {wanted}, but {table} has one without a name; leave {what}= out")
     listed = [wanted] if isinstance(wanted, str) else wanted
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Run a table: cells without a result go to a launcher, then those that needed results of other cells."""
+"""Run a table: launch cells without a result, then cells that need the results of other cells."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from capsule_lab.tables.schema import Table
 log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Job], float], Mapping[str, str | None]]
-"""``launch`` of a launcher: runs jobs up to a time, and says by fingerprint why those that it started failed."""
+"""Method of a launcher that runs jobs until a deadline and returns, by fingerprint, errors of the started jobs."""
 
 _STYLES = {DONE: "green", RUNNING: "cyan", PAUSED: "blue", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
 _TO_LAUNCH = (PAUSED, FAILED, MISSING)
 
 
 def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf) -> None:
-    """Launch every cell that is not complete, those that wait for another row as soon as it has a result.
+    """Launch every unfinished cell; cells that wait for another row start as soon as it has a result.
 
-    Paused ones go on first; the others follow in the table's order.
+    Paused runs continue first; the others follow in the order of the table.
 
     Args:
-        table: what to train and evaluate.
-        overrides: for every training run, over the table's.
-        launch: returns when all jobs have ended, or have not been started as the time is over.
-        deadline: by ``time.time``; what is left then is for the next command.
+        table: the table to train and evaluate.
+        overrides: for every training run; they take precedence over those of the table.
+        launch: returns when all started jobs have ended; starts none after the deadline.
+        deadline: as of ``time.time``; the remaining cells are left for the next command.
 
     Raises:
-        TableError: before anything is launched for overrides that cannot work, and at the end if a run failed, or if
-            runs were paused and none has made a step.
+        TableError: before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
+            paused and none has made a step.
     """
     cells = before = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))
@@ -61,7 +61,7 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: 
 
 
 def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
-    """Record why jobs failed that could not do so themselves: they were killed, or refused before their run began."""
+    """Record errors of jobs that could not do so themselves: killed, or rejected before their run started."""
     for cell in cells:
         if (error := failures.get(cell.fingerprint)) and not cell.finished:
             lock.record_failure(cell.fingerprint, error)
@@ -74,7 +74,7 @@ def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:
-    """Print the status and the command of every cell, after building its network as in a run, but without weights."""
+    """Print the status and the command of every cell; first build its network, but without weights, as a check."""
     from capsule_lab.config.build import build_without_weights
 
     cells = distinct(expand(table, overrides))
@@ -92,7 +92,7 @@ def show_plan(table: Table, overrides: Sequence[str]) -> None:
 
 
 def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
-    """Seeds change nothing about whether a configuration can work."""
+    """Return one cell per row and column, because seeds do not affect whether a configuration works."""
     return list({(cell.row.name, cell.column.name): cell for cell in cells}.values())
 
 
@@ -101,33 +101,33 @@ def _raise_if_failed(table: Table, cells: Sequence[Cell], tried: Sequence[Cell])
     if failed:
         listed = "; ".join(f"{cell.name}: {cell.failure}" for cell in failed)
         raise TableError(
-            f"{len(failed)} of {len(cells)} runs of {table.name} failed, the same command tries them again: {listed}"
+            f"{len(failed)} of {len(cells)} runs of {table.name} failed; the same command repeats them: {listed}"
         )
 
 
 def _raise_if_nothing_done(table: Table, before: Sequence[Cell], after: Sequence[Cell]) -> None:
-    """A loop over such commands would not end."""
+    """Raise an error if no run made progress, because repeating the command would never end."""
     if any(cell.status != DONE for cell in after) and _progress(before) == _progress(after):
         raise TableError(
-            f"no run of {table.name} has made a step or been tested in the time there was; expected more, as starting "
-            "takes a part of it: a larger budget=…, or trainer.max_time=…"
+            f"no run of {table.name} made a step or was tested before the time was over, which includes starting up; "
+            "expected a larger budget=… or trainer.max_time=…"
         )
 
 
 def _progress(cells: Sequence[Cell]) -> list[tuple[bool, int]]:
-    """Whether each is done, and how many steps a paused one has."""
+    """Return whether each cell is done, and the number of steps of a paused run."""
     return [(cell.status == DONE, cell.pause["steps"] if cell.pause else 0) for cell in cells]
 
 
 def _left(cells: Sequence[Cell]) -> str:
-    """What is left when the time is over."""
+    """Describe the remaining runs when the time is over."""
     found = Counter(cell.status for cell in cells)
     complete = f"{found[DONE]} of {len(cells)} runs complete"
     if found[DONE] == len(cells):
         return complete
     others = "".join(f", {found[status]} {status}" for status in (RUNNING, FAILED) if found[status])
     not_started = found[MISSING] + found[WAITING]
-    return f"{complete}, {found[PAUSED]} paused, {not_started} not started{others}; the same command goes on"
+    return f"{complete}, {found[PAUSED]} paused, {not_started} not started{others}; the same command continues"
 
 
 def _counted(cells: Sequence[Cell]) -> str:

@@ -2,38 +2,38 @@
 
 ::
 
-    paper: what it is
-    metric: test/error                 of metrics.json
+    paper: title of the table
+    metric: test/error                 from metrics.json
     seeds: [0, 1, 2]
-    against: three_iterations          every other row is tested against this one: Welch's t-test over seeds
+    against: three_iterations          reference row for Welch's t-test of every other row, over seeds
     base: [experiment=sabour2017/mnist]
-    columns:                           default: one, without a name
-      mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median: with smallest, largest
+    columns:                           default: one column without a name
+      mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median
     rows:
       - name: three_iterations
         label: CapsNet, 3 iterations
         overrides: [routing.iterations=3]      or a list per column, or by a pattern: {"epsilon_*": […]}
                                                none: published values only
         published: {mnist: [0.25, 0.005]}      or one number; [mean, standard deviation]; null
-        takes: {some.key: [row, val/error]}    a result of another row, with the same seed, that is a value here
+        takes: {some.key: [row, val/error]}    value of a key: the result of another row with the same seed
         note: a footnote
-      - name: several_crops                    is not trained, but
-        of: three_iterations                   evaluates the weights of that row, with the same seed,
-        evaluate: [data.test_crops=13]         by these overrides of capsule_lab.evaluate; or a list per column
+      - name: several_crops                    not trained: evaluates
+        of: three_iterations                   the weights of that row with the same seed,
+        evaluate: [data.test_crops=13]         with these overrides of capsule_lab.evaluate; or a list per column
       - name: attacked
         of: three_iterations
-        by: attack                             by those of ``attack``; shown in columns of attack/…
+        by: attack                             with overrides of ``attack``; shown in columns attack/…
         evaluate: [attack=pgd]
-        takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed; or with the
-                                               table's next: checkpoint_of_next_seed, which may be of the row itself
+        takes: {source: [cnn, checkpoint]}     weights of another row with the same seed; checkpoint_of_next_seed
+                                               for the table's next seed, also of the row itself
 
       - name: looked_into
         of: three_iterations
-        by: analyse                            by those of ``analyse``; shown in columns of analyse/…
+        by: analyse                            with overrides of ``analyse``; shown in columns analyse/…
         evaluate: [what=couplings]
 
-A column whose metric is ``attack/<epsilon>/<quantity>`` shows rows that are evaluated by ``attack``, one whose metric
-is ``analyse/<number>``, or ``analyse/untrained/<number>``, those by ``analyse``; other columns show all others.
+A column with the metric ``attack/<epsilon>/<quantity>`` shows rows with ``by: attack``; a column with the metric
+``analyse/<number>`` or ``analyse/untrained/<number>`` shows rows with ``by: analyse``; other columns show all others.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from capsule_lab.config.compose import evaluators
 from capsule_lab.errors import suggest
 
 _NOT_FOR_TRAINING = {
-    "seed": "leave it out, seeds=[…] are those of a table",
+    "seed": "leave it out, seeds=[…] sets the seeds of a table",
     **dict.fromkeys(
         ("ckpt", "train.directory", "train.resume"),
-        "leave it out, a table knows where its runs are and continues each",
+        "leave it out, a table finds its runs and continues them",
     ),
 }
 OF_OTHER_ROWS = ("source", "baseline")
-"""Options of evaluations that are weights of other rows."""
-_OTHER_ROWS = "leave it out, takes: {KEY: [<row>, checkpoint]} names the row"
+"""Options of evaluations whose values are weights of other rows."""
+_OTHER_ROWS = "leave it out and name the row with takes: {KEY: [<row>, checkpoint]}"
 _NOT_FOR_EVALUATION = {
-    "ckpt": "leave it out, of: names the row whose weights are evaluated",
+    "ckpt": "leave it out and name the row with of:",
     **{key: _OTHER_ROWS.replace("KEY", key) for key in OF_OTHER_ROWS},
 }
 CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
-"""What an evaluation takes of other rows; after the last seed of a table comes its first."""
+"""Weights of other rows for an evaluation; the first seed of a table follows its last."""
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
-    """Check that ``text`` is an override, and not one that is for the table to decide.
+    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if a check fails.
     """
     key, is_pair, _ = text.partition("=")
     if not (is_pair and key) and not text.startswith("~"):
@@ -78,7 +78,7 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
     if reason := refused.get(key.lstrip("+~")):
         raise ValueError(reason)
     if key.lstrip("+~").startswith("hydra") and not text.startswith("hydra.searchpath=[file://"):
-        raise ValueError("leave it out, options of Hydra can run code and are for the command line")
+        raise ValueError("leave it out, options of Hydra can run code and are allowed only on the command line")
     return text
 
 
@@ -94,13 +94,13 @@ def _check_evaluator(by: str) -> str:
 
 
 class _Part(BaseModel):
-    """A part of the file. The description of a field says what is expected, in error messages."""
+    """A part of the file. Error messages contain the descriptions of fields as the expected values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
 
 class Published(_Part):
-    """What the paper prints: a mean over its trials, and their standard deviation if it gives one."""
+    """Published value: a mean over trials, and their standard deviation if the paper reports one."""
 
     mean: float = Field(allow_inf_nan=False)
     std: float | None = Field(None, allow_inf_nan=False)
@@ -110,9 +110,9 @@ class Published(_Part):
 
 
 _OVERRIDES = "a list of key=value"
-_NAME = "letters, digits, _ - and . only, and a label for the rest"
+_NAME = "only letters, digits, _ - and .; other characters belong in the label"
 Seeds = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0, lt=2**32)], ...],  # of numpy
+    tuple[Annotated[int, Field(strict=True, ge=0, lt=2**32)], ...],  # numpy's limit
     Field(min_length=1, description="a list of whole numbers, 0 to 4294967295, such as [0, 1, 2]"),
     AfterValidator(lambda seeds: tuple(dict.fromkeys(seeds))),
 ]
@@ -122,11 +122,11 @@ PublishedValue = Annotated[Published, BeforeValidator(_published)]
 
 
 class Column(_Part):
-    """What a table asks of every row: overrides, and which quantity of ``metrics.json`` is compared.
+    """A column: its overrides, and the metric of ``metrics.json`` that it compares.
 
     Attributes:
-        statistic: over seeds. A median also stands where a run did not reach what was to be reached, such as
-            ``time_to_accuracy/99.5/seconds``: that run counts as longer than all others.
+        statistic: over seeds. A median also works if a run did not reach a threshold, as in
+            ``time_to_accuracy/99.5/seconds``: such a run counts as longer than all others.
     """
 
     name: str = Field(pattern=r"^[\w.-]*$", description=_NAME)
@@ -136,17 +136,17 @@ class Column(_Part):
     statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
 
     def shows(self, row: Row) -> bool:
-        """Whether the row has the quantity: an evaluation of its command, or published values."""
+        """Return whether the row belongs to the column: it has the column's command, or only published values."""
         command = self.metric.partition("/")[0]
         return not row.has_runs or row.by == (command if command in evaluators() else "evaluate")
 
 
 class Row(_Part):
-    """One line of a table: trained, an evaluation of another row's weights, or published values only.
+    """One line of a table: training, an evaluation of another row's weights, or only published values.
 
     Attributes:
-        overrides: of training, by column.
-        takes: by key of a configuration, the row above and its metric that are the value.
+        overrides: overrides of training, by column.
+        takes: keys of the configuration; the value of each is a metric of a row above.
         of: the row above whose weights are evaluated.
         by: the command that evaluates them.
         evaluate: overrides of the evaluation, by column.
@@ -186,17 +186,17 @@ class Row(_Part):
 
     @property
     def has_runs(self) -> bool:
-        """Whether anything is to be run for it."""
+        """Whether the row is trained or evaluated."""
         return bool(self.overrides or self.evaluate)
 
     @property
     def needs(self) -> set[str]:
-        """Names of the rows whose runs come first."""
+        """Names of the rows whose results this row needs."""
         return {row for row, _ in self.takes.values()} | ({self.of} if self.of else set())
 
 
 class Content(_Part):
-    """What stands in the file."""
+    """The content of the file."""
 
     paper: str
     metric: str = "test/error"
@@ -208,8 +208,8 @@ class Content(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _spread(cls, content: Any) -> Any:
-        """What the file says once, for every column and row that says nothing of its own."""
+    def _fill_in_defaults(cls, content: Any) -> Any:
+        """Copy the defaults of the file into every column and row that does not set them."""
         columns, rows = content.get("columns") or {"": {"label": "error"}}, content.get("rows")
         content = {**content, "columns": columns}
         if isinstance(columns, dict):
@@ -226,9 +226,9 @@ class Content(_Part):
     def _check_names(self) -> Self:
         names, labels = [row.name for row in self.rows], [column.label for column in self.columns]
         if len({*names}) < len(names):
-            raise ValueError(f"there are two rows of one name among {', '.join(names)}; expected a name for each")
+            raise ValueError(f"two rows have the same name among {', '.join(names)}; expected different names")
         if len({*labels}) < len(labels):
-            raise ValueError(f"there are two columns of one label among {', '.join(labels)}; expected a label for each")
+            raise ValueError(f"two columns have the same label among {', '.join(labels)}; expected different labels")
         if self.against and self.against not in names:
             raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
         return self
@@ -238,7 +238,7 @@ class Content(_Part):
         for column in self.columns:
             if column.metric.startswith("time_to_accuracy/") and column.statistic == "mean":
                 raise ValueError(
-                    f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
+                    f"column {column.name}: {column.metric} has no mean, because a run may not reach it; expected "
                     "statistic: median"
                 )
         return self
@@ -266,11 +266,11 @@ class Content(_Part):
 
 
 class Table(Content):
-    """Rows, columns, seeds and published values of one table of one paper.
+    """Rows, columns, seeds and published values of a paper's table.
 
     Attributes:
-        name: of its file.
-        head: the comments in its file.
+        name: name of its file.
+        head: comments in its file.
     """
 
     name: str
@@ -278,7 +278,7 @@ class Table(Content):
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:
-    """A row whose overrides and published values are by column; without those that are null."""
+    """Return a row with overrides and published values by column, without null values."""
     if not isinstance(row, dict):
         return row
     row = {"label": str(row.get("name")), **{key: value for key, value in row.items() if value is not None}}

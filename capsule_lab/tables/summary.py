@@ -1,4 +1,4 @@
-"""Results of a table: mean and spread over seeds beside what was published, read from run directories alone."""
+"""Results of a table, read only from run directories: mean and spread over seeds, and published values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One result behind an entry, on real data or a stand-in."""
+    """One result of an entry, on real or stand-in data."""
 
     cell: Cell
     value: float
@@ -30,22 +30,22 @@ class Run:
 
     @property
     def real(self) -> bool:
-        """Whether it was trained and tested on real data, rather than on a stand-in."""
+        """Whether it was trained and tested on real data."""
         return bool(self.result["provenance"]["source"] == "real")
 
     @property
     def minutes(self) -> float:
-        """How long training took, or the evaluation if that is what the row shows."""
+        """Minutes of training, or of the evaluation if the row shows one."""
         return float(self.result.get("evaluation_seconds", self.result["training_seconds"])) / 60
 
     @property
     def hardware(self) -> str:
-        """What it was trained on, or evaluated if that is what the row shows; empty if the record does not say."""
+        """Hardware of training, or of the evaluation if the row shows one; empty if unknown."""
         return str(self.result.get("hardware") or "")
 
     @property
     def precision(self) -> str:
-        """Of training, and of the evaluation if the row shows one in another; empty if the record does not say."""
+        """Precision of training, and that of the evaluation if it differs; empty if unknown."""
         own = str(self.result.get("precision") or "")
         training = self.cell.training.finished if isinstance(self.cell, EvaluationCell) else None
         trained = str(training[1].get("precision") or "") if training else own
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For messages: the cell and the run directory."""
+        """Name for messages: the cell and the run directory."""
         return f"{self.cell.name} ({self.directory.name})"
 
 
@@ -70,17 +70,17 @@ class Mean:
 
     @property
     def described_count(self) -> str:
-        """Of how many runs."""
+        """The number of runs."""
         return str(self.count)
 
 
 @dataclass(frozen=True)
 class Median:
-    """Median, smallest and largest over seeds; infinity is what was not reached.
+    """Median, smallest and largest value over seeds; infinity means "not reached".
 
     Attributes:
-        mean: the median, under the name that ``Mean`` has.
-        reached: how many runs reached it.
+        mean: the median, with the same name as in ``Mean``.
+        reached: number of runs that reached the value.
     """
 
     mean: float
@@ -97,7 +97,7 @@ class Median:
 
     @property
     def described_count(self) -> str:
-        """How many runs of how many reached it: ``4 of 5``."""
+        """The number of runs that reached the value, and of all runs: ``4 of 5``."""
         return f"{self.reached} of {self.count}"
 
 
@@ -105,7 +105,7 @@ NOT_REACHED = "not reached"
 
 
 def as_reached(value: float) -> str:
-    """A number as a table shows it, whole from 100 on."""
+    """Format a number for a table, without decimals from 100 on."""
     if math.isinf(value):
         return NOT_REACHED
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -113,13 +113,13 @@ def as_reached(value: float) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row in one column: its runs, and what was published.
+    """One row in one column: its runs, and the published value.
 
     Attributes:
-        unfinished: cells that were asked for, and have no result, or not what the column shows.
-        asked: how many were asked for.
-        against: runs of the row that the table tests every other against.
-        elsewhere: two runs of the column on different hardware, so that it has no times.
+        unfinished: requested cells without a result, or without the metric of the column.
+        asked: number of requested cells.
+        against: runs of the reference row of the table.
+        elsewhere: two runs of the column on different hardware; the column then shows no times.
     """
 
     row: Row
@@ -133,15 +133,15 @@ class Entry:
 
     @property
     def is_time(self) -> bool:
-        """Whether the quantity is the time that something took."""
+        """Whether the metric is a time."""
         return self.column.metric.endswith("seconds")
 
     @property
     def p_value(self) -> float | None:
-        """Of Welch's t-test that the means of this row and of ``against`` are the same, over runs on one kind of data.
+        """The p value of Welch's t-test for equal means of this row and ``against``, for runs on one kind of data.
 
-        ``None`` if either has fewer than two such runs, or runs that all gave one value, whose deviation of 0 is no
-        estimate; and of times on different hardware.
+        ``None`` if either row has fewer than two such runs or only equal values, because a deviation of 0 is no
+        estimate; also ``None`` for times on different hardware.
         """
         if self.is_time and self.elsewhere:
             return None
@@ -156,12 +156,12 @@ class Entry:
 
     @property
     def ours(self) -> Mean | Median | None:
-        """Over runs on real data."""
+        """Statistic over runs on real data."""
         return self._statistic([run.value for run in self.runs if run.real])
 
     @property
     def standin(self) -> Mean | Median | None:
-        """Over runs on stand-ins, which do not compare with anything published."""
+        """Statistic over runs on stand-in data, which are not comparable with published values."""
         return self._statistic([run.value for run in self.runs if not run.real])
 
     def _statistic(self, values: Sequence[float]) -> Mean | Median | None:
@@ -171,12 +171,12 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published value."""
+        """Our value minus the published value."""
         return self.ours.mean - self.published.mean if self.ours and self.published else None
 
     @property
     def state(self) -> str:
-        """How many of the runs that were asked for have finished, and the status of the others."""
+        """How many of the requested runs have finished, and the status of the others."""
         if not self.row.has_runs:
             return "reported"
         without = f"without {self.column.metric}"
@@ -188,37 +188,37 @@ class Entry:
 
     @property
     def failed_checks(self) -> list[str]:
-        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that any of the runs fails."""
+        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
         found = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
         return list(dict.fromkeys(check["name"] for check in found))
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose cost is shown: those on real data if there are any, as the others may be far shorter."""
+        """The runs whose cost is shown: those on real data if there are any, because others may be far shorter."""
         return tuple(run for run in self.runs if run.real) or self.runs
 
     def shared(self, key: str) -> str:
-        """``parameters``, ``hardware`` and the like of the ``counted``; all values if they differ."""
+        """Return ``parameters``, ``hardware`` or another value of the ``counted`` runs; all values if they differ."""
         return "; ".join(dict.fromkeys(_as_text(run.result.get(key)) for run in self.counted))
 
     @property
     def data(self) -> str:
-        """On which data the runs were trained."""
+        """Names of the training data of the runs."""
         return "; ".join(dict.fromkeys(run.result["provenance"]["name"] for run in self.runs))
 
     @property
     def minutes(self) -> float | None:
-        """Mean time of a run of the ``counted``; ``None`` if runs of the column were on different hardware."""
+        """Mean minutes of the ``counted`` runs; ``None`` if runs of the column used different hardware."""
         return statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.elsewhere else None
 
 
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
-    """An entry for each row in each column that has something to show.
+    """Return an entry for each row and column with runs or published values.
 
-    Runs of the same configuration on stand-in data are found, too, whether or not they are asked for.
+    Runs of the same configuration on stand-in data are added even if they are not requested.
 
     Raises:
-        TableError: if runs of a column had different precisions, on real data or on a stand-in.
+        TableError: if runs of a column on the same kind of data used different precisions.
     """
     composed: Composed = {}
     asked = expand(table, overrides, any_precision=True, composed=composed)
@@ -242,9 +242,9 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
         if pair := _differing(of_column, lambda run: run.precision):
             one, other = pair
             raise TableError(
-                f"column {column.label}: {one.name} has precision {one.precision} and {other.name} {other.precision}; "
-                "expected one in a column: train all with one trainer.precision=…, or choose rows=…, columns=… or "
-                "seeds=… of one"
+                f"column {column.label}: {one.name} has precision {one.precision}, but {other.name} {other.precision}; "
+                "expected the same in a column: train all runs with one trainer.precision=…, or select runs of one "
+                "precision with rows=…, columns=… or seeds=…"
             )
         elsewhere[column] = _differing(of_column, lambda run: run.hardware)
     return [
@@ -258,7 +258,7 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
 
 
 def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:
-    """Two runs, both on real data or both on stand-ins, that differ in it, if there are any that say what it was."""
+    """Return two runs on the same kind of data that differ in ``quantity``, or ``None``; unknown values are skipped."""
     for real in (True, False):
         first: dict[str, Run] = {}
         for run in runs:
@@ -271,9 +271,9 @@ def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
-    """The run with the lowest error in each column, on real data if there is any.
+    """Return the run with the lowest error in each column, on real data if there is any.
 
-    Of columns with the same runs only the first counts: what the others show beside it may be best where it is high.
+    Of columns with the same runs only the first counts, because the metric of the others may be better if higher.
     """
     best = []
     first: dict[Overrides, Column] = {}
@@ -290,7 +290,7 @@ def best_runs(entries: Sequence[Entry]) -> list[Run]:
 def _run(cell: Cell, column: Column) -> Run | None:
     try:
         value = cell.value(column.metric)
-    except TableError as error:  # such as a run that was not to be tested: the others are worth showing
+    except TableError as error:  # for example a run without test; the other runs are still shown
         log.warning("%s: %s", cell.name, error)
         return None
     return None if value is None or cell.finished is None else Run(cell, value, *cell.finished)

@@ -1,4 +1,4 @@
-"""The class that Hydra looks for, by its place in this namespace; what it does is in ``capsule_lab``."""
+"""The sweeper class that Hydra finds in this namespace package; the implementation is in ``capsule_lab``."""
 
 from capsule_lab.launchers import grid
 

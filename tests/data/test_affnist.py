@@ -193,7 +193,7 @@ def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):
     for data in (trained, here):
         data.prepare_data()
     check_same_source(tmp_path, trained.provenance, trained.provenance)
-    with pytest.raises(RunError, match=r"was trained on real MNIST, .*, and now there is only stand-in for MNIST"):
+    with pytest.raises(RunError, match=r"was trained on real MNIST, .*, but now there is only stand-in for MNIST"):
         check_same_source(tmp_path, trained.provenance, here.provenance)
 
 

@@ -50,8 +50,8 @@ def test_gpus_that_a_run_asks_for() -> None:
         ("auto", 2, "", 0),
     ):
         assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (accelerator, devices, gpus)
-    wrong = r"trainer\.devices is .*; expected how many GPUs the run takes, 1 to 2, or auto for all"
-    too_many = r"trainer\.devices is 3, and the sweep sees 2 GPUs \(0, 1\); expected as many or fewer, or launcher="
+    wrong = r"trainer\.devices is .*; expected the number of GPUs of the run, 1 to 2, or auto for all"
+    too_many = r"trainer\.devices is 3, but the sweep sees only 2 GPUs \(0, 1\); expected at most that many, or "
     refused: list[tuple[Any, str]] = [("3", too_many), *((each, wrong) for each in ([0], "0,1", 0, True, None))]
     for devices, message in refused:
         with pytest.raises(DeviceError, match=message):

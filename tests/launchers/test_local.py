@@ -49,10 +49,10 @@ def test_what_jobs_get_and_how_they_ended(
     assert LocalLauncher(logs=str(logs)).launch(jobs, deadline) == {
         "good": None,
         "on_gpus": None,
-        "too_many": "trainer.devices is 3, and the sweep sees 2 GPUs (3, 5); expected as many or fewer, or "
+        "too_many": "trainer.devices is 3, but the sweep sees only 2 GPUs (3, 5); expected at most that many, or "
         "launcher=slurm for a larger machine",
         "refused": "no disk",
-        "killed": f"a run was ended by SIGKILL; its log is {logs / 'killed.log'}",
+        "killed": f"a run was killed by SIGKILL; its log is {logs / 'killed.log'}",
         "broken": f"a run ended with status 3; its log is {logs / 'broken.log'}",
     }
     good, on_gpus = (json.loads((logs / f"{name}.log").read_text()) for name in ("good", "on_gpus"))
@@ -103,9 +103,9 @@ def test_signal_is_passed_on_to_the_runs(signum: int, further: list[int], passed
     with pytest.raises(InterruptError) as caught, local._stopping([process]):
         signal.raise_signal(signum)
     assert (caught.value.signum, received) == (signum, passed_on)
-    saved = "which go on from their last checkpoints" if further else "which saved what they had trained"
+    saved = "without saving" if further else "after saving checkpoints"
     name = signal.Signals(signum).name
-    assert str(caught.value) == f"stopped by {name}, and 1 runs with it, {saved}; the same command continues"
+    assert str(caught.value) == f"stopped by {name}; 1 runs were stopped {saved}; the same command continues"
 
 
 def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:

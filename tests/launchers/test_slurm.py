@@ -73,7 +73,7 @@ def test_job_counts_as_queued_if_the_controller_does_not_answer(monkeypatch: pyt
 def test_launcher_without_slurm_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     ended = cli("sweep", "table=smoke", "rows=[uniform]", "seeds=[0]", "launcher=slurm")
-    assert one_sentence(ended).startswith("SLURM did not take the runs (Could not detect")
+    assert one_sentence(ended).startswith("SLURM rejected the runs (Could not detect")
 
 
 class Executor:
@@ -145,5 +145,5 @@ def test_requeued_job_continues_without_train_resume(cli: Cli, monkeypatch: pyte
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     assert cli("train", *overrides).status == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert "is finished already" in cli("train", *overrides).out
+    assert "has finished, there is nothing to resume" in cli("train", *overrides).out
     assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -92,5 +92,5 @@ def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.M
     monkeypatch.setenv("SLURM_PROCID", "0")
     directories.create_directory(Path("run"), config)
     assert sorted(map(str, Path("run").rglob("*.*"))) == ["run/checkpoints/last.ckpt", "run/config.yaml"]
-    with pytest.raises(RunError, match=r"holds a run already; continue it with train\.resume=true"):
+    with pytest.raises(RunError, match=r"already contains a run; continue it with train\.resume=true"):
         directories.create_directory(Path("run"), config)

@@ -44,13 +44,13 @@ def test_record_is_read_as_it_was_written_or_counts_as_missing(
         assert files.read_record(record, SCHEMA) is files.read_record(record, SCHEMA) is None, name
         (message,) = caplog.messages
         assert message.startswith(f"{record} is damaged ("), name
-        assert message.endswith("and counts as missing"), name
+        assert message.endswith("and is treated as missing"), name
         assert reason in message, name
 
 
 def test_number_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
-    with pytest.raises(RunError, match=rf"^{path} is not written: Out of range float values"):
+    with pytest.raises(RunError, match=rf"^{path} cannot be written: Out of range float values"):
         files.write_record(path, {"error": float("nan")})
     assert not path.exists()
 

@@ -52,7 +52,7 @@ def record_of(fingerprint: str) -> lock.LockRecord:
     return record
 
 
-def is_refused(config: DictConfig, message: str = "trains this configuration already") -> bool:
+def is_refused(config: DictConfig, message: str = "already trains this configuration") -> bool:
     with pytest.raises(RunError, match=message), lock.train_lock(config):
         pass
     return True
@@ -92,7 +92,7 @@ def test_run_in_a_directory_of_its_own_locks_that(
     with lock.train_lock(config):
         if separate:
             with lock.train_lock(copy):
-                assert is_refused(copy, re.escape(f"another process trains in {Path(directory).absolute()} already;"))
+                assert is_refused(copy, re.escape(f"another process already trains in {Path(directory).absolute()};"))
         else:
             assert is_refused(copy)
 
@@ -100,7 +100,7 @@ def test_run_in_a_directory_of_its_own_locks_that(
 def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").write_text("in the way")
     monkeypatch.setenv("CAPSULE_LAB_RUNS", "file")
-    assert is_refused(config, r"cannot write to \S+/cells \(.*\); name a directory .*CAPSULE_LAB_RUNS=…")
+    assert is_refused(config, r"cannot write to \S+/cells \(.*\); choose a writable directory with CAPSULE_LAB_RUNS=…")
 
 
 def test_second_process_is_refused_and_changes_nothing(
@@ -112,7 +112,7 @@ def test_second_process_is_refused_and_changes_nothing(
         ended = cli("train", *TINY)
         assert ended.status == 2
         assert ended.err.startswith(f"capsule_lab: process {os.getpid()} on ")
-        assert "trains this configuration already (log: first.log); wait for it or stop it, or train " in ended.err
+        assert "already trains this configuration (log: first.log); wait for it or stop it, or train " in ended.err
         lock.record_failure(fingerprint, "refused")
         assert record_of(fingerprint).error is None, "the first still trains"
         assert sorted(Path().rglob("*")) == before
@@ -143,7 +143,7 @@ def test_runs_that_need_no_record(config: DictConfig, fingerprint: str, trained:
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
     directory.mkdir(parents=True)
     (directory / "metrics.json").write_text(json.dumps({**RESULT, "config_hash": fingerprint}))
-    lock.record_failure(fingerprint, "another process trains this configuration already")
+    lock.record_failure(fingerprint, "another process already trains this configuration")
     assert lock.read_record(fingerprint) is None, "another process has finished it"
     config.ckpt = str(trained.directory)
     with lock.train_lock(config):

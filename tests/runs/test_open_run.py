@@ -64,7 +64,7 @@ def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: 
     with pytest.raises(ConfigError, match=r"data\.eval_image does not exist; did you mean data\.eval_images"):
         run.data_with({"eval_image": 7})
     options = {"source": "real", "directory": str(real)}
-    with pytest.raises(RunError, match=r"was trained on .*stand-in.*, and now there is only real MNIST"):
+    with pytest.raises(RunError, match=r"was trained on .*stand-in.*, but now there is only real MNIST"):
         run.data_with(options)
     other = run.data_with({"_target_": "capsule_lab.data.MNISTDataModule", **options})
     assert isinstance(other, MNISTDataModule)
@@ -102,7 +102,7 @@ class OwnModule(CapsNetModule):
 
 def test_package_of_ones_own_can_be_trusted(change: Callable[..., Path]) -> None:
     path = change(f"{__name__}.OwnModule", "config", "module", "_target_")
-    with pytest.raises(RunError, match=r"OwnModule; expected .* give trust="):
+    with pytest.raises(RunError, match=r"OwnModule; expected .* set trust="):
         runs.open(path, trust=["test", "tests.run"])
     assert type(runs.open(path, trust=["tests"]).module).__name__ == "OwnModule"
     path = change("capsule_lab.lit.FormerModule", "config", "module", "_target_")
@@ -125,13 +125,13 @@ def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Cal
             assert str(caught.value).startswith(f"{path} ")
             assert "\n" not in str(caught.value)
 
-    refused(r"was written by capsule_lab 0\.1\.0 in checkpoint format 99; .* use the capsule_lab that wrote it")
+    refused(r"was written by capsule_lab 0\.1\.0 in checkpoint format 99; .* use the version that wrote it")
     for name, content in damages(another_format):
         if name not in ("zeros in the middle", "not text", "twice"):  # of a tensor; before an archive, which zip allows
             path.write_bytes(content)
-            refused(r"it is truncated, damaged or another file: continue from ckpt=\S+/best\.ckpt, or remove it and tr")
+            refused(r"it is truncated, damaged or another kind of file: continue from ckpt=\S+/best\.ckpt, or ")
     for foreign, message in (
-        ({"state_dict": print}, "it is truncated, damaged or another file"),  # code
+        ({"state_dict": print}, "it is truncated, damaged or another kind of file"),  # code
         ({"state_dict": {}}, "was not written by capsule_lab"),
         (torch.zeros(1), "was not written by capsule_lab"),
     ):

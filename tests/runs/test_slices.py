@@ -62,7 +62,7 @@ def test_four_slices_and_a_move_end_like_one_run(
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
         assert ended.out.splitlines()[-1].startswith(
-            f"PAUSED at step {step} of 40, as the time is over: more is left, to go on: "
+            f"PAUSED at step {step} of 40 because the time is over; to continue: "
         )
         assert ended.out.splitlines()[-1].endswith("train.resume=true")
         (directory,) = before.glob("cnn*")
@@ -83,7 +83,7 @@ def test_four_slices_and_a_move_end_like_one_run(
     assert {key: found[key] for key in found if key not in DIFFERS} == {
         key: expected[key] for key in expected if key not in DIFFERS
     }
-    assert "is finished already" in cli("train", *SLICE).out
+    assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 
 def test_test_that_has_no_time_left_is_of_the_next_slice(tmp_path: Path, home: Callable[[str], Path]) -> None:
@@ -105,7 +105,7 @@ def test_command_in_which_nothing_could_be_done_fails(cli: Cli, home: Callable[[
     root = home("here")
     ended = cli("train", *SLICE, "trainer.max_time={seconds: 0}")
     assert ended.status == 2
-    assert ended.err.startswith("capsule_lab: trainer.max_time={'seconds': 0} was over after ")
+    assert ended.err.startswith("capsule_lab: trainer.max_time={'seconds': 0} ran out after ")
     (directory,) = root.glob("cnn*")
     assert runs.results.describe_pause(runs.results.read_pause(directory) or {}) == "paused 0 %"
     assert list((directory / "checkpoints").glob("*")) == []

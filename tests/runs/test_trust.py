@@ -239,13 +239,13 @@ def test_pickles_in_the_place_of_a_checkpoint_are_not_run() -> None:
 
 FIRST = "network.conv.weight"
 WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "none": (lambda _: {}, r"has nothing for conv\.weight, and the network of its record has float32 of shape \(4,"),
+    "none": (lambda _: {}, r"has nothing for conv\.weight, but the network in its record has float32 of shape \(4,"),
     "another": (lambda found: {**found, "network.more": torch.zeros(2)}, r"float32 of shape \(2,\) for more, .* not"),
     "another shape": (lambda found: {**found, FIRST: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
     "another type": (lambda found: {**found, FIRST: found[FIRST].half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
-    "no mapping": (lambda _: None, "has NoneType for its weights; expected a mapping"),
+    "no mapping": (lambda _: None, "has weights of type NoneType; expected a dict"),
     "no tensor": (lambda found: {**found, FIRST: 3}, "cannot be rebuilt"),
-    "one number for all": (lambda found: {**found, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than the wei"),
+    "one number for all": (lambda found: {**found, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than its wei"),
     "without memory": (lambda found: {**found, FIRST: found[FIRST].to("meta")}, "cannot be rebuilt"),
 }
 
@@ -287,7 +287,7 @@ def test_own_package_is_trusted_with_what_it_defines_itself() -> None:
         with pytest.raises(RunError, match=rf"hostile\.ckpt .*{target}"):
             check_targets({"model": node(target)}, ["tests"], FILE)
     for trust in ([5], [""], "mine,yours", ["os"], "torch.nn"):
-        with pytest.raises(ConfigError, match=r"trust has .*; expected names of packages of your own, such as trust="):
+        with pytest.raises(ConfigError, match=r"trust contains .*; expected names of your own packages, such as "):
             check_targets(config, trust, FILE)
 
 

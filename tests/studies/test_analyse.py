@@ -57,7 +57,7 @@ def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_writt
     for command, options in (("analyse", ["what=votes"]), ("attack", ["attack=fgsm"]), ("evaluate", ["split=val"])):
         ended = cli(command, f"ckpt={a_copy}", *options, *(SMALL if command != "evaluate" else SMALL[1:]))
         message = one_sentence(ended)
-        assert "expected finite numbers: these weights are of no use, go back to an earlier checkpoint" in message
+        assert "expected finite numbers: these weights are useless; use an earlier checkpoint" in message
     assert sorted(a_copy.rglob("*")) == before
 
 

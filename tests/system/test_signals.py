@@ -35,7 +35,7 @@ def test_signal_raises_where_nothing_is_saved_and_sets_a_flag_in_training(signum
     request.install()
     signal.raise_signal(signum)
     assert request.received == signum
-    with pytest.raises(InterruptError, match=r"stopped at once; train\.resume=true continues") as caught:
+    with pytest.raises(InterruptError, match=r"stopped immediately; train\.resume=true continues") as caught:
         signal.raise_signal(signum)
     assert (caught.value.signum, handlers()) == (signum, before)
 

@@ -167,7 +167,7 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
     assert cells[0].failure == "no disk (log: somewhere.log)"
-    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
+    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log"))
     assert cells[0].failure == cells[0].error
 
 

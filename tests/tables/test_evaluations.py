@@ -103,7 +103,7 @@ def test_networks_of_different_precision_are_not_mixed_where_one_precision_evalu
         write_run(cell, precision=precision)
     for cell in expand(read(file))[2:]:
         write_evaluation(cell, error=1.0, attack={"0.1/accuracy": 50.0}, precision="32-true")
-    with pytest.raises(TableError, match=r"seed 0 .* has precision 32-true and .* bf16-mixed, evaluated in 32-true"):
+    with pytest.raises(TableError, match=r"seed 0 .* has precision 32-true, but .* bf16-mixed, evaluated in 32-true"):
         summarise(read(file))
 
 
@@ -176,7 +176,7 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
     assert ended.out.splitlines()[-1] == "mine: 3 done, 1 failed"
-    assert "the same command tries them again: evaluated seed 0: no memory" in ended.err
+    assert "the same command repeats them: evaluated seed 0: no memory" in ended.err
 
     monkeypatch.setattr(evaluate, "evaluate", real)
     before = contents(tmp_path)

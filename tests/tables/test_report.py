@@ -117,7 +117,7 @@ def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
     assert ended.status != 0
     one, two = (directory.name for directory in here)
     assert len(ended.err.strip().splitlines()) == 1
-    assert f"column error: one seed 0 ({one}) has precision 32-true and one seed 1 ({two}) bf16-mixed" in ended.err
+    assert f"column error: one seed 0 ({one}) has precision 32-true, but one seed 1 ({two}) bf16-mixed" in ended.err
     assert cli("report", f"table={file}", "seeds=[0]").status == 0
     (here[1] / "metrics.json").write_text((here[1] / "metrics.json").read_text().replace('"bf16-mixed"', "null"))
     assert cli("report", f"table={file}").status == 0, "of a record that does not say"
@@ -138,7 +138,7 @@ def test_errors_of_different_hardware_are_compared_and_times_are_not(table_file,
     ours = "1.50 (1.00 to 2.00)" if metric == "test/error" else ""
     assert [line["ours"] for line in shown] == [ours] * 2
     (remark,) = [each for each in formats.remarks(entries) if "hardware" in each]
-    assert re.match(r"it: no times, .*: a seed 0 \(.*\) was on a machine, b seed 1 \(.*\) on another machine$", remark)
+    assert re.match(r"it: no times, .*: a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine$", remark)
     assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + ["another machine"]
     alone = summarise(read(table_file(rows=rows[:1], columns={"it": column})))
     assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
@@ -152,8 +152,8 @@ def test_uncommitted_code_and_rows_of_the_same_tests_are_named(table_file) -> No
         write_run(cell, error=1.0 + cell.seed + (cell.row.name == "c"), **dirty)
     uncommitted, same = formats.remarks(summarise(read(file)))
     assert uncommitted.startswith("uncommitted code: 2 of 6 runs, such as b seed 0 (")
-    assert uncommitted.endswith("their commit, abc-dirty")
-    assert same == "error: the same tests to the last digit, seed by seed: a; b"
+    assert uncommitted.endswith("the commit, abc-dirty")
+    assert same == "error: identical test results for every seed: a; b"
 
 
 def test_value_as_text() -> None:

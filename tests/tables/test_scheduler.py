@@ -75,7 +75,7 @@ def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) ->
 def test_failed_runs_are_tried_once_and_named_at_the_end(table_file, failing: str, statuses: list[str]) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
-    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed, .*: {failing} seed 0: .* has no memory"):
+    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"):
         run_table(read(file), [], launcher.launch)
     cells = expand(read(file))
     assert [cell.status for cell in cells] == statuses
@@ -123,7 +123,7 @@ def test_table_in_slices(table_file, caplog: pytest.LogCaptureFixture) -> None:
     """The paused run goes on first; what waits for others is left with what was not started."""
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
-    left = "; the same command goes on"
+    left = "; the same command continues"
     for jobs, said, statuses in (
         (1, f"0 of 4 runs complete, 1 paused, 3 not started{left}", ["paused", "waiting", "waiting", "missing"]),
         (2, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
@@ -142,7 +142,7 @@ def test_time_in_which_nothing_could_be_done_is_an_error(table_file, jobs: int) 
     """A loop of such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
-    with pytest.raises(TableError, match=r"^no run of mine has made a step or been tested in the time there was; "):
+    with pytest.raises(TableError, match=r"^no run of mine made a step or was tested before the time was over, "):
         Slice(file, jobs).run()
 
 
@@ -153,7 +153,7 @@ def test_earlier_failure_is_repeated_only_if_it_was_tried(table_file, caplog: py
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()
     assert caplog.messages[-1] == (
-        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command goes on"
+        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command continues"
     )
 
 

@@ -147,7 +147,7 @@ def test_one_row_and_one_seed_need_no_brackets() -> None:
 def test_wrong_selection_is_refused() -> None:
     for selection, message in (
         ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
-        ({"columns": ["x"]}, r"columns is \['x'\], and smoke has one without a name; leave columns= out"),
+        ({"columns": ["x"]}, r"columns is \['x'\], but smoke has one without a name; leave columns= out"),
         ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"rows": []}, "rows is empty; expected some of "),
         ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
@@ -170,8 +170,8 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": [{"name": "a", "overrides": {"x": []}}]}, "row a|overrides|x|Options: "),
     ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "row a|published|[1, 2, 3]|expected a number, or [mean,"),
     ({"rows": [{**ROW, "published": "many"}]}, "row a|published|many|expected a number, or [mean,"),
-    ({"rows": [ROW, ROW]}, "two rows of one name|a, a|expected"),
-    ({"columns": {"a": {"label": "it"}, "b": {"label": "it"}}}, "two columns of one label|it, it|expected"),
+    ({"rows": [ROW, ROW]}, "two rows have the same name|a, a|expected"),
+    ({"columns": {"a": {"label": "it"}, "b": {"label": "it"}}}, "two columns have the same label|it, it|expected"),
     ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "row a|takes|b|expected"),
     ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "row a|takes|expected key: [row, metric]"),
     (
@@ -181,12 +181,12 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": {"a": []}}, "rows|{'a': []}|expected a list"),
     ({"rows": ["a"]}, "rows|'a'|expected a list"),
     ({"rows": []}, "rows|[]|expected a list"),
-    ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected letters, digits"),
+    ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected only letters, digits"),
     ({"columns": ["a"]}, "columns|'a'|expected a mapping"),
     ({"seeds": 3}, "seeds|3|expected a list of whole numbers"),
     ({"seeds": ["a"]}, "seeds|'a'|expected a list of whole numbers"),
-    ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] are those of a table"),
-    ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "row a|+ckpt=x|leave it out, a table knows where"),
+    ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] sets the seeds of a table"),
+    ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "row a|+ckpt=x|leave it out, a table finds its runs"),
     ({"columns": {"x": {"metrics": "a"}}}, "column x|metrics|did you mean metric"),
     ({"columns": {"x": {"metric": "time_to_accuracy/99/seconds"}}}, "column x|expected statistic: median"),
     ({"columns": {"x": {"statistic": "mode"}}}, "column x|statistic|mode|expected mean or median"),
@@ -202,8 +202,8 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"base": ["hydra/job_logging=evil"]}, "base|hydra/job_logging|can run code"),
     ({"base": ["hydra.searchpath=[pkg://evil]"]}, "base|hydra.searchpath|can run code"),
     ({"base": ["~hydra.searchpath"]}, "base|~hydra.searchpath|can run code"),
-    ({"rows": [{"name": "../a"}]}, "name|'../a'|expected letters, digits"),
-    ({"columns": {"../a": {}}}, "name|'../a'|expected letters, digits"),
+    ({"rows": [{"name": "../a"}]}, "name|'../a'|expected only letters, digits"),
+    ({"columns": {"../a": {}}}, "name|'../a'|expected only letters, digits"),
     ({"seeds": [10**30]}, f"seeds|{10**30}|expected a list of whole numbers, 0 to 4294967295"),
     ({"rows": [{**ROW, "published": {"": float("inf")}}]}, "row a|published|inf|expected a number, or [mean,"),
     ({"rows": [{**ROW, "published": [1.0, float("nan")]}]}, "row a|published|nan|expected a number, or [mean,"),
@@ -224,7 +224,7 @@ def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(tabl
 
 def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     for text, message in (
-        ("- 1", "holds list; expected"),
+        ("- 1", "holds a list; expected"),
         ("a: [", "cannot be read: "),
         ("paper: p\nseeds: [0]", "has no rows"),
         ("!!python/object/apply:os.mkdir [MARKER]", "cannot be read: "),
@@ -251,7 +251,7 @@ def test_text_of_a_table_is_never_interpolated(table_file, monkeypatch: pytest.M
         {"paper": "${python:os.mkdir}"},
         {"paper": "${seeds}"},
     ):
-        with pytest.raises(TableError, match=r"mine\.yaml has '.*\$\{.*'; expected text without \$\{…\}") as caught:
+        with pytest.raises(TableError, match=r"mine\.yaml contains '.*\$\{.*'; expected text without ") as caught:
             read(table_file(**content))
         assert "s3cr3t" not in str(caught.value)
 

@@ -51,7 +51,7 @@ def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: P
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
     assert re.fullmatch(
-        r"capsule_lab: 1 of 3 runs of mine failed, the same command tries them again: failing seed 0: "
+        r"capsule_lab: 1 of 3 runs of mine failed; the same command repeats them: failing seed 0: "
         r"model: CapsNet has channels 0; expected 1 or more( \(log: a\.log\))?\n",
         ended.err.splitlines(keepends=True)[-1],
     ), ended.err
@@ -123,7 +123,7 @@ def test_table_in_slices_goes_on_in_another_place(
         patch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(1), *more))
         ended = cli(*command)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines()[-1] == "mine: 0 of 2 runs complete, 2 paused, 0 not started; the same command goes on"
+    assert ended.out.endswith("\nmine: 0 of 2 runs complete, 2 paused, 0 not started; the same command continues\n")
     assert statuses(file) == ["paused", "paused"]
     assert "0 of 2, 2 paused" in cli("report", f"table={file}").out
     (tmp_path / "elsewhere").mkdir()
@@ -148,7 +148,7 @@ def test_run_is_paused_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypat
     monkeypatch.delenv(DEADLINE_VARIABLE)
     ended = cli("train", *TINY, "seed=0", "train.resume=true", "trainer.max_time={seconds: 0.001}")
     assert ended.status == 2
-    assert "was over after" in ended.err
+    assert "ran out after" in ended.err
 
 
 ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
@@ -199,17 +199,17 @@ def test_processes_of_a_sweep_finish_though_others_fail_or_are_killed(swept: Swe
     failing, stopped, _, too_many, evaluated = swept.failures
     assert failing[0] == "model: CapsNet has channels 0; expected 1 or more"
     assert "CapsNet has channels 0" in Path(failing[1]).read_text()
-    assert "was ended by SIGKILL" in stopped[0]
+    assert "was killed by SIGKILL" in stopped[0]
     assert "CapsNet on stand-in" in Path(stopped[1]).read_text()
-    assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many[0]
-    assert "was ended by SIGKILL" in evaluated[0]
+    assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
+    assert "was killed by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
     assert [line for line in lines if line.startswith("[3/4]")][-1].startswith("[3/4] good seed 0: ended after 0.")
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
     assert locks == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
-    assert f"stopped seed 0 failed: a run was ended by SIGKILL; its log is {stopped[1]}" in swept.report.out
+    assert f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}" in swept.report.out
     assert "stopped seed 0" in (swept.folder / "runs" / "reports" / "mine.md").read_text()
 
 
@@ -248,8 +248,8 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, s
         process.communicate()
     if signum == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        saved = "2 runs with it, which saved what they had trained; the same command continues"
-        assert err == f"capsule_lab: stopped by SIGTERM, and {saved}\n"
+        saved = "2 runs were stopped after saving checkpoints; the same command continues"
+        assert err == f"capsule_lab: stopped by SIGTERM; {saved}\n"
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
