@@ -76,7 +76,7 @@ def test_options_of_figures(trained: Trained) -> None:
 
 def test_classes_that_are_not_held_out_are_refused(cli: Cli, a_copy: Path) -> None:
     message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
-    assert message.startswith("sheet_classes has 11; expected classes of the held-out images: 0, 1, 2")
+    assert message.startswith("sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2")
 
 
 def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ FOR_EXTENSIONS = {"Windows", "build_normaliser", "expects", "duration_in_steps",
 """What only a new layer, loss or schedule uses: imported from its own module."""
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_plain_modules_import_nothing_heavy() -> None:
     """For each, which of the heavy packages are there when it and those before it are imported."""

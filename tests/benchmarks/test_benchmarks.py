@@ -204,6 +204,7 @@ def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatc
     assert (kept["rows"], len(kept["not_reached"])) == ([], 6)
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -14,6 +14,7 @@ from capsule_lab.networks import CapsNet
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 from tests.helpers.networks import pictures
+from tests.helpers.tiers import whole_but
 
 PRIMARY = partial(PrimaryCapsules, types=2, dim=3)
 VOTES = partial(PrimaryCapsules, types=4, dim=5)  # as the classes
@@ -126,7 +127,7 @@ def test_leaky_routing_reaches_the_primary_capsules(leaky: bool, share: float) -
 SLACK = 0.1
 
 
-@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("divided", whole_but([True, False], False))
 def test_initial_statistics(divided: bool) -> None:
     """What a fresh CapsNet makes of 100 digits."""
     images, labels = standin_digits(train=False).subset(range(100))[:2]

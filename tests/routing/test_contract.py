@@ -25,13 +25,16 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers import routing_contract as checks
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.routing_contract import BATCH, CHILDREN, DIM, PARENTS, REFERENCES, combinations, noted
+from tests.helpers.tiers import whole_but
 from tests.reference import wrong
 from tests.reference.em_bridge import preset
 from tests.reference.loops import dynamic_routing_loops
 
 every_routing = pytest.mark.parametrize("kind", REFERENCES)
-every_backend = pytest.mark.parametrize(
-    ("kind", "backend"), [(kind, backend) for kind in REFERENCES for backend in REFERENCES[kind].backends]
+BACKENDS = [(kind, backend) for kind in REFERENCES for backend in REFERENCES[kind].backends]
+every_backend = pytest.mark.parametrize(("kind", "backend"), BACKENDS)
+last_backend = pytest.mark.parametrize(
+    ("kind", "backend"), whole_but(BACKENDS, *[(kind, REFERENCES[kind].backends[-1]) for kind in REFERENCES])
 )
 
 
@@ -65,7 +68,7 @@ def test_values_and_gradients(kind: type[AbstractRouting], backend: str) -> None
             checks.check_gradient(checks.route_of(three, active), [*checks.learned(three), active])
 
 
-@every_backend
+@last_backend
 def test_couplings_and_symmetries(kind: type[AbstractRouting], backend: str) -> None:
     """What a trace says, and what may be exchanged: images, children, parents with the same parameters."""
     reference = REFERENCES[kind]
@@ -87,7 +90,7 @@ def test_couplings_and_symmetries(kind: type[AbstractRouting], backend: str) -> 
                 checks.check_parents_are_permuted_as_their_votes(checks.route_of(initial))
 
 
-@every_backend
+@last_backend
 def test_finite_at_extremes(kind: type[AbstractRouting], backend: str) -> None:
     """Long, short and no votes; children of which some, none or all are active."""
     presences = None, torch.zeros(BATCH, CHILDREN), torch.ones(BATCH, CHILDREN)

@@ -63,7 +63,7 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
     assert found(False) == found(True, any_precision=True) == [(DONE, 2.0)] * 2
     assert found(True) == [(MISSING, None), (DONE, 2.0)]
     (cell, _) = expand(read(file))
-    assert cell.described == f"missing here ({cell.directories[0].name} has 32-true, real MNIST)"
+    assert cell.described == f"missing here ({cell.directories[0].name} used 32-true, real MNIST)"
     write_run(cell, attempt="-2", error=1.0, precision="bf16-mixed")
     for any_precision in (True, False):
         assert found(True, any_precision=any_precision)[0] == (DONE, 1.0)

@@ -29,6 +29,7 @@ def truck() -> np.ndarray:
 # --- the same bits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_pixels_are_these():
     for category, known in enumerate(SHA256):
         images = render(category, 0, [1], [2], range(6), size=16)
