@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
-from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from capsule_lab.analysis.plotting import add_heading, image_rows
@@ -97,10 +96,9 @@ class ConfusionMatrix(Callback):
             return
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
-            figure = Figure(figsize=(6, 6), layout="constrained")  # inches
+            figure = Figure(figsize=(8, 8), layout="constrained")  # inches
             classes = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
-            display = ConfusionMatrixDisplay(counts.cpu().numpy(), display_labels=classes or None)
-            display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
+            self.matrix.plot(counts, ax=figure.add_subplot(), labels=[*classes] or None, cmap="Blues")
             show_figure(trainer, f"{split}/confusion", figure)
         self.matrix.reset()
 

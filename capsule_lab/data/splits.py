@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.model_selection import train_test_split
 
 from capsule_lab.errors import check_number
 
@@ -56,6 +55,8 @@ def split_validation(
         )
     if validation == "first":
         return everything[size:], everything[:size]
+    from sklearn.model_selection import train_test_split  # slow import
+
     try:
         train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
     except ValueError as error:
@@ -75,6 +76,8 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
     if min(size, len(indices) - size) < len(counts) or counts.min() < 2:  # too few for every class
         order = np.random.default_rng(seed).permutation(len(indices))
         return np.sort(indices[order[:size]])
+    from sklearn.model_selection import train_test_split  # slow import
+
     kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)
     return np.sort(kept)
 
