@@ -73,7 +73,8 @@ def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
 
     from capsule_lab.config.build import fast_precision
 
-    if re.match(r"\d+ x ", str(record.get("hardware"))) and not torch.cuda.is_available():
+    of_older_record = "cuda" if re.match(r"\d+ x ", str(record.get("hardware"))) else "cpu"
+    if record.get("device", of_older_record) == "cuda" and not torch.cuda.is_available():
         return False
     return bool(record["precision"] != fast_precision(config.trainer.accelerator))
 
