@@ -458,7 +458,7 @@ report.main()
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_report_builds_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_runs_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a result on a stand-in, which comes with the table, asks whether the real files are here."""
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     (tmp_path / "imported_marker.py").write_text("class Class: pass\n")
