@@ -16,7 +16,7 @@ from rich.markup import escape
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config.check import check_evaluation
-from capsule_lab.config.compose import check_options, compose, to_container
+from capsule_lab.config.compose import check_options, compose, option_files, to_container
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs.trust import plain_value
 
@@ -141,11 +141,19 @@ def evaluate(
 def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
     """Return the path for a result: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
 
-    If the text of the options is too long or not allowed in a file name, their hash is appended.
+    The options are those of ``data`` that differ from training or, for other data, from its defaults. If their text is
+    too long or not allowed in a file name, their hash is appended.
     """
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
-    other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
+    known = {"_target_": target}
+    if "_target_" in data:
+        files = option_files("data").items()
+        option = next((option for option, file in files if OmegaConf.load(file).get("_target_") == target), None)
+        if option:
+            known = to_container(compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data)
+        known["source"] = data.get("source")  # the file name contains the source that was used
+    other = {key: value for key, value in data.items() if key != "directory" and (key, value) not in known.items()}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
     options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
     named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:120]  # ours: a file name has at most 255 bytes

@@ -31,15 +31,6 @@ R = TypeVar("R")
 HALF = (torch.bfloat16, torch.float16)
 
 
-def is_transformed() -> bool:
-    """Return whether a transform of ``torch.func`` (``vmap``, ``jvp``, ``grad``, …) is active.
-
-    Python cannot read the values of tensors there, and autograd functions need special rules. ``False`` while torch
-    compiles.
-    """
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
 def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``function`` compute in full precision, even under autocast or with half-precision arguments.
 

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.functional import float32_under_autocast, is_transformed
+from capsule_lab.functional import float32_under_autocast
+from capsule_lab.system.torch_internals import is_transformed
 from capsule_lab.types import ImageBatch
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -222,6 +222,7 @@ class Training:
             "epochs": trainer.current_epoch,
             "seed": self.config.seed,
             "precision": trainer.precision,
+            "device": trainer.strategy.root_device.type,
             "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
             "config_hash": runs.directories.config_hash(self.config),
             **environment.of_this_process(),

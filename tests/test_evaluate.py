@@ -100,9 +100,10 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
     expected.setup("validate")
     data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
-    for seed, same in (("null", True), ("0", True), ("1", False)):
+    for seed, name in (("null", ""), ("0", ""), ("1", "-seed=1")):
         assert cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}").status == 0
-        result = json.loads((a_copy / "evaluations" / "best-val-mnist-standin.json").read_text())
+        file = a_copy / "evaluations" / f"best-val-mnist-standin{name}-validation=stratified.json"
+        result, same = json.loads(file.read_text()), not name
         assert (result["provenance"]["split"] == expected.provenance["split"]) is same
 
 
@@ -144,6 +145,8 @@ def test_file_is_named_after_what_decides_the_result_and_cannot_leave_its_folder
         ({"validation_share": "1/5", "eval_images": 7}, "-validation_share=1_5-eval_images=7"),
         ({"directory": "/data"}, ""),
         (OTHER_DATA, ""),
+        ({**OTHER_DATA, "shift": 2, "seed": 0, "validation_share": "1/6"}, ""),  # the defaults
+        ({**OTHER_DATA, "shift": 3, "seed": 5}, "-shift=3-seed=5"),
     ):
         file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
         assert file == folder / f"best-val-mnist-standin{name}.json"

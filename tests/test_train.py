@@ -57,7 +57,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
         "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
-        "curves",
+        "curves", "device",
     }  # fmt: skip
     assert (found["status"], found["stopped_by"], found["weights_tested"]) == ("finished", "steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
@@ -68,6 +68,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
     assert found["config_hash"] == runs.directories.config_hash(trained.config)
     assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
+    assert found["device"] == "cpu"
     assert "cores" in found["hardware"]
     assert 0 < found["training_seconds"] < 300
     seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}

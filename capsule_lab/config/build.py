@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from capsule_lab.config.compose import to_container
 from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import ConfigError, one_line, suggest
+from capsule_lab.system.torch_internals import cpu_computes_bfloat16
 
 log = logging.getLogger(__name__)
 
@@ -233,9 +234,3 @@ def fast_precision(accelerator: str) -> str:
     else:
         fast = torch.backends.mkldnn.is_available() and cpu_computes_bfloat16()
     return "bf16-mixed" if fast else "32-true"
-
-
-def cpu_computes_bfloat16() -> bool:
-    """Return whether the CPU has bfloat16 instructions; uses private functions of torch 2.15."""
-    native = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return any(supported() for supported in native if supported)

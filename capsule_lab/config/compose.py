@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -32,6 +33,9 @@ _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 """Environment variable with the user's configuration folders, for this process and its children."""
 
 _PACKAGE = Path(__file__).parents[1]
+
+_OVERRIDES: dict[int, tuple[str, ...]] = {}
+"""Overrides of each composed configuration that is still in use, by its ``id``."""
 
 
 def conf_dir() -> Path:
@@ -148,13 +152,14 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
     finally:
         GlobalHydra.instance().hydra = current
     check_options(config, config_name)
-    vars(config)["_overrides"] = tuple(overrides)
+    _OVERRIDES[id(config)] = tuple(overrides)
+    weakref.finalize(config, _OVERRIDES.pop, id(config))
     return config
 
 
 def overrides_of(config: DictConfig) -> tuple[str, ...]:
     """Return the overrides with which ``compose`` made a configuration; a copy of it has none."""
-    return tuple(vars(config).get("_overrides", ()))
+    return _OVERRIDES.get(id(config), ())
 
 
 _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by command and key

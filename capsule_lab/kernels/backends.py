@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError, check_choice
-from capsule_lab.functional import is_transformed
+from capsule_lab.system.torch_internals import constant_when_compiled, is_transformed
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]
@@ -24,14 +24,10 @@ _LOG = logging.getLogger(__name__)
 _FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
 
 
+@constant_when_compiled
 def fused_kernels(device_type: str) -> ModuleType | str:
     """Return the module of fused kernels for a type of device, or the reason why there is none."""
     return _imported(device_type)
-
-
-# Set by torch.compiler.assume_constant_result, read from 2.15. Calling it would import torch's compiler, which doubles
-# the time of `import capsule_lab.routing`.
-fused_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import ops
 from capsule_lab.kernels.base import AbstractVotes, Normalise
 from capsule_lab.kernels.em_arguments import FitOutputs
+from capsule_lab.system.torch_internals import backward_pass_number
 from capsule_lab.types import Votes
 
 
@@ -206,14 +207,6 @@ def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Ten
     """Compute couplings from equal log-couplings, the same for every image."""
     zeros = poses.new_zeros(normalise.rows_per_image, len(weight), poses.shape[2])
     return normalise.fused(zeros).repeat(len(poses) // normalise.rows_per_image, 1, 1)
-
-
-def backward_pass_number() -> int:
-    """Return the number of the running backward pass, different for each pass; -1 outside of a pass.
-
-    Private to torch, read from 2.15.0; autograd has no public identifier of a pass.
-    """
-    return torch._C._current_graph_task_id()
 
 
 class _PendingProducts:

@@ -1,4 +1,4 @@
-"""All uses of undocumented Lightning features, one function each; taken from version 2.6.6.
+"""All uses of undocumented features of Lightning 2.6.6 and its torchmetrics 1.9.0, one function each.
 
 If an upgrade changes one, ``tests/lit/test_lightning_internals.py`` or ``tests/runs/test_resume.py`` fails.
 """
@@ -16,6 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException as M
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason as EarlyStoppingReason
 from lightning.pytorch.loggers import WandbLogger
+from torchmetrics import Metric
 
 from capsule_lab.system.signals import end_with_parent
 
@@ -42,6 +43,11 @@ def batches_per_epoch(trainer: L.Trainer) -> float:
     """
     trainer.fit_loop.setup_data()
     return trainer.num_training_batches
+
+
+def mark_updated(metric: Metric) -> None:
+    """Keep a metric whose state was restored from warning, in ``compute``, that it was never updated."""
+    metric._update_count = 1
 
 
 def batch_index(trainer: L.Trainer) -> int:

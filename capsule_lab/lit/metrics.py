@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
+from capsule_lab.lit import lightning_internals
 from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError, PresentError, PresentF1
 
 SPLITS = ("train", "val", "test")
@@ -81,7 +82,7 @@ class SplitMetrics(nn.ModuleDict):
             metric = self._metric(name) if name in self else self._mean(name, device)
             for quantity, value in state.items():
                 setattr(metric, quantity, value)
-            metric._update_count = 1  # private (torchmetrics 1.9.0); avoids compute()'s warning about no update
+            lightning_internals.mark_updated(metric)
 
     def _metric(self, name: str) -> Metric:
         return cast(Metric, self[name])

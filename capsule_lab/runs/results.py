@@ -58,6 +58,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     checks: list[_Check] = []
     parameters: _Count = 0
     steps: _Count = 0
+    device: str = ""
     hardware: str = ""
     precision: str = ""
     commit: str | None = None

@@ -50,8 +50,9 @@ def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
 def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
     """Whether the real data is here now, for a run of ``data.source=auto`` that was trained on a stand-in.
 
-    A report checks this for tables that others wrote: nothing that the configuration names is imported or built. A data
-    set of ``capsule_lab`` is looked up by its name and its directory; for any other, the run counts as it is.
+    A report checks this for tables that others wrote, so nothing that the configuration names is imported, and nothing
+    is built but a DataModule of ``capsule_lab.data``, with its directory as the only option; it checks whether files of
+    these names exist and reads none. For any other data set, the run counts as it is.
     """
     if config.data.get("source") != "auto" or record["provenance"]["source"] == "real":
         return False
@@ -73,7 +74,8 @@ def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
 
     from capsule_lab.config.build import fast_precision
 
-    if re.match(r"\d+ x ", str(record.get("hardware"))) and not torch.cuda.is_available():
+    of_older_record = "cuda" if re.match(r"\d+ x ", str(record.get("hardware"))) else "cpu"
+    if record.get("device", of_older_record) == "cuda" and not torch.cuda.is_available():
         return False
     return bool(record["precision"] != fast_precision(config.trainer.accelerator))
 

@@ -101,7 +101,8 @@ def conduct(
         "precision": "32-true",
         **environment.of_this_process(),
     }
-    decisive = {key: each for key, each in to_container(config).items() if key not in ("ckpt", "trainer", "trust")}
+    of_no_effect = ("ckpt", "logger", "trainer", "trust")
+    decisive = {key: each for key, each in to_container(config).items() if key not in of_no_effect}
     fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
     stem = "-".join([run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint])
     path = run.directory / folder / f"{stem}.json"

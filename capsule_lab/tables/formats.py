@@ -201,7 +201,7 @@ def as_page(
         costs=costs and _svg(costs),
         attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
         runs=runs_frame(entries)
-        .drop(columns=["hardware", "precision", "commit"], errors="ignore")
+        .drop(columns=["hardware", "precision"], errors="ignore")
         .astype(object)
         .fillna("")
         .replace(math.inf, NOT_REACHED),
@@ -225,7 +225,7 @@ def notes(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def remarks(entries: Sequence[Entry]) -> list[str]:
-    """Return warnings about the runs: different hardware, uncommitted code, identical rows."""
+    """Return warnings about the runs: different hardware, several commits, uncommitted code, identical rows."""
     found = []
     for label, part in by_column(entries).items():
         if part[0].elsewhere:
@@ -234,6 +234,11 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
                 f"{label}: no times, which are comparable only on the same hardware: {one.name} used {one.hardware}, "
                 f"{other.name} used {other.hardware}"
             )
+        of_column = [run for entry in part for run in entry.runs]
+        commits = {str(run.result.get("commit") or "unknown").removesuffix("-dirty"): run.name for run in of_column}
+        if len(commits) > 1:
+            used = ", ".join(f"{name} of {commit}" for commit, name in sorted(commits.items()))
+            found.append(f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}")
     runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
     dirty = [run for run in runs.values() if str(run.result.get("commit")).endswith("-dirty")]
     if dirty:

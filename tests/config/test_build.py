@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
@@ -51,12 +50,6 @@ def test_precision_is_what_the_cpu_computes_in(
         messages = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.config.build"]
         emulated = precision == "bf16-mixed" and not native
         assert [each.partition(",")[0] for each in messages] == ["trainer.precision is bf16-mixed"] * emulated
-
-
-def test_private_functions_of_torch_exist() -> None:
-    """On x86."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    assert any(getattr(torch.cpu, each)() for each in names) is build.cpu_computes_bfloat16()
 
 
 def test_variables_of_slurm_that_lightning_refuses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import build
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import commands, compose, conf_dir, groups, options_of, to_container
+from capsule_lab.config.compose import commands, compose, conf_dir, groups, options_of, overrides_of, to_container
 from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
 
@@ -204,3 +204,10 @@ def test_precedence_of_what_we_ship() -> None:
                 "iterations": (config.model.get("routing") or {}).get("iterations"),
             }
             assert {key: found[key] for key in values} == values, words
+
+
+def test_overrides_of_a_configuration_are_kept_beside_it() -> None:
+    config = train("debug=smoke", "seed=3")
+    assert overrides_of(config) == ("debug=smoke", "seed=3")
+    assert overrides_of(config.copy()) == ()
+    assert vars(config).keys() == vars(config.copy()).keys()

@@ -211,7 +211,7 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     assert 0 <= result["test"]["error"] <= 100
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
-    assert path.name == "best-test-affnist-standin.json"
+    assert path.name == "best-test-affnist-standin-eval_images=60.json"
 
 
 @pytest.mark.whole  # a whole fit

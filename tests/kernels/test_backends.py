@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError
-from capsule_lab.functional import dense_votes, is_transformed
+from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import backends, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
@@ -25,6 +25,7 @@ from capsule_lab.routing import (
     em_routing,
     uniform_routing,
 )
+from capsule_lab.system.torch_internals import is_transformed
 from capsule_lab.types import Votes
 from tests.helpers.kernels import assert_exact as exact
 from tests.helpers.kernels import backwards, draw, with_gaps

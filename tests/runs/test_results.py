@@ -42,7 +42,7 @@ STRANGE = {
     "commit": ["a"], "precision": None, "evaluation_seconds": "x", "training_seconds": 10**400, "curves": 3,
     "checks": [{"name": "a"}], "time_to_accuracy": {"99/seconds": "soon"}, "analyse": 3, "weights_tested": 5,
     "targeted": "maybe", "space": "outer", "split": "train", "options": "fgsm", "couplings": None,
-    "training_cpu_seconds": "x", "attack": {"a lot/accuracy": 3.0},
+    "training_cpu_seconds": "x", "attack": {"a lot/accuracy": 3.0}, "device": 1,
 }  # fmt: skip
 """By field, a value with which a report could not be made."""
 

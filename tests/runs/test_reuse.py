@@ -68,9 +68,10 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
     for any_precision in (True, False):
         assert found(True, any_precision=any_precision)[0] == (DONE, 1.0)
         assert found(False, any_precision=any_precision)[0] == (DONE, 2.0)
-    write_run(cell, attempt="-3", error=3.0, precision="bf16-mixed", hardware="1 x NVIDIA H100")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert found(False)[0] == (DONE, 3.0), "of a GPU, as on the node of a cluster from which sweeps are started"
+    for number, more in enumerate(({"hardware": "1 x NVIDIA H100"}, {"device": "cuda"}), 3):  # the first is older
+        write_run(cell, attempt=f"-{number}", error=float(number), precision="bf16-mixed", **more)
+        assert found(False)[0] == (DONE, number), "of a GPU, as on the node from which a cluster's sweeps start"
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])

@@ -102,6 +102,8 @@ def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:
     assert len([*outcome.figures()]) == len(tables(outcome.result)) + 2
 
 
-def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
+def test_options_that_change_the_result_have_files_of_their_own(a_copy: Path) -> None:
     options = ["seed=0", "space=grey_levels", "couplings=equal", "split=val", f"source={a_copy}", "objective=margin"]
-    assert len({attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in options}) == len(options)
+    paths = [attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in [*options, "logger=tensorboard"]]
+    assert len({*paths}) == len(options)
+    assert paths[0] == paths[-1], "0 is the seed of training, and a logger does not change the result"

@@ -156,6 +156,15 @@ def test_uncommitted_code_and_rows_of_the_same_tests_are_named(table_file) -> No
     assert same == "error: identical test results for every seed: a; b"
 
 
+def test_column_with_runs_of_several_commits_is_named(table_file) -> None:
+    file = table_file()
+    one, other = (write_run(cell, commit=f"abc{cell.seed}") for cell in expand(read(file)))
+    (remark,) = formats.remarks(summarise(read(file)))
+    named = f"one seed 0 ({one.name}) of abc0, one seed 1 ({other.name}) of abc1"
+    assert remark == f"error: runs of 2 commits, so that differences may come from the code: {named}"
+    assert {"abc0", "abc1"} <= {*Page(formats.as_page(read(file), summarise(read(file)), "")).texts}
+
+
 def test_value_as_text() -> None:
     """What is published is shown as it was printed."""
     for value, text in (
@@ -449,7 +458,7 @@ report.main()
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_report_builds_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_runs_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a result on a stand-in, which comes with the table, asks whether the real files are here."""
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     (tmp_path / "imported_marker.py").write_text("class Class: pass\n")

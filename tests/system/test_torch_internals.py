@@ -1,0 +1,35 @@
+"""Undocumented functions of torch do what ``torch_internals`` says."""
+
+import torch
+
+from capsule_lab.system import torch_internals
+
+
+def test_processor_with_bfloat16_is_recognised() -> None:
+    """On x86."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    assert any(getattr(torch.cpu, each)() for each in names) is torch_internals.cpu_computes_bfloat16()
+
+
+def test_transform_is_recognised_only_while_it_is_active() -> None:
+    seen = []
+    torch.func.vmap(lambda x: seen.append(torch_internals.is_transformed()) or x)(torch.ones(2))
+    assert (seen, torch_internals.is_transformed()) == ([True], False)
+
+
+def test_each_backward_pass_has_its_own_number() -> None:
+    numbers = [torch_internals.backward_pass_number()]
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda _: numbers.append(torch_internals.backward_pass_number()))
+    for _ in range(2):
+        x.sum().backward()
+    assert numbers[0] == -1
+    assert len({*numbers}) == 3
+
+
+def test_function_that_is_marked_as_constant_is_not_traced() -> None:
+    def untraceable() -> float:
+        return float(torch.ones(1).numpy().tobytes()[3])
+
+    marked = torch_internals.constant_when_compiled(untraceable)
+    assert torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1)) == untraceable()
