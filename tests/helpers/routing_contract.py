@@ -1,4 +1,4 @@
-"""What is asked of every routing, as functions, so that wrong versions are put to the same questions."""
+"""Shared checks of the routing contract: every routing must pass them, and every wrong version must fail one."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
 Route = Callable[..., Tensor]
-"""``route(votes, **options) -> poses``, each followed by its activation if it has one; knows ``on_iteration``."""
+"""``route(votes, **options) -> poses``, each followed by its activation if it has one; takes ``on_iteration``."""
 
 
 CONFIGS = [OmegaConf.load(file) for file in (conf_dir() / "routing").glob("*.yaml")]
@@ -40,19 +40,19 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
 
 @cache
 def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of routings with this backend; with all, every two values of switches occur together."""
+    """Names and arguments of routings with this backend; over all backends every pair of switch values occurs."""
     reference, given = REFERENCES[kind], REFERENCES[kind].given()
     rows = pairwise({"backend": reference.backends, "types": (1, CHILDREN), **reference.switches}, given.values())
     return [(name, row) for name, row in zip_longest(given, rows, fillvalue="") if row.pop("backend") == backend]
 
 
 @contextmanager
-def noted(text: object) -> Iterable[None]:
-    """Errors say with what they came."""
+def case_in_errors(case: object) -> Iterable[None]:
+    """Add the case to the notes of an error that is raised in the block."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"with {text}")
+        error.add_note(f"with {case}")
         raise
 
 
@@ -71,19 +71,19 @@ def build(
     children: int = CHILDREN,
     **options: Any,
 ) -> AbstractRouting:
-    """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
+    """A float64 routing in evaluation mode; ``parameters="random"`` gives every parent different parameters.
 
-    ``types`` are kinds of children, which have parameters of their own in some routings; one where children are
-    exchangeable. To a backend that begins with ``dense``, ``route_of`` gives dense votes.
+    ``types`` is the number of child types, which have their own parameters in some routings. By default it is 1 where
+    children are exchangeable. ``route_of`` gives dense votes to a backend whose name begins with ``dense``.
     """
-    torch.manual_seed(0)  # of initial parameters that are drawn
+    torch.manual_seed(0)  # some initial parameters are random
     exchangeable = kind not in REFERENCES or REFERENCES[kind].exchangeable
     types = (1 if exchangeable else children) if types is None else min(types, children)
     own = {"dense": "auto", "dense-reference": "reference"}.get(backend, backend)
     module = kind(parents=PARENTS, dim=DIM, backend=own, **options)
     sizes = PARENTS, DIM, children, PARENTS * DIM  # poses of children as in ``factored``
     module.build(LayerInfo(*sizes, shared=types != children, child_types=types))
-    module.double().eval()  # images of a batch apart from each other
+    module.double().eval()  # no statistics over the images of a batch
     module.form = backend
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters() if parameters == "random" else ():
@@ -92,7 +92,7 @@ def build(
 
 
 def factored(votes: Tensor) -> Votes:
-    """The same votes as poses and weight: a pose is all votes of a child, the weight picks those of a parent."""
+    """The same votes as poses and weight: a pose holds all votes of a child, the weight selects those of a parent."""
     _, child, parent, dim = votes.shape
     pick = torch.eye(parent * dim, dtype=votes.dtype).view(parent * dim, parent, dim)
     return Votes(votes.flatten(2), pick.expand(child, -1, -1, -1))
@@ -111,7 +111,7 @@ def concatenate(poses: Tensor, activations: Tensor, _: Tensor | None = None) -> 
 
 
 def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
-    """Poses and activations of the parents; those of the children are ``child_activations`` unless they are given."""
+    """A function from votes to poses and activations of the parents; children get ``child_activations`` by default."""
 
     def route(votes: Tensor, **options: Any) -> Tensor:
         active = child_activations(votes) if activations is None else activations
@@ -170,7 +170,7 @@ def check_order_of_children_does_not_matter(route: Route) -> None:
 
 
 def check_parents_are_permuted_as_their_votes(route: Route) -> None:
-    """Only for parents with the same parameters, as at the start."""
+    """Holds only for parents with equal parameters, such as the initial ones."""
     close(route(random_votes()[:, :, [2, 0, 3, 1]]), route(random_votes())[:, [2, 0, 3, 1]])
 
 
@@ -179,12 +179,12 @@ def check_images_are_independent(route: Route) -> None:
 
 
 def check_absent_child_changes_nothing(module: nn.Module) -> None:
-    """The last one, of those of one kind: beside it there are as many as before without it."""
+    """Routing with the last child inactive equals routing without it, unless children have their own parameters."""
     if all(CHILDREN not in parameter.shape for parameter in module.parameters()):
         active = child_activations(random_votes())
         active[:, -1] = 0
-        found = route_of(module, active)(random_votes())
-        close(found, route_of(module, active[:, :-1])(random_votes()[:, :-1]))
+        parents = route_of(module, active)(random_votes())
+        close(parents, route_of(module, active[:, :-1])(random_votes()[:, :-1]))
 
 
 def check_finite(route: Route, scale: float) -> None:

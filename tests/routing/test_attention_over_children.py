@@ -1,4 +1,4 @@
-"""Attention over the children: golden numbers of the formula, and what differs from the contract of other routings."""
+"""Attention over the children: golden numbers of the formula, and its differences from other routings."""
 
 import math
 
@@ -18,11 +18,11 @@ WEIGHT = cosine(3, 5, 5, scale=0.4, frequency=0.41)
 BIAS = sine(3, 5, scale=0.1, frequency=0.7)
 
 
-def golden(found: Tensor, *expected: float, atol: float = 1e-11) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
+def golden(values: Tensor, *expected: float, atol: float = 1e-11) -> None:
+    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
 
 
-def test_golden_numbers() -> None:
+def test_values_are_the_golden_numbers() -> None:
     traces: list[RoutingTrace] = []
     parents = attention_over_children(VOTES, ATTENTION, WEIGHT, BIAS, on_iteration=traces.append)
     alpha = (0.169822401169, 0.169198709310, 0.167989163457, 0.166320077281, 0.164361727556, 0.162307921228)
@@ -30,7 +30,7 @@ def test_golden_numbers() -> None:
     pose = (0.002220721173, 0.066693199382, 0.100333732393, 0.087627364917, 0.034167621771)
     golden(parents.poses[0, 0], *pose)
     lengths = 0.068360447280, 0.067234874286, 0.066795648184
-    golden(parents.activations[0], *lengths, atol=1e-7)  # 1e-8 under the root of a length
+    golden(parents.activations[0], *lengths, atol=1e-7)  # a length adds 1e-8 under its root
 
 
 def test_activations_lie_between_0_and_1() -> None:
@@ -40,7 +40,7 @@ def test_activations_lie_between_0_and_1() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_other_children_are_refused() -> None:
+def test_another_number_of_children_is_refused() -> None:
     routing = AttentionOverChildren(4, 8)
     routing.build(LayerInfo(4, 8, 6, 3, shared=False, child_types=6))
     with pytest.raises(ValueError, match=r"attention has shape \(4, 8, 6, 6\), but the votes have 5 children"):

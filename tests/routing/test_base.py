@@ -1,4 +1,4 @@
-"""What layers tell a routing, routings that want the vote tensor, and those that cannot see its sign."""
+"""``LayerInfo`` that layers give a routing, ``with_dense_votes``, and routings that cannot see the sign of votes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from tests.helpers.changes_of_votes import example
 
 
 class LearnedCouplings(AbstractRouting):
-    """A logit for every (kind of child, parent): learned, with no routing in the forward pass."""
+    """A learned logit for every (child type, parent), without routing in the forward pass."""
 
     def __init__(self, parents: int, dim: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ LAYERS: list[tuple[Callable[[], Any], int, LayerInfo]] = [
 
 
 @pytest.mark.parametrize(("build", "capsules", "expected"), LAYERS)
-def test_routing_learns_about_its_layer(build: Callable[[], Any], capsules: int, expected: LayerInfo) -> None:
+def test_routing_gets_the_sizes_of_its_layer(build: Callable[[], Any], capsules: int, expected: LayerInfo) -> None:
     layer = build()
     assert layer.routing.layer == expected
     parents = layer(torch.rand(2, 12, 6), torch.rand(2, 12))
@@ -61,8 +61,7 @@ def test_routing_learns_about_its_layer(build: Callable[[], Any], capsules: int,
     assert layer.routing.logits.grad.abs().min() > 0
 
 
-def test_with_dense_votes() -> None:
-    """In full precision."""
+def test_with_dense_votes_gives_float32_tensors() -> None:
     votes = Votes(torch.rand(2, 5, 4).bfloat16(), torch.rand(5, 4, 3, 8).bfloat16())
     seen: list[Any] = []
 
@@ -76,7 +75,7 @@ def test_with_dense_votes() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_votes_of_other_sizes_are_refused() -> None:
+def test_votes_of_wrong_shape_are_refused() -> None:
     for kind, votes, message in [
         (DynamicRouting, (2, 3, 4), r"votes have shape \(2, 3, 4\); expected \(batch, child, parent"),
         (DynamicRouting, (2, 6, 5, 16), r"bias has shape \(10, 16\), but the votes have 6 children, 5 p"),
@@ -92,7 +91,7 @@ ALWAYS = ("EMRouting", "NormalisedEMRouting", "SelfAttentionRouting", "Variation
 
 
 def change_of_sign(name: str, *, trained: bool, **options: Any) -> float:
-    """How far activations of the parents are from those of the negated votes; ``trained``: with random parameters."""
+    """Largest change of the parents' activations when votes are negated; ``trained`` means random parameters."""
     votes, active = example()
     torch.manual_seed(0)
     routing = getattr(routings, name)(parents=3, dim=16, **options)
@@ -102,12 +101,12 @@ def change_of_sign(name: str, *, trained: bool, **options: Any) -> float:
         with torch.no_grad():
             for parameter in routing.parameters():
                 parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
-    before, after = (routing(each, active).activations for each in (votes, -votes))
+    before, after = (routing(signed, active).activations for signed in (votes, -votes))
     return (after - before).abs().max().item()
 
 
-def test_routings_that_cannot_tell_votes_from_their_negatives() -> None:
-    """Peer 2021: an image and one whose votes are all of the opposite sign; nor do most learn anything that could."""
+def test_some_routings_ignore_the_sign_of_votes() -> None:
+    """Negated votes give the same activations, for most routings also with trained parameters (Peer 2021)."""
     for name in (*WITHOUT_BIAS, *ALWAYS):
         options = {"bias": False} if name in WITHOUT_BIAS else {}
         assert max(change_of_sign(name, trained=trained, **options) for trained in (False, True)) < 1e-12, name

@@ -1,8 +1,8 @@
-"""What every routing must satisfy, and tests that the usual mistakes do not.
+"""The contract of every routing, and tests that the contract catches the usual mistakes.
 
-A routing joins by its file in ``conf/routing`` and must have a transcription of its paper as slow loops, ``REFERENCE``
-in ``tests/reference/<module>_loops.py``. Every check is made for combinations of its switches that contain each pair
-of values at least once, and for each shipped configuration of EM routing.
+The tests find a routing by its file in ``conf/routing``. It must have a transcription of its paper as slow loops,
+``REFERENCE`` in ``tests/reference/<module>_loops.py``. Every check runs on combinations of its switches that contain
+each pair of values at least once, and on each shipped configuration of EM routing.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, Laye
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers import routing_contract as checks
 from tests.helpers.compile import without_shape_checks
-from tests.helpers.routing_contract import BATCH, CHILDREN, DIM, PARENTS, REFERENCES, combinations, noted
+from tests.helpers.routing_contract import BATCH, CHILDREN, DIM, PARENTS, REFERENCES, case_in_errors, combinations
 from tests.helpers.tiers import whole_but
 from tests.reference import wrong
 from tests.reference.em_bridge import preset
@@ -41,22 +41,22 @@ last_backend = pytest.mark.parametrize(
 def test_every_routing_has_a_reference() -> None:
     missing = [kind for kind in checks.DISCOVERED if kind not in REFERENCES]
     assert not missing, (
-        f"conf/routing has {', '.join(kind.__name__ for kind in missing)}, which nothing slow and simple was compared "
-        "with: transcribe the paper as loops, with a REFERENCE, in tests/reference/<module of the routing>_loops.py"
+        f"conf/routing has {', '.join(kind.__name__ for kind in missing)} without a slow reference: transcribe the "
+        "paper as loops, with a REFERENCE, in tests/reference/<module of the routing>_loops.py"
     )
     assert {DynamicRouting, EMRouting} <= {*checks.DISCOVERED}
 
 
 @every_backend
-def test_values_and_gradients(kind: type[AbstractRouting], backend: str) -> None:
-    """Those of the loops, also of one child of one image; of votes, activations of the children and parameters."""
+def test_values_equal_the_loops_and_gradients_are_right(kind: type[AbstractRouting], backend: str) -> None:
+    """Values equal those of the loops; votes, child activations and parameters get their gradient."""
     assert torch.equal(dense_votes(*checks.factored(checks.random_votes())[:2]), checks.random_votes())
     initial = checks.build(kind, backend=backend)
     assert list(initial.parameters()) == checks.learned(initial) != []
     checks.check_every_parameter_has_a_gradient(checks.route_of(initial), checks.learned(initial))
     build = partial(checks.build, kind, backend=backend, parameters="random")
     for name, row in combinations(kind, backend):
-        with noted((name, row)):
+        with case_in_errors((name, row)):
             alike, module, one = build(**{**row, "types": None}), build(**row), build(children=1, **row)
             checks.check_equals(checks.route_of(module), checks.reference_of(module))
             checks.check_equals(checks.route_of(one), checks.reference_of(one), 1, 1, PARENTS, DIM)
@@ -69,11 +69,11 @@ def test_values_and_gradients(kind: type[AbstractRouting], backend: str) -> None
 
 
 @last_backend
-def test_couplings_and_symmetries(kind: type[AbstractRouting], backend: str) -> None:
-    """What a trace says, and what may be exchanged: images, children, parents with the same parameters."""
+def test_couplings_sum_up_and_order_does_not_matter(kind: type[AbstractRouting], backend: str) -> None:
+    """Couplings sum to what the trace promises; images, children and equal parents can be reordered."""
     reference = REFERENCES[kind]
     for name, row in combinations(kind, backend):
-        with noted((name, row)):
+        with case_in_errors((name, row)):
             options = {"backend": backend, **row, "types": None}
             module = checks.build(kind, parameters="random", **options)
             route = checks.route_of(module)
@@ -91,18 +91,18 @@ def test_couplings_and_symmetries(kind: type[AbstractRouting], backend: str) -> 
 
 
 @last_backend
-def test_finite_at_extremes(kind: type[AbstractRouting], backend: str) -> None:
-    """Long, short and no votes; children of which some, none or all are active."""
+def test_extreme_votes_and_activations_stay_finite(kind: type[AbstractRouting], backend: str) -> None:
+    """Values and gradients are finite for long, short and zero votes, and for some, no or all children active."""
     presences = None, torch.zeros(BATCH, CHILDREN), torch.ones(BATCH, CHILDREN)
     for name, row in combinations(kind, backend):
         module = checks.build(kind, backend=backend, **{**row, "types": None}).float()
         for scale, presence in itertools.product((1e4, 1.0, 1e-4, 0.0), presences):
-            with noted((name, row, scale, presence)):
+            with case_in_errors((name, row, scale, presence)):
                 checks.check_finite(checks.route_of(module, presence), scale)
 
 
 class HalfNormaliser(Normaliser):
-    """Half of the usual couplings; records the shapes that it was called with."""
+    """Half of the usual couplings; records the shapes of its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class HalfNormaliser(Normaliser):
 
 
 @every_backend
-def test_backend_normaliser_and_precision(kind: type[AbstractRouting], backend: str) -> None:
-    """Couplings of every backend are the same, every one of them went through the normaliser; half is made float32."""
+def test_backends_agree_use_the_normaliser_and_route_in_float32(kind: type[AbstractRouting], backend: str) -> None:
+    """Backends return the same couplings and use the given normaliser; half precision is routed in float32."""
     votes = checks.random_votes()
     route, slow = (checks.route_of(checks.build(kind, backend=each)) for each in (backend, "reference"))
     traces: list[list[RoutingTrace]] = [[], [], []]
@@ -126,7 +126,7 @@ def test_backend_normaliser_and_precision(kind: type[AbstractRouting], backend: 
     if kind.competing == "parents":
         half = HalfNormaliser()
         halved = route(votes, normalise=half, on_iteration=traces[2].append)
-        once = (1, PARENTS, CHILDREN)  # of a kernel: the first couplings are the same for all images
+        once = (1, PARENTS, CHILDREN)  # a kernel normalises the first couplings, equal for all images, once
         assert half.shapes - ({once} if backend == "fused" else set()) == {(BATCH, PARENTS, CHILDREN)}
         assert not torch.allclose(halved, route(votes))
         torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
@@ -146,8 +146,8 @@ def test_backend_normaliser_and_precision(kind: type[AbstractRouting], backend: 
 
 
 @every_routing
-def test_memory_order_and_what_is_kept(kind: type[AbstractRouting]) -> None:
-    """Strides of dense votes do not matter; a call leaves nothing behind, and changes no buffer."""
+def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) -> None:
+    """Strides of dense votes do not matter; a call changes neither attributes nor buffers."""
     votes, module = checks.random_votes(), checks.build(kind, parameters="random")
     public = lambda: deepcopy({name: value for name, value in vars(module).items() if name[0] != "_"})  # noqa: E731
     before, buffers = public(), deepcopy(dict(module.named_buffers()))
@@ -160,7 +160,7 @@ def test_memory_order_and_what_is_kept(kind: type[AbstractRouting]) -> None:
         votes.repeat_interleave(2, 3)[..., ::2],
     ]
     for backend, other in itertools.product({"dense", "dense-reference"} & {*REFERENCES[kind].backends}, strided):
-        assert other.stride() != votes.stride()  # of poses and weight: tests/kernels/test_backends.py
+        assert other.stride() != votes.stride()  # tests/kernels/test_backends.py varies those of poses and weight
         route = checks.route_of(checks.build(kind, parameters="random", backend=backend))
         torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
@@ -176,12 +176,12 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
 @every_routing
-def test_same_when_compiled(kind: type[AbstractRouting], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_routing_equals_eager(kind: type[AbstractRouting], monkeypatch: pytest.MonkeyPatch) -> None:
     without_shape_checks(monkeypatch)
     more = [{"activation": "mixing_proportions", "damping": 0.1}, preset("em_tutorial")]
     every = [{}, *more] if kind is EMRouting else [{}]
     for options, backend in itertools.product(every, {"dense", "fused"} & {*REFERENCES[kind].backends}):
-        with noted((options, backend)):
+        with case_in_errors((options, backend)):
             torch.compiler.reset()
             module = checks.build(kind, parameters="random", **{**options, "backend": backend})
             compiled = torch.compile(module, backend="aot_eager", fullgraph=True)  # traces backward; needs no compiler
@@ -194,7 +194,7 @@ def test_same_when_compiled(kind: type[AbstractRouting], monkeypatch: pytest.Mon
 
 
 def parents_of(kind: type[AbstractRouting], switch: str, value: Any) -> tuple[Tensor, ...]:
-    """In a layer in which the switch matters, with parameters that are the same whatever others there are."""
+    """Parents of a layer in which the switch matters; parameters depend on nothing but their own name."""
     torch.manual_seed(0)
     options: Any = {"weight_std": 1.0, "routing": partial(kind, **{switch: value})}
     if switch in ("normalisation", "initial"):
@@ -233,9 +233,9 @@ NUMBERS: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-@pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
+@pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
 @every_routing
-def test_wrong_argument_is_named_with_what_is_expected(kind: type[AbstractRouting]) -> None:
+def test_wrong_argument_is_refused_with_the_expected_values(kind: type[AbstractRouting]) -> None:
     for argument, hint in get_type_hints(kind.__init__).items():
         choices = [("nonsense", repr(get_args(hint)[0]))] if get_origin(hint) is Literal else []
         for value, expected in choices or NUMBERS.get(argument, []):
@@ -245,8 +245,8 @@ def test_wrong_argument_is_named_with_what_is_expected(kind: type[AbstractRoutin
 
 @pytest.mark.usefixtures("unchecked_types")
 @every_routing
-def test_what_is_missing_is_named(kind: type[AbstractRouting]) -> None:
-    """Activations of the children, and parameters that ``build`` creates: each needs them, or does without."""
+def test_missing_activations_or_parameters_are_named(kind: type[AbstractRouting]) -> None:
+    """A routing that needs child activations, or parameters that ``build`` creates, says so; the others run."""
     module, votes = checks.build(kind), checks.factored(checks.random_votes())
     activations = checks.child_activations(checks.random_votes())
     needs = REFERENCES[kind].activations != "ignored"
@@ -261,11 +261,11 @@ def test_what_is_missing_is_named(kind: type[AbstractRouting]) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, reference in REFERENCES.items() if reference.agreeing])
-def test_votes_that_agree_make_a_parent(kind: type[AbstractRouting]) -> None:
-    """Hinton 2018, section 1: it depends on the votes of the other children where a child goes.
+def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
+    """Children whose votes agree get larger couplings, and make the parent more active (Hinton 2018, section 1).
 
-    Votes for the first parent agree, but for those of the last two children. And parts of different images, which are
-    of no object, make it less active.
+    All votes for the first parent agree except those of the last two children. Parts that are combined from different
+    images belong to no object and make the parent less active.
     """
     torch.manual_seed(0)
     routing: Any = kind(parents=PARENTS, dim=8, iterations=3)
@@ -286,7 +286,7 @@ def test_votes_that_agree_make_a_parent(kind: type[AbstractRouting]) -> None:
     assert fitting > unfitting
 
 
-# -------------------------------------------------------------------------- and the usual mistakes do not pass
+# ----------------------------------------------------------------------------------------- the usual mistakes
 
 
 @pytest.mark.parametrize(
@@ -305,10 +305,10 @@ def test_votes_that_agree_make_a_parent(kind: type[AbstractRouting]) -> None:
         (wrong.UnguardedSquash, checks.check_finite),
     ],
 )
-def test_mistake_is_caught(mistake: type[nn.Module], check: Callable[..., None]) -> None:
-    """And nothing is where there is none."""
+def test_contract_catches_mistake(mistake: type[nn.Module], check: Callable[..., None]) -> None:
+    """The check fails on the wrong version and passes on the correct one."""
 
-    def asked(module: nn.Module) -> None:
+    def run_check(module: nn.Module) -> None:
         known = {
             "reference": lambda votes: dynamic_routing_loops(votes, bias=module.bias),
             "parameters": list(module.parameters()),
@@ -317,5 +317,5 @@ def test_mistake_is_caught(mistake: type[nn.Module], check: Callable[..., None])
         check(module, **{name: known[name] for name in inspect.signature(check).parameters if name in known})
 
     dtype = torch.float32 if check is checks.check_finite else torch.float64
-    wrong.check_catches(asked, *(kind(PARENTS, DIM).to(dtype) for kind in (mistake, wrong.Right)))
+    wrong.check_catches(run_check, *(kind(PARENTS, DIM).to(dtype) for kind in (mistake, wrong.Right)))
     checks.check_order_of_children_does_not_matter(wrong.Right(PARENTS, DIM).double())

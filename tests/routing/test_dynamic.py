@@ -1,4 +1,4 @@
-"""What dynamic and uniform routing have and others have not: prior, squashes, a gradient that is cut."""
+"""Options of dynamic and uniform routing only: prior, squash, gradient of the last iteration."""
 
 import re
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from tests.helpers.routing_contract import (
     DIM,
     PARENTS,
     build,
+    case_in_errors,
     check_gradient,
     in_form,
-    noted,
     random_votes,
     route_of,
 )
@@ -40,7 +40,7 @@ from tests.reference.self_attention_loops import exponential_squash_vector
 close = torch.testing.assert_close
 
 
-def test_last_gradient_takes_couplings_as_constants() -> None:
+def test_gradient_last_treats_couplings_as_constants() -> None:
     bias = torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64).view(PARENTS, DIM).requires_grad_()
     for iterations, leaky, backend in product((1, 2, 3), (False, True), ("dense", "fused")):
         votes, traces = random_votes().requires_grad_(), list[RoutingTrace]()
@@ -48,19 +48,19 @@ def test_last_gradient_takes_couplings_as_constants() -> None:
         options["backend"] = "auto" if backend == "dense" else backend
         poses = dynamic_routing(in_form(votes, backend), on_iteration=traces.append, **options).poses
         expected = squash(torch.einsum("bij,bijd->bjd", traces[-1].couplings.detach(), votes) + bias)
-        with noted(options):
+        with case_in_errors(options):
             gradients = (torch.autograd.grad(each.square().sum(), (votes, bias)) for each in (poses, expected))
             close(*gradients, rtol=0, atol=1e-12)
 
 
-def test_last_gradient_has_the_same_value_and_is_another_one() -> None:
+def test_gradient_last_changes_gradients_and_no_value() -> None:
     full, last = (dynamic_routing(random_votes(), gradient=gradient).poses for gradient in ("full", "last"))
     assert torch.equal(full, last)
     with pytest.raises(AssertionError):
         check_gradient(route_of(build(DynamicRouting, gradient="last")))
 
 
-def test_prior_starts_at_zero_and_gets_a_gradient_however_deep_that_of_votes_goes() -> None:
+def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
     prior = build(DynamicRouting, learned_prior=True, types=CHILDREN).prior
     assert torch.equal(prior, torch.zeros(PARENTS, CHILDREN).double())
     for gradient, iterations in product(("full", "last"), (1, 2, 3)):
@@ -89,14 +89,16 @@ def test_prior_starts_at_zero_and_gets_a_gradient_however_deep_that_of_votes_goe
         (dynamic_routing, {"iterations": 0}, "iterations is 0; expected 1 (no routing) or more"),
     ],
 )
-def test_function_names_wrong_arguments(routing: Callable[..., Any], options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_of_the_function_are_named(
+    routing: Callable[..., Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         routing(random_votes(), **options)
 
 
 @pytest.mark.parametrize("routing", [dynamic_routing, uniform_routing])
-def test_leaky_is_an_option_of_the_normaliser(routing: Callable[..., Tensor]) -> None:
-    """Only one of the two may be given; a leaky normaliser gives what ``leaky`` does."""
+def test_leaky_normaliser_equals_leaky_option(routing: Callable[..., Tensor]) -> None:
+    """A leaky normaliser equals ``leaky=True``; giving both is refused."""
     leaking = routing(random_votes(), normalise=Normaliser(leaky=True))
     close(leaking, routing(random_votes(), leaky=True), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="leaky and has a normaliser; expected only one"):
@@ -104,8 +106,8 @@ def test_leaky_is_an_option_of_the_normaliser(routing: Callable[..., Tensor]) ->
 
 
 @pytest.mark.parametrize("kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting])
-def test_bias_of_sabour(kind: type[AbstractRouting]) -> None:
-    """Of each parent and component, a tenth at first."""
+def test_bias_is_a_tenth_per_parent_and_component(kind: type[AbstractRouting]) -> None:
+    """There is a bias per parent and component, initially 0.1."""
     assert torch.equal(dict(kind(PARENTS, DIM).named_parameters())["bias"], torch.full((PARENTS, DIM), 0.1))
 
 
@@ -119,8 +121,8 @@ SQUASH_LOOPS = {
 
 
 @pytest.mark.parametrize("name", SQUASHES)
-def test_squash_of_every_iteration(name: Any) -> None:
-    """Its poses take part in the agreement, its logits are those of the last total input."""
+def test_squash_is_used_in_every_iteration(name: Any) -> None:
+    """Agreement uses the squashed poses; the logits come from the last total input."""
     votes = random_votes() / 2
     for iterations, backend in product((1, 3), BACKENDS):
         module: Any = build(DynamicRouting, iterations=iterations, squash=name, backend=backend, bias=False)

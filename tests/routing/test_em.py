@@ -1,4 +1,6 @@
-"""EM routing: the numbers of the official code, and the mistakes of public ports."""
+"""EM routing: golden numbers of the official code, and wrong versions found in public ports.
+See docs/algorithms/em_routing.md for the variants.
+"""
 
 import inspect
 import math
@@ -63,7 +65,7 @@ def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> A
 
 
 @pytest.mark.parametrize("row", golden.CONV, ids=lambda row: row.name)
-def test_convolution_gives_golden_numbers(row: golden.ConvGolden) -> None:
+def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> None:
     routing = routing_of(row, mass_eps=1e-7, normalisation=row.normalisation)
     layer = ConvCapsules((7, 7), 2, 16, 3, 16, rows=4, kernel_size=3, stride=row.stride, routing=routing)
     activations = golden.conv_activations()
@@ -89,14 +91,14 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
 # -------------------------------------------------------------------------------- presets as they are configured
 
 
-def test_defaults_are_the_preset_em_and_of_the_class_layer_too() -> None:
+def test_defaults_equal_the_preset_em() -> None:
     parameters = inspect.signature(EMRouting).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
     assert {**defaults, **INITIAL[defaults["cost"]]} == preset("em")
     assert dict(CLASS_ROUTING) == class_options("em")
 
 
-def test_initial_values_follow_the_cost_or_are_those_given() -> None:
+def test_initial_values_follow_the_cost_unless_given() -> None:
     for cost, expected in INITIAL.items():
         module = EMRouting(PARENTS, 16, cost=cost)
         own = {"beta_u": module.beta_u[0].item(), "beta_a": module.beta_a[0].item()}
@@ -108,24 +110,24 @@ def test_initial_values_follow_the_cost_or_are_those_given() -> None:
 
 
 @pytest.mark.parametrize("of", [preset, class_preset])
-def test_paper_preset_is_em_in_other_units(of: Callable[[str], dict[str, Any]]) -> None:
+def test_paper_preset_equals_em_in_other_units(of: Callable[[str], dict[str, Any]]) -> None:
     em, paper = of("em"), of("em_paper")
     expected = golden.in_paper_form(em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"])
     assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(expected, rel=1e-3)
     assert {name for name in em if em[name] != paper[name]} == {"cost", "inverse_temperature", "beta_u", "beta_a"}
 
 
-def test_mixing_proportions_learn_no_betas() -> None:
+def test_mixing_proportions_have_no_trained_betas() -> None:
     module = EMRouting(PARENTS, 16, activation="mixing_proportions")
     assert not any(parameter.requires_grad for parameter in module.parameters())
     assert module.state_dict().keys() == EMRouting(PARENTS, 16).state_dict().keys()
 
 
-def test_inverse_temperatures() -> None:
+def test_inverse_temperatures_follow_the_schedule() -> None:
     for schedule, final, expected in [
-        ("saturating", 0.01, (0.0005, 0.000975, 0.00142625)),  # notes 3.2
-        ("saturating", 0.04, (0.002, 0.0039, 0.005705)),  # notes 3.3
-        ("saturating", 0.0025, (0.000125, 0.00024375, 0.0003565625)),  # notes 3.4
+        ("saturating", 0.01, (0.0005, 0.000975, 0.00142625)),  # official_legacy
+        ("saturating", 0.04, (0.002, 0.0039, 0.005705)),  # official_fast
+        ("saturating", 0.0025, (0.000125, 0.00024375, 0.0003565625)),  # the class layer of both
         ("linear", 1.0, (1.0,)),
         ("linear", 1.0, (1.0, 1.5, 2.0, 2.5, 3.0)),  # never beyond 3
         ("increment", 1.0, (1.0, 2.0, 3.0, 4.0, 5.0)),
@@ -134,8 +136,8 @@ def test_inverse_temperatures() -> None:
         assert inverse_temperatures(len(expected), final, schedule) == pytest.approx(expected, rel=1e-12)
 
 
-def test_activation_logits_by_hand() -> None:
-    """Of mass 2, log-variances of sum -3, beta_u 0.5, beta_a 0.25, 4 components, floor 0.1.
+def test_activation_logits_equal_numbers_by_hand() -> None:
+    """Logits of mass 2, log-variances that sum to -3, beta_u 0.5, beta_a 0.25, 4 components and floor 0.1.
 
     Standardised, costs 1 and 3 are one standard deviation from their mean; beta_a is added after that.
     """
@@ -148,7 +150,7 @@ def test_activation_logits_by_hand() -> None:
         assert activation_logit(cost, *given, dim=4, min_variance=0.1).item() == pytest.approx(expected, rel=1e-12)
     given = double(1, 3)[None], double(0, 0)[None], double(0.5, 0.5), double(0.25, 0.5)
     logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
-    one = 1 / (1 + 1e-4)  # 1e-4: beside the standard deviation
+    one = 1 / (1 + 1e-4)  # 1e-4 is added to the standard deviation
     torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
 
 
@@ -156,8 +158,8 @@ def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
     return random(2, 4, PARENTS, dim), random(2, 4, seed=1).sigmoid()
 
 
-@pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
-def test_function_checks_its_options() -> None:
+@pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
+def test_wrong_options_of_the_function_are_named() -> None:
     known = {"cost": "nonsense", "activation": "nonsense", "temperature_schedule": "none", "initial": "all"}
     for argument, value in {**known, "iterations": 0}.items():
         with pytest.raises(ValueError, match=f"^routing {argument} is {value!r}; expected "):
@@ -210,7 +212,7 @@ def check_values(route: Any) -> None:
 
 
 def check_parents_that_are_off(route: Any) -> None:
-    """Logits around -90: as probabilities they are alike, as logarithms they are not."""
+    """Logits around -90 are equal as probabilities and differ as logarithms."""
     beta_u, beta_a = betas()
     inputs, options = (*dense_inputs(), beta_u, beta_a - 30), {"inverse_temperatures": (3.0, 3.0, 3.0)}
     exact(route(*inputs, **options)[0], dense_em_loops(*inputs, **options)[-1].poses)
@@ -252,7 +254,7 @@ ROUTES = [Package, wrong.Right, *wrong.Right.__subclasses__(), *(partial(InWindo
 
 @pytest.mark.parametrize("build", ROUTES)
 def test_only_mistakes_are_caught(build: Callable[[], Any]) -> None:
-    """The harmless constant of a density is not."""
+    """Each wrong version fails its check; correct versions, also with another constant density, pass all checks."""
     route = build()
     if route.caught_by is None:
         for check in CHECKS.values():
@@ -261,15 +263,15 @@ def test_only_mistakes_are_caught(build: Callable[[], Any]) -> None:
         check_catches(CHECKS[route.caught_by], route)
 
 
-# -------------------------------------------------------------------------------- all votes changed in one way
+# -------------------------------------------------------------------------------- equivariance
 
 
 def routed(routing: Callable[..., Capsules], votes: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Poses, activations, couplings."""
     traces: list[RoutingTrace] = []
-    given = (example()[1], votes.new_zeros(3), votes.new_zeros(3)) if routing is em_routing else ()
-    found = routing(votes, *given, on_iteration=traces.append, **options)
-    return found.poses, found.activations, traces[-1].couplings
+    arguments = (example()[1], votes.new_zeros(3), votes.new_zeros(3)) if routing is em_routing else ()
+    parents = routing(votes, *arguments, on_iteration=traces.append, **options)
+    return parents.poses, parents.activations, traces[-1].couplings
 
 
 TURNS = {"rotation of 16 components", "turned frame of 4x4 poses", "signed permutation"}
@@ -285,8 +287,8 @@ TURNS = {"rotation of 16 components", "turned frame of 4x4 poses", "signed permu
         (em_routing, {"mass_eps": 0.0, "iterations": 1}, {"shift", *TURNS}),  # means are linear
     ],
 )
-def test_changes_that_poses_follow_exactly(routing: Any, options: dict[str, Any], exact: set[str]) -> None:
-    """Couplings and, but for those of EM routing where variances of components mix, activations stay as they are."""
+def test_poses_follow_changes_exactly(routing: Any, options: dict[str, Any], exact: set[str]) -> None:
+    """Poses follow the change; couplings stay, and so do activations unless components' variances mix (EM)."""
     votes = example()[0]
     before = routed(routing, votes, **options)
     for name, change in CHANGES.items():
@@ -297,8 +299,8 @@ def test_changes_that_poses_follow_exactly(routing: Any, options: dict[str, Any]
             torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-12)
 
 
-def test_shifts_and_scales_that_are_nearly_followed() -> None:
-    """Mass that is added breaks shifts by as little. Longer votes agree more; it costs more to describe wider ones."""
+def test_poses_nearly_follow_shifts_and_scales() -> None:
+    """``mass_eps`` breaks shifts by 1e-5. Longer votes raise activations of dynamic routing and lower those of EM."""
     votes, shift = example()[0], CHANGES["shift"]
     moved = (routed(em_routing, shift(votes))[0] - shift(routed(em_routing, votes)[0])).abs().max()
     assert 1e-9 < moved < 1e-5

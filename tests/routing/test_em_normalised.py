@@ -1,4 +1,4 @@
-"""What the contract cannot ask of EM routing with normalised evidence: training mode."""
+"""EM routing with normalised evidence in training mode, which the contract does not cover."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_logits_are_normalised_per_parent_and_poses_per_component() -> None:
     assert routing(pose_norm=False)(*given()).poses.mean(0).abs().min() > 1e-3
 
 
-def test_types_share_their_statistics_over_positions() -> None:
+def test_positions_of_a_type_share_statistics() -> None:
     layer = ConvCapsules((5, 5), 2, DIM, PARENTS, DIM, rows=2, routing=NormalisedEMRouting, weight_std=1.0)
     capsules = layer(torch.randn(4, 50, DIM), torch.rand(4, 50))
     assert layer.routing.evidence_norm.num_features == PARENTS

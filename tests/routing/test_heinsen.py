@@ -1,4 +1,4 @@
-"""Heinsen's routing of 2019: golden numbers, and where learning starts."""
+"""Heinsen's routing (2019): golden numbers and initial gradients."""
 
 from typing import Any
 
@@ -42,12 +42,12 @@ VARIANCES = [
 
 
 def close(found: Tensor, expected: list[float]) -> bool:
-    """To the digits that the official module's numbers were written down with."""
+    """Whether values equal the official module's numbers to their printed digits."""
     return found.flatten().tolist() == pytest.approx(expected, rel=1e-3, abs=6e-13)
 
 
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused", "dense"])
-def test_golden_numbers(backend: Any) -> None:
+def test_values_are_the_golden_numbers(backend: Any) -> None:
     votes = dense_votes(VOTES.poses, VOTES.weight) if backend == "dense" else VOTES
     options: Any = {"bias": BIAS, "backend": "auto" if backend == "dense" else backend}
     for iterations in (1, 2, 3):
@@ -61,7 +61,7 @@ def test_golden_numbers(backend: Any) -> None:
             assert close(trace.variances[0, 0, :4], VARIANCES[trace.iteration])
 
 
-def test_starts_with_scores_of_zero_and_learns_its_betas_first() -> None:
+def test_initial_scores_are_zero_and_only_betas_learn() -> None:
     torch.manual_seed(0)
     layer = ClassCapsules(3, 2, 4, 5, 4, routing=HeinsenRouting, rows=2)
     parents = layer(torch.randn(2, 6, 4), torch.rand(2, 6))

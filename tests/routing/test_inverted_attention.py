@@ -1,4 +1,4 @@
-"""Inverted dot-product attention: the numbers of the official code, and its mistake."""
+"""Inverted dot-product attention: golden numbers of the official code, and a mistake of that code."""
 
 from functools import partial
 from typing import Any
@@ -70,8 +70,8 @@ def test_convolutional_golden_numbers(backend: Any) -> None:
         golden(parents.poses[0, 0, :4], pose)
 
 
-def test_windows_are_those_of_the_right_version() -> None:
-    """Every number of a pose says which child and component it is."""
+def test_windows_equal_those_of_the_correct_version() -> None:
+    """The numbers of a pose encode child and component, so that a permutation shows."""
     coded = torch.arange(5 * 6 * 2 * 3, dtype=torch.float64).view(1, 5, 6, 2, 3)
     found = Windows((5, 6), 2, kernel_size=3, stride=2).poses(coded.flatten(1, 3))
     assert torch.equal(found, windows(coded, 3, 2).flatten(0, 2).flatten(1, 3))

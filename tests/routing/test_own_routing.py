@@ -1,4 +1,4 @@
-"""A routing in a package of its own: ``tests/templates/my_routing``, which CONTRIBUTING quotes, works as it is."""
+"""A routing in a user's package: the template ``tests/templates/my_routing``, quoted in CONTRIBUTING, works."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80",
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The template in a folder outside of ours, from which Python may import."""
+    """A copy of the template in a folder outside the repository that is on Python's path."""
     folder = Path(shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(importlib.sys.modules, "mine", raising=False)
@@ -50,7 +50,7 @@ def test_own_routing_trains(own: Path, cli: Cli, arguments: list[str]) -> None:
     assert result["steps"] == 2
 
 
-def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Cli) -> None:
+def test_errors_in_an_own_routing_are_explained(own: Path, cli: Cli) -> None:
     for option, arguments, message in [
         (CONFIG_DIR, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
         (SEARCH_PATH, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
@@ -63,7 +63,7 @@ def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Cli) -> No
 
 
 @pytest.mark.usefixtures("own")
-def test_template_routes() -> None:
+def test_template_returns_parents() -> None:
     routing = importlib.import_module("mine").MyRouting(parents=3, dim=8).double()
     votes = Votes(torch.rand(2, 5, 4).double(), torch.rand(5, 4, 3, 8).double())
     traces: list[RoutingTrace] = []

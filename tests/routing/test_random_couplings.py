@@ -1,4 +1,4 @@
-"""Random couplings: the same for all images, drawn once, from a seed."""
+"""Random couplings: drawn once from a seed, equal for all images."""
 
 from functools import partial
 from typing import Any
@@ -32,8 +32,8 @@ def below() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_couplings_are_the_same_for_every_image_and_differ_among_children(name: str) -> None:
-    """With a spread of zero they are those of uniform routing."""
+def test_couplings_are_equal_for_all_images_and_differ_among_children(name: str) -> None:
+    """A spread of zero gives the couplings of uniform routing."""
     traces: list[RoutingTrace] = []
     build(name)(*below(), on_iteration=traces.append)
     found = traces[0].couplings.unflatten(0, (3, -1))  # [b position i j]
@@ -43,21 +43,21 @@ def test_couplings_are_the_same_for_every_image_and_differ_among_children(name: 
     exact(tuple(equal), tuple(expected))
 
 
-def test_logits_are_normal_numbers_of_the_spread() -> None:
+def test_logits_have_a_normal_distribution_of_the_given_spread() -> None:
     routing = RandomCouplings(20, 8, spread=3.0)
     routing.build(LayerInfo(20, 8, 500, 6, shared=False, child_types=500))
     assert routing.log_couplings.std().item() == pytest.approx(3.0, rel=0.02)
     assert routing.log_couplings.mean().item() == pytest.approx(0.0, abs=0.1)
 
 
-def test_seed_decides_and_the_random_numbers_of_others_stay() -> None:
+def test_seed_determines_couplings_and_leaves_the_global_generator() -> None:
     first, again, other = (build("dense", seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.routing.log_couplings, again.routing.log_couplings)
     assert not torch.allclose(first.routing.log_couplings, other.routing.log_couplings)
     assert torch.equal(first.weight, build("dense", UniformRouting).weight)
 
 
-def test_couplings_are_no_parameters_and_part_of_a_checkpoint() -> None:
+def test_couplings_are_saved_and_not_trained() -> None:
     layer, other = build("dense"), build("dense", seed=1)
     assert "routing.log_couplings" not in dict(layer.named_parameters())
     other.load_state_dict(layer.state_dict())
@@ -65,6 +65,6 @@ def test_couplings_are_no_parameters_and_part_of_a_checkpoint() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_votes_of_other_children_are_refused() -> None:
+def test_another_number_of_children_is_refused() -> None:
     with pytest.raises(ValueError, match=r"log-couplings has shape \(4, 12\), but the votes have 5 children"):
         build("dense").routing(torch.zeros(2, 5, 4, 8).double())

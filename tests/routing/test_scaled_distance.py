@@ -1,4 +1,4 @@
-"""Scaled-distance agreement: golden numbers, and the mean over the batch that official code takes."""
+"""Scaled-distance agreement: golden numbers, and the batch mean of the official code, which is a mistake."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ SCALES = (-14.435897768403, -11.656865222022, -10.712660031698)  # t
 
 
 def golden(found: Tensor, expected: tuple[float, ...]) -> None:
-    """Under roots there is 1e-8, of which the paper has none."""
+    """Compare to 1e-7: the code adds 1e-8 under roots, the paper adds nothing."""
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
@@ -43,8 +43,8 @@ class Recorder(Normaliser):
         return super().__call__(log_couplings)
 
 
-def test_golden_numbers() -> None:
-    """Logits are the distances of the iteration before, times one number."""
+def test_values_are_the_golden_numbers() -> None:
+    """Poses and couplings are the golden numbers; logits are the distances before them times one factor."""
     recorder, traces = Recorder(), list[RoutingTrace]()
     options = {"bias": BIAS, "normalise": recorder, "on_iteration": traces.append}
     scaled_distance_agreement(VOTES, LENGTHS, iterations=4, **options)
@@ -57,7 +57,7 @@ def test_golden_numbers() -> None:
         torch.testing.assert_close(logits, scale * distances, rtol=0, atol=1e-6)
 
 
-def test_one_parent_gets_everything() -> None:
+def test_single_parent_gets_all_couplings() -> None:
     votes = VOTES[:, :, :1]
     once = scaled_distance_agreement(votes, LENGTHS, iterations=1)
     torch.testing.assert_close(scaled_distance_agreement(votes, LENGTHS), once)
@@ -70,7 +70,7 @@ def check_images_are_independent(route: Any) -> None:
     golden(alone[0, 0], POSE)
 
 
-def test_mean_over_the_batch_is_caught() -> None:
+def test_scale_from_the_batch_mean_is_caught() -> None:
     right = partial(scaled_distances, over_batch=False)
     ours = lambda votes, lengths: scaled_distance_agreement(votes, lengths, bias=BIAS).poses  # noqa: E731
     check_catches(check_images_are_independent, partial(scaled_distances, over_batch=True), right, ours)
@@ -78,7 +78,7 @@ def test_mean_over_the_batch_is_caught() -> None:
 
 @pytest.mark.parametrize("normalisation", ["window", "all_parents"])
 def test_images_are_independent_in_a_convolutional_layer(normalisation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions of an image share a scale, also if few images are routed at a time."""
+    """Positions of an image share a scale, also when few images are routed at a time."""
     torch.manual_seed(0)
     routing = partial(ScaledDistanceAgreement, normalisation=normalisation, backend="matmul")
     layer = ConvCapsules((4, 4), 2, 6, 3, 5, weight_std=1.0, routing=routing).double()

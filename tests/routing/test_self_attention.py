@@ -1,4 +1,4 @@
-"""Self-attention routing: golden numbers, what it never computes, and its prior."""
+"""Self-attention routing: golden numbers, linear memory, and the prior."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +21,8 @@ from tests.reference.self_attention_loops import self_attention_loops
 
 
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
-def test_golden_numbers(backend: Any) -> None:
-    """Formulas of the project's notes on routings, section 7.3, in float64; there without an epsilon."""
+def test_values_are_the_golden_numbers(backend: Any) -> None:
+    """The numbers are from the formulas of Mazzia 2021 in float64, without an epsilon."""
     children = exponential_squash(sine(1, 6, 4, frequency=0.37, phase=0.1), eps=0.0)
     weight = cosine(3, 6, 4, 5, scale=0.3, frequency=0.53, phase=0.2).permute(1, 2, 0, 3)  # given as [j i c d]
     traces: list[RoutingTrace] = []
@@ -40,7 +40,7 @@ def test_golden_numbers(backend: Any) -> None:
         torch.testing.assert_close(found, torch.tensor(numbers, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_logits_are_those_of_the_lengths_and_tell_apart_what_rounds_to_one() -> None:
+def test_logits_are_of_lengths_and_do_not_saturate() -> None:
     parents = self_attention_routing(random(2, 6, 3, 4))
     torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=1e-6, atol=0)
     parents = self_attention_routing(torch.tensor([30.0, 40.0]).view(2, 1, 1, 1))
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_lengths_and_tell_apart_what_rounds_to_one() -> 
     assert parents.logits.tolist() == [[30.0], [40.0]]
 
 
-def test_prior_of_a_layer() -> None:
+def test_prior_is_per_child_type_and_parent() -> None:
     for layer, kinds in [
         (DenseCapsules(6, 4, 3, 8, routing=SelfAttentionRouting), 6),
         (ConvCapsules((3, 2), 2, 4, 3, 8, kernel_size=2, routing=SelfAttentionRouting), 8),
@@ -60,7 +60,7 @@ def test_prior_of_a_layer() -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the most numbers that an operation returned."""
+    """Records the largest number of elements that an operation returned."""
 
     numbers = 0
 

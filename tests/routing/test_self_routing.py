@@ -1,4 +1,4 @@
-"""Self-routing (Hahn 2019): golden numbers, windows with padding, and the mistakes of others."""
+"""Self-routing (Hahn 2019): golden numbers, windows with padding, and wrong versions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,13 +15,13 @@ from tests.helpers.waves import cosine, sine
 from tests.reference import wrong
 
 
-def close(found: Tensor, *expected: float) -> bool:
-    """To the fourteen digits that the official module's numbers were written down with."""
-    return found.flatten().tolist() == pytest.approx(expected, rel=0, abs=2e-14)
+def close(values: Tensor, *expected: float) -> bool:
+    """Whether values equal the official module's numbers to their fourteen printed digits."""
+    return values.flatten().tolist() == pytest.approx(expected, rel=0, abs=2e-14)
 
 
 def dense_example() -> tuple[Votes, Tensor, Tensor, Tensor]:
-    """6 children of 4 and 3 parents of 5: votes, activations, weight and bias of the couplings."""
+    """Votes, activations, weight and bias of the couplings for 6 children of dim 4 and 3 parents of dim 5."""
     transformations = cosine(6, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2)  # [i j d c]
     return (
         Votes(sine(1, 6, 4, frequency=0.37, phase=0.1), transformations.permute(0, 3, 1, 2)),
@@ -32,7 +32,7 @@ def dense_example() -> tuple[Votes, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
-def test_golden_numbers(backend: Any) -> None:
+def test_values_are_the_golden_numbers(backend: Any) -> None:
     traces: list[RoutingTrace] = []
     parents = self_routing(*dense_example(), on_iteration=traces.append, backend=backend)
     assert close(traces[0].couplings[0, 0], 0.43199299645598, 0.46962124405215, 0.09838575949187)
@@ -43,8 +43,8 @@ def test_golden_numbers(backend: Any) -> None:
     torch.testing.assert_close(parents.logits, parents.activations.log(), rtol=0, atol=1e-14)
 
 
-def test_golden_numbers_of_a_convolution() -> None:
-    """Two types of 4 on 5x5, three of 5 in 3x3 windows with stride 2 and padding 1: 3x3 positions."""
+def test_convolution_gives_the_golden_numbers() -> None:
+    """Children: 2 types of dim 4 on 5x5. Parents: 3 types of dim 5 in 3x3 windows, stride 2, padding 1, so on 3x3."""
     layer = ConvCapsules((5, 5), 2, 4, 3, 5, routing=SelfRouting, stride=2, padding=1).double()
     transformations = cosine(18, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2)  # [place·type j d c]
     layer.weight.data = transformations.permute(0, 3, 1, 2)
@@ -62,14 +62,14 @@ def test_golden_numbers_of_a_convolution() -> None:
     assert close(parents.poses.sum(), -0.04034270968984)
 
 
-def test_without_active_children_all_count_the_same() -> None:
+def test_inactive_children_count_equally() -> None:
     votes, activations, weight, bias = dense_example()
     none = self_routing(votes, torch.zeros_like(activations), weight, bias)
     equal = self_routing(votes, torch.full_like(activations, 1e-3), weight, bias)
     torch.testing.assert_close(none[:3], equal[:3], rtol=0, atol=1e-14)
 
 
-def test_children_decide_by_their_own_poses_not_by_those_with_coordinates() -> None:
+def test_couplings_come_from_poses_without_coordinates() -> None:
     torch.manual_seed(0)
     options = {"routing": SelfRouting, "rows": 2}
     plain = ClassCapsules(3, 2, 4, 5, 4, **options)
@@ -77,32 +77,32 @@ def test_children_decide_by_their_own_poses_not_by_those_with_coordinates() -> N
     torch.nn.init.normal_(plain.routing.weight)
     added = ClassCapsules(3, 2, 4, 5, 4, coordinates=torch.rand(3, 4), **options)
     added.load_state_dict(plain.state_dict())
-    given = torch.randn(2, 6, 4), torch.rand(2, 6)
-    found, expected = added(*given), plain(*given)
-    torch.testing.assert_close(found.activations, expected.activations)
-    assert not torch.allclose(found.poses, expected.poses)
+    children = torch.randn(2, 6, 4), torch.rand(2, 6)
+    parents, expected = added(*children), plain(*children)
+    torch.testing.assert_close(parents.activations, expected.activations)
+    assert not torch.allclose(parents.poses, expected.poses)
 
 
-def test_without_poses_there_are_no_transformations() -> None:
+def test_routing_without_poses_has_no_transformations() -> None:
     classes = {"rows": 2, "coordinates": torch.rand(3, 4)}
     for kind, sizes, options in [(DenseCapsules, (6, 4, 5, 4), {}), (ClassCapsules, (3, 2, 4, 5, 4), classes)]:
         with_poses, without = (
             kind(*sizes, routing=partial(SelfRouting, poses=poses), **options) for poses in (True, False)
         )
-        parameters = [sum(parameter.numel() for parameter in each.parameters()) for each in (with_poses, without)]
+        parameters = [sum(parameter.numel() for parameter in layer.parameters()) for layer in (with_poses, without)]
         assert parameters[0] - parameters[1] == with_poses.weight.numel() > 0
         given = torch.randn(2, 6, 4), torch.rand(2, 6)
         parents = without(*given)
         assert parents.poses.shape == (2, 5, 0)
         torch.testing.assert_close(parents.activations, with_poses(*given).activations)
         parents.logits[:, 0].sum().backward()
-        assert [each.grad is not None for each in without.parameters() if each.requires_grad] == [True] * 2
+        assert [p.grad is not None for p in without.parameters() if p.requires_grad] == [True] * 2
     with pytest.raises(ValueError, match=r"routing\.poses is false; expected true"):
         ConvCapsules((5, 5), 2, 4, 3, 4, routing=partial(SelfRouting, poses=False))
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_input_of_other_sizes_is_refused() -> None:
+def test_input_of_wrong_sizes_is_refused() -> None:
     routing = SelfRouting(3, 5).double()
     routing.build(LayerInfo(3, 5, 6, 4, shared=False, child_types=6))
     votes, active, *_ = dense_example()

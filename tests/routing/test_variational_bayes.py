@@ -1,4 +1,4 @@
-"""Variational Bayes routing: golden numbers, convolutional layers, normalisation over the batch, wrong versions."""
+"""Variational Bayes routing: golden numbers, convolutional layers, batch normalisation, wrong versions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,10 +42,10 @@ GOLDEN: list[dict[str, list[float]]] = [
         "logits": [-1.623053976, -1.693900929, -1.843889762, -1.809918570, -1.687374493, -1.662563763],
     },
 ]
-"""Section 2.3 of the project's notes on routings, where the official module in eval mode agrees to 6e-10."""
+"""Computed in float64; the official module in evaluation mode agrees to 6e-10."""
 
 
-def test_golden_numbers() -> None:
+def test_values_are_the_golden_numbers() -> None:
     votes, activations = (
         sine(2, 6, 3, 16, scale=0.3, frequency=0.37, phase=0.1),
         0.5 + sine(2, 6, scale=0.4, frequency=0.91),
@@ -93,7 +93,7 @@ def trained(rows: int) -> tuple[VariationalBayesRouting, Any]:
     return routing, routing(votes, torch.rand(rows, 6, dtype=torch.float64))
 
 
-def test_poses_and_logits_of_a_batch_are_normalised_per_kind_of_parent() -> None:
+def test_poses_and_logits_are_normalised_per_parent_type() -> None:
     _, parents = trained(200)
     for values in (parents.poses.transpose(1, 2).flatten(0, 1), parents.logits):
         torch.testing.assert_close(values.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10)
