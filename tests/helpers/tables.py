@@ -1,13 +1,14 @@
 """Tables of tiny runs, and what finished runs leave."""
 
+import functools
 import importlib
 import io
 import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from capsule_lab import runs
 from capsule_lab.launchers import DEADLINE_VARIABLE, Job
 from capsule_lab.runs.lock import LOG_VARIABLE
-from capsule_lab.tables.cells import EvaluationCell, TrainingCell
+from capsule_lab.tables import expand
+from capsule_lab.tables.cells import EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
@@ -47,6 +49,21 @@ ATTACKED = {
     "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
 }  # fmt: skip
 """What the record of an attack has beside those of an evaluation."""
+
+
+@contextmanager
+def shared_compositions() -> Iterator[None]:
+    """Within, all expansions of tables share their composed configurations, as those of one command do."""
+    shared: expand.Composed = {}
+    compose = expand._composed
+
+    @functools.wraps(compose)
+    def composed(overrides: tuple[str, ...], _: expand.Composed) -> SeededConfig:
+        return compose(overrides, shared)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expand, "_composed", composed)
+        yield
 
 
 def write_table(folder: Path, **content: Any) -> Path:

@@ -14,13 +14,8 @@ from capsule_lab.config.compose import to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit import CapsNetModule
-from tests.helpers.commands import Trained, interpreter
+from tests.helpers.commands import Trained
 from tests.helpers.damage import damages
-
-
-def test_importing_runs_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
-    code = "import sys, capsule_lab.runs; print({'torch', 'lightning', 'matplotlib'} & {*sys.modules})"
-    assert interpreter("-c", code, cwd=tmp_path).out == "set()\n"
 
 
 def test_run_has_what_was_trained(trained: Trained, tmp_path: Path) -> None:
