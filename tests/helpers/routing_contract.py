@@ -1,4 +1,4 @@
-"""What is asked of every routing, as functions, so that wrong versions are put to the same questions."""
+"""Checks of the routing contract, which tests apply to every routing and to wrong versions."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, d
 
 @contextmanager
 def noted(text: object) -> Iterable[None]:
-    """Errors say with what they came."""
+    """Add a note with ``text`` to errors."""
     try:
         yield
     except Exception as error:
