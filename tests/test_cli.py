@@ -1,14 +1,11 @@
 """The command line: documented commands compose, every command has help, and make passes its overrides on."""
 
-import contextlib
 import functools
-import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +20,7 @@ from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
 from tests.helpers.messages import one_sentence
+from tests.helpers.tables import call
 
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
 
@@ -124,11 +122,9 @@ def test_documented_python_runs(trained: Trained) -> None:
 @pytest.fixture(scope="module")
 def shown() -> str:
     """The output of ``python -m capsule_lab``."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")  # no line is wrapped
-        patch.setattr(sys, "argv", ["capsule-lab"])
-        overview.main()
-    return out.getvalue()
+        return call(overview).out
 
 
 def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:

@@ -47,16 +47,6 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
     assert texts(figures["segmentation"])[-1].endswith("of the 64 images looked at")
 
 
-def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[bool] = []
-    original = MNISTDataModule.load
-    monkeypatch.setattr(
-        MNISTDataModule, "load", lambda self, *, train: loaded.append(train) or original(self, train=train)
-    )
-    drawn(trained.directory)
-    assert loaded == [True]
-
-
 def test_options_choose_images_and_classes(trained: Trained) -> None:
     for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
         options = (f"images={images}", f"held_out={held_out}", f"sheet_classes={classes}".replace(" ", ""))
@@ -164,7 +154,10 @@ def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: 
 # --- headings, and curves of a single point --------------------------------------------------------------------------
 
 
-def test_figures_of_a_capsnet_and_their_headings(trained: Trained) -> None:
+def test_figures_of_a_capsnet_name_the_validation_images(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test images are not read."""
+    load = MNISTDataModule.load
+    monkeypatch.setattr(MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0)
     figures = drawn(trained.directory)
     assert list(figures) == OF_ONE_DIGIT
     headings = {name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()}

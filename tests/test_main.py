@@ -1,13 +1,13 @@
 """The command line without a command, or with an unknown one: the list of commands and options, and errors."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from capsule_lab.__main__ import _headline, main
+from capsule_lab import __main__ as overview
 from capsule_lab.config.compose import head
-from tests.helpers.commands import Cli, Ended, interpreter
+from tests.helpers.commands import Cli, interpreter
+from tests.helpers.tables import call
 
 
 def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
@@ -24,30 +24,18 @@ def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
         "seed: 0\n": "",
     }.items():
         (tmp_path / "option.yaml").write_text(comments)
-        assert _headline(head(tmp_path / "option.yaml")) == expected
+        assert overview._headline(head(tmp_path / "option.yaml")) == expected
 
 
-def test_first_argument_names_the_command(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_argument_names_the_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``capsule-lab <command>`` and ``python -m capsule_lab <command>`` are the same."""
-
-    def overview(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["capsule-lab", *words])
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        return Ended(status, *capsys.readouterr())
-
     monkeypatch.setenv("COLUMNS", "200")
     in_a_process = interpreter("-m", "capsule_lab", "train", "modle=capsnet", cwd=tmp_path)
     for ended, status, out, err in (
-        (overview("--version"), 0, "capsule-lab ", ""),
-        (overview("--help"), 0, "commands", ""),
-        (overview("trian"), 2, "", "trian is not a command; did you mean train? Options: analyse, "),
-        (overview("model=capsnet"), 2, "", "model=capsnet is not a command; put a command before it, such as "),
+        (call(overview, "--version"), 0, "capsule-lab ", ""),
+        (call(overview, "--help"), 0, "commands", ""),
+        (call(overview, "trian"), 2, "", "trian is not a command; did you mean train? Options: analyse, "),
+        (call(overview, "model=capsnet"), 2, "", "model=capsnet is not a command; put a command before it, such as "),
         (cli("train", "--version"), 0, "capsule-lab ", ""),
         (in_a_process, 2, "", "modle does not exist; did you mean model?"),
     ):

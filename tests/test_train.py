@@ -28,7 +28,17 @@ from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
-from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
+from tests.helpers.training import (
+    SignalAt,
+    add_callback,
+    checkpoint,
+    curves,
+    results,
+    run,
+    spoil_weights,
+    trained_module,
+    weights,
+)  # fmt: skip
 
 NAMES = ["best", "last"]
 
@@ -231,8 +241,7 @@ def test_signal_outside_of_training_saves_nothing(
     cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str, signum: signal.Signals, message: str
 ) -> None:
     sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
-    real = build.build_trainer
-    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
+    add_callback(monkeypatch, lambda: sent)
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
     resumed = ["train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]

@@ -165,13 +165,6 @@ def test_compose_and_train_raise_the_same_messages(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-OF_TABLES = {  # of sweep and report
-    "": "table is missing; expected table=<name>, one of ",
-    "table=smok": "table=smok does not exist; did you mean smoke?",
-    "table=smoke rows=[dynamc]": "rows: dynamc is not in smoke; did you mean dynamic?",
-    "table=smoke trainer.max_epoch=1": "row dynamic: trainer.max_epoch does not exist; did you mean",
-    "table=smoke seed=1": "every run has seed=1; leave it out, seeds=[…] sets the seeds of a table",
-}
 OTHERS = {  # of other commands; RUN is a finished run
     "evaluate": "ckpt is missing; expected ckpt=<",
     "evaluate ckpt=nowhere": "no checkpoint at nowhere; expected a .ckpt file or the directory of a run",
@@ -181,7 +174,12 @@ OTHERS = {  # of other commands; RUN is a finished run
     "figures run=RUN held_out=0": "held_out is 0; expected a whole number, 1 or more",
     "figures run=RUN sheet_classes=3": "sheet_classes is 3; expected a list of whole numbers or null",
     "figures run=RUN logger=tensorbord": "…did you mean tensorboard?",
-    **{f"{name} {words}": text for words, text in OF_TABLES.items() for name in ("sweep", "report")},
+    "sweep": "table is missing; expected table=<name>, one of ",
+    "report": "table is missing; expected table=<name>, one of ",
+    "report table=smok": "table=smok does not exist; did you mean smoke?",
+    "sweep table=smoke rows=[dynamc]": "rows: dynamc is not in smoke; did you mean dynamic?",
+    "sweep table=smoke trainer.max_epoch=1": "row dynamic: trainer.max_epoch does not exist; did you mean",
+    "report table=smoke seed=1": "every run has seed=1; leave it out, seeds=[…] sets the seeds of a table",
     "report table=smoke columns=[x]": "columns is ['x'], but smoke has one without a name; leave columns= out",
     "sweep table=smoke budget=soon": "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m",
     "sweep table=smoke budget=9m launcher=slurm": "budget=9m works only with launcher=basic and launcher=gpus; with la",

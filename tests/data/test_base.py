@@ -85,7 +85,7 @@ def test_only_training_images_are_augmented(my_data: Any, training: bool, augmen
 
 class Missing(AbstractSource):
     def find(self) -> None:
-        raise MissingDataError("the images are not in data/images; put them there")
+        raise MissingDataError("no images in data/images; put them there")
 
     def load(self, *, train: bool) -> Images:
         pytest.fail("there is nothing to load")
@@ -114,12 +114,8 @@ class MissingDataModule(AbstractDataModule):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (
-            "auto",
-            MissingDataError,
-            "the images are not in data/images; put them there. MissingDataModule has no stand-in",
-        ),
-        ("real", MissingDataError, "the images are not in data/images; put them there"),
+        ("auto", MissingDataError, "no images in data/images; put them there. MissingDataModule has no stand-in"),
+        ("real", MissingDataError, "no images in data/images; put them there"),
         ("standin", DataError, "data.source is standin, and MissingDataModule has no stand-in: set data.source=real"),
     ],
 )

@@ -31,18 +31,10 @@ TINY = [
     *(*NO_PICTURES, "callbacks.routing_stats=null"),
 ]
 RESULT = {
-    "status": "finished",
-    "test": {"error": 1.0, "novel/error": 2.0},
-    "val": {"error": 3.0},
-    "provenance": {"source": "real", "name": "real MNIST"},
-    "parameters": 1234,
-    "training_seconds": 90.0,
-    "hardware": "a machine",
-    "precision": "32-true",
-    "steps": 5,
-    "commit": "abc",
-    "weights_tested": "best",
-}
+    "status": "finished", "test": {"error": 1.0, "novel/error": 2.0}, "val": {"error": 3.0}, "parameters": 1234,
+    "provenance": {"source": "real", "name": "real MNIST"}, "training_seconds": 90.0, "hardware": "a machine",
+    "precision": "32-true", "steps": 5, "commit": "abc", "weights_tested": "best",
+}  # fmt: skip
 """The record of a finished run."""
 ATTACKED = {
     "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,

@@ -3,6 +3,7 @@
 import csv
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,17 @@ class TimeOver(Callback):
     on_train_batch_end = on_test_batch_end = _count
 
 
+def add_callback(patch: pytest.MonkeyPatch, make: Callable[[], Callback]) -> None:
+    """Add a new callback to each Trainer that is built from now on."""
+    build_trainer = build.build_trainer
+    patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, make(), *callbacks))
+
+
 def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:
     """Run ``train`` with more callbacks."""
-    build_trainer = build.build_trainer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, *extra, *callbacks))
+        for callback in extra:
+            add_callback(patch, lambda callback=callback: callback)
         return train(config, directory)
 
 

@@ -8,30 +8,18 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
-from tests.helpers.training import TimeOver, run
+from tests.helpers.training import TimeOver, add_callback, run
 
 RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
 RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
 SLICE = [*RUN, "trainer.max_time=00:01:00:00", "train.resume=true"]
 DIFFERS = ("training_seconds", "training_cpu_seconds", "command", "overrides")
-
-
-@pytest.fixture
-def time_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A function that ends the time of following runs after a number of batches."""
-    real = build.build_trainer
-
-    def after(batches: int) -> None:
-        monkeypatch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(batches), *more))
-
-    return after
 
 
 @pytest.fixture
@@ -52,12 +40,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 @pytest.mark.whole
 def test_four_slices_and_a_move_equal_one_run(
-    cli: Cli, time_over: Callable[[int], None], home: Callable[[str], Path]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
 ) -> None:
     whole = home("whole") / "run"
     expected = train(compose("train", RUN), whole)
     before = home("before")
-    time_over(11)
+    add_callback(monkeypatch, lambda: TimeOver(11))
     for step, percent in ((11, 27), (22, 55)):
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")

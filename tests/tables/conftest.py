@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.launchers.local import LocalLauncher
-from tests.helpers.tables import launch_here, shared_compositions, write_run, write_table
+from tests.helpers.tables import launch_here, shared_compositions, write_table
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -19,11 +19,6 @@ def _shared_compositions() -> Iterator[None]:
 @pytest.fixture
 def table_file(tmp_path: Path) -> Callable[..., Path]:
     return functools.partial(write_table, tmp_path)
-
-
-@pytest.fixture
-def finish() -> Callable[..., Path]:
-    return write_run
 
 
 @pytest.fixture

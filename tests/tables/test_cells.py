@@ -14,6 +14,7 @@ from capsule_lab.runs import lock
 from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
 from capsule_lab.tables.reader import read
+from tests.helpers.tables import write_run
 
 ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
 
@@ -45,7 +46,7 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
     shared: dict = {}
     cells = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
     assert (len(cells), len(composed)) == (36, 2)
-    for cell in cells:
+    for cell in {cell.overrides: cell for cell in cells}.values():
         whole = compose("train", cell.overrides)
         assert runs.directories.config_hash(whole) == cell.fingerprint
         assert cell.config == whole
@@ -89,17 +90,17 @@ def test_override_of_a_key_that_the_table_sets_is_refused(table_file) -> None:
             expand(read(table_file()), [override])
 
 
-def test_columns_with_different_metrics_share_one_run(table_file, finish) -> None:
+def test_columns_with_different_metrics_share_one_run(table_file) -> None:
     columns = {"all": {}, "novel": {"metric": "test/novel/error"}, "train": {"metric": "train/error"}}
     cells = expand(read(table_file(columns=columns, seeds=[0])))
     assert (len(cells), len(distinct(cells))) == (3, 1)
-    finish(cells[0], error=4.5)
+    write_run(cells[0], error=4.5)
     assert [cell.value(cell.column.metric) for cell in cells] == [4.5, 2.0, 4.5]
 
 
-def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file, finish) -> None:
+def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])))
-    finish(cell)
+    write_run(cell)
     with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"):
         cell.value("test/novl")
 
@@ -120,29 +121,29 @@ def test_cell_without_a_run_is_missing(cells) -> None:
 
 
 @pytest.mark.parametrize("attempt", ["", "-2", "-12"])
-def test_finished_run_is_done(cells, finish, attempt: str) -> None:
-    directory = finish(cells[0], attempt=attempt)
+def test_finished_run_is_done(cells, attempt: str) -> None:
+    directory = write_run(cells[0], attempt=attempt)
     assert (cells[0].status, cells[1].status) == ("done", "missing")
     assert cells[0].finished[0] == directory
 
 
-def test_latest_of_several_attempts_counts(cells, finish) -> None:
-    paths = [finish(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
+def test_latest_of_several_attempts_counts(cells) -> None:
+    paths = [write_run(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
     assert cells[0].directories == [paths[2], paths[0], paths[1]]
     assert cells[0].value("test/error") == 3
 
 
 @pytest.mark.parametrize("damage", [{"status": "failed"}, {"config_hash": "00000000"}, None], ids=str)
-def test_damaged_or_foreign_result_does_not_count(cells, finish, caplog, damage) -> None:
-    file = finish(cells[0]) / "metrics.json"
+def test_damaged_or_foreign_result_does_not_count(cells, caplog, damage) -> None:
+    file = write_run(cells[0]) / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}) if damage else "{")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert cells[0].value("test/error") is None
     assert any(f"{file} is damaged" in message for message in caplog.messages) == (damage is None)
 
 
-def test_damaged_curves_have_no_value(cells, finish) -> None:
-    directory = finish(cells[0])
+def test_damaged_curves_have_no_value(cells) -> None:
+    directory = write_run(cells[0])
     result = runs.results.read_result(directory, cells[0].fingerprint)
     runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
     with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
@@ -156,8 +157,8 @@ def test_damaged_record_of_a_failure_counts_as_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
 
 
-def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells, finish) -> None:
-    directory = finish(cells[0], status="failed")
+def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells) -> None:
+    directory = write_run(cells[0], status="failed")
     runs.results.write_failure(directory, RunError("no disk"))
     assert cells[0].failure == "no disk"
 
@@ -173,11 +174,11 @@ def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.Monkey
     assert cells[0].failure == cells[0].error
 
 
-def test_run_of_several_processes_is_given_its_directory(table_file, finish) -> None:
+def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job.arguments[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
     assert runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
-    directory = finish(cell, status="failed")
+    directory = write_run(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")
 
@@ -187,16 +188,16 @@ def test_locked_run_is_running(cells) -> None:
         assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 
-def test_killed_run_has_failed_without_a_message(cells, finish) -> None:
-    finish(cells[0], status="training")
+def test_killed_run_has_failed_without_a_message(cells) -> None:
+    write_run(cells[0], status="training")
     assert cells[0].status == "failed"
     assert "ended without an error message" in cells[0].error
 
 
-def test_run_out_of_time_is_paused(cells, finish) -> None:
+def test_run_out_of_time_is_paused(cells) -> None:
     """The latest attempt counts, even if an earlier one has an invalid result."""
-    finish(cells[0], status="training")
-    directory = finish(cells[0], attempt="-2")
+    write_run(cells[0], status="training")
+    directory = write_run(cells[0], attempt="-2")
     (directory / "metrics.json").unlink()
     runs.results.write_pause(directory, 30, 80)
     assert [cell.status for cell in cells] == ["paused", "missing", "missing", "missing"]
@@ -204,19 +205,19 @@ def test_run_out_of_time_is_paused(cells, finish) -> None:
     assert cells[0].value("test/error") is None
 
 
-def test_run_that_was_paused_and_then_failed_has_failed(cells, finish) -> None:
-    directory = finish(cells[0], status="training")
+def test_run_that_was_paused_and_then_failed_has_failed(cells) -> None:
+    directory = write_run(cells[0], status="training")
     runs.results.write_pause(directory, 30, 80)
     lock._write_record(cells[0].fingerprint, lock.LockRecord("1", None, "no disk"))
     assert (cells[0].status, cells[0].error) == ("failed", "no disk")
 
 
-def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
+def test_row_that_takes_a_result_waits_for_it(table_file) -> None:
     taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "val/error"]}}
     file = table_file(rows=[ROWS[0], taking])
     first, _, waiting, other = expand(read(file))
     assert [waiting.status, waiting.waits_for] == ["waiting", "one"]
-    finish(first, val={"error": 0.125})
+    write_run(first, val={"error": 0.125})
     *_, now, still = expand(read(file))
     assert (now.status, still.status) == ("missing", "waiting")
     assert "optimizer.eps=0.125" in now.overrides

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from capsule_lab import report, sweep
-from capsule_lab.config import build
 from capsule_lab.launchers import DEADLINE_VARIABLE, local
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
-from tests.helpers.tables import TINY, call, contents, write_table
-from tests.helpers.training import TimeOver
+from tests.helpers.tables import TINY, call, contents, write_run, write_table
+from tests.helpers.training import TimeOver, add_callback
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
@@ -92,11 +91,11 @@ def test_wandb_groups_the_runs_of_a_table(
 
 @pytest.mark.parametrize("argument", ["dry_run=true", "--dry-run"])
 def test_dry_run_prints_status_and_commands_and_writes_nothing(
-    cli: Cli, table_file, finish, tmp_path: Path, argument: str
+    cli: Cli, table_file, tmp_path: Path, argument: str
 ) -> None:
     file = table_file()
     first, second = expand(read(file))
-    finish(first)
+    write_run(first)
     before = sorted(tmp_path.rglob("*"))
     ended = cli("sweep", f"table={file}", argument)
     assert (ended.status, ended.err) == (0, "")
@@ -118,9 +117,8 @@ def test_sweep_with_a_budget_continues_in_a_moved_folder(
     """The report does not count paused runs as results."""
     file = table_file(rows=[GOOD])
     command = ("sweep", f"table={file}", "budget=1h")
-    real = build.build_trainer
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(1), *more))
+        add_callback(patch, lambda: TimeOver(1))
         ended = cli(*command)
     assert ended.status == 0, ended.err
     assert ended.out.endswith("\nmine: 0 of 2 runs complete, 2 paused, 0 not started; the same command continues\n")
