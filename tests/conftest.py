@@ -1,4 +1,4 @@
-"""Runs small enough for tests: a CapsNet of a few hundred weights on the stand-in digits."""
+"""Fixtures of all tests: commands in this process, and tiny runs of a CapsNet with a few hundred weights."""
 
 import gc
 import importlib
@@ -19,7 +19,7 @@ from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TIN
 from tests.helpers.compositions import composed_from_parts
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
-"""Folders whose tests neither write files nor run commands."""
+"""Folders of tests that write no files and run no commands."""
 
 SHAPES_ARE_CHECKED = pytest.StashKey[bool]()
 
@@ -30,13 +30,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """Files with slow tests or the fixture ``trained`` first, the others as collected.
+    """Put files with long tests first: those that start processes, then those with ``trained``, then whole fits.
 
-    With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one takes from the end of
-    another's: what is at the front stays together, so that its fixtures are built once, and the end is short tests.
+    With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one steals from the end of
+    another's. The tests of a file stay together, so that its fixtures are built once, and short tests end the session.
     """
-    first = {item.path for item in items if item.get_closest_marker("integration") or "trained" in item.fixturenames}
-    items.sort(key=lambda item: item.path not in first)
+    ranks: dict[Path, int] = {}
+    for item in items:
+        whole = item.get_closest_marker("whole") is not None
+        processes = item.get_closest_marker("integration") is not None
+        rank = 0 if whole and processes else 1 if processes else 2 if "trained" in item.fixturenames else 4 - whole
+        ranks[item.path] = min(ranks.get(item.path, rank), rank)
+    items.sort(key=lambda item: ranks[item.path])
     seen = set[tuple[object, ...]]()
     for item in items:
         parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
@@ -46,15 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes in the first case of a test, and with every value of a parameter once in a file.
+    """Check shapes only in the first case of a test and the first case of each parameter value in a file.
 
-    In the thousands of other cases they would be the same, and checking them takes half of the time.
+    Thousands of other cases would repeat the same checks, which take half of the time.
     """
     jaxtyping.config.update("jaxtyping_disable", not item.stash.get(SHAPES_ARE_CHECKED, True))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compose from parts, as collection composes, too, and collect no garbage while a million objects are made."""
+    """Cache compositions, which collection needs, too, and collect no garbage while the tests are imported."""
     gc.disable()
     parts = composed_from_parts()
     parts.__enter__()
@@ -62,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the tests and their imports, which live to the end, from garbage collection."""
+    """Exclude the collected tests and their imports from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -74,7 +79,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def unchecked_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls as they are outside of pytest, where the code's own errors come before those of the type checker."""
+    """Calls without type checks, as outside of pytest, so that the code raises its own errors."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -86,7 +91,7 @@ def _isolated_where_files_are_written(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty current directory, none of the developer's environment, and no traces of commands afterwards."""
+    """An empty current directory, no environment variables of the developer, and no handlers of commands afterwards."""
     for name in ENVIRONMENT_OF_THE_DEVELOPER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -96,12 +101,12 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     GlobalHydra.instance().clear()
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
-        root.removeHandler(handler)  # of a command that ran in this process
+        root.removeHandler(handler)  # of a command in this process
 
 
 @pytest.fixture
 def tiny() -> Callable[..., DictConfig]:
-    """Composes the configuration of a tiny training run: ``tiny("trainer.max_epochs=2", model=TINY_CNN)``."""
+    """A function that composes a tiny training run: ``tiny("trainer.max_epochs=2", model=TINY_CNN)``."""
 
     def build(*overrides: str, model: list[str] = TINY_CAPSNET) -> DictConfig:
         return compose("train", [*model, *TINY_DATA, "trainer.max_epochs=2", *overrides])
@@ -111,7 +116,7 @@ def tiny() -> Callable[..., DictConfig]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    """One tiny run, for reading only: ``a_copy`` is for changes."""
+    """One tiny run, for reading only; tests change ``a_copy``."""
     # imported here: pytest-xdist's main process runs no test and needs no torch
     from lightning.pytorch.callbacks import LambdaCallback
 
@@ -144,13 +149,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
 @pytest.fixture
 def a_copy(trained: Trained, tmp_path: Path) -> Path:
-    """The directory of ``trained``, to change."""
+    """A copy of the directory of ``trained``, for changes."""
     return Path(shutil.copytree(trained.directory, tmp_path / "copies" / trained.directory.name))
 
 
 @pytest.fixture
 def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory with small files that count as the real ones."""
+    """A data directory with small files that count as real MNIST."""
     from tests.helpers.mnist_files import write_mnist
 
     return write_mnist(tmp_path / "data", monkeypatch)
@@ -158,9 +163,9 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs a command in this process as the shell would: ``cli("train", "seed=1")``."""
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # types are checked in pytest only
-    monkeypatch.setenv("COLUMNS", "300")  # rich wraps lines to the terminal, and here is none
+    """A function that runs a command in this process as a shell would: ``cli("train", "seed=1")``."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # commands run without type checks
+    monkeypatch.setenv("COLUMNS", "300")  # else rich wraps lines at 80 columns
 
     def call(command: str, *arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", [command, *arguments])
@@ -181,9 +186,9 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="session")
 def toynorb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory where the stand-in for smallNORB lies already, so that nothing is rendered.
+    """A data directory with the stand-in for smallNORB, so that nothing is rendered. For reading only.
 
-    Real format, random pixels: 100 + 100 pairs from 4 viewpoints, full and small alike. For every test to read:
+    Real format, random pixels: 100 + 100 pairs from 4 viewpoints, for both sizes. Use it with
     ``cli("train", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}")``, or in a command's
     environment ``CAPSULE_LAB_DATA=str(toynorb)``.
     """

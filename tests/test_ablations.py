@@ -1,4 +1,4 @@
-"""Every option of matrix capsules trains without a number that is not finite; the viewpoint protocol end to end."""
+"""Every option of matrix capsules trains with finite numbers, and the viewpoint protocol works end to end."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def is_finite(result: dict[str, Any], directory: Path) -> bool:
 @pytest.mark.parametrize(
     "option", [pytest.param(name, marks=pytest.mark.whole if name in QUICK else pytest.mark.slow) for name in OPTIONS]
 )
-def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) -> None:
+def test_option_trains_for_an_epoch_with_finite_numbers(toynorb: Path, tmp_path: Path, option: str) -> None:
     result = train(on_toys(toynorb, *OPTIONS[option]), tmp_path / "run")
     assert result["steps"] == (10 if option == "eyes apart" else 5)
     assert {"error", "loss", "l2"} < result["test"].keys()
@@ -70,17 +70,17 @@ def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) 
 @pytest.mark.parametrize(
     ("model", "split", "threshold", "epochs"), [(EM_CAPS, "azimuth", 100.1, 1), (CNN, "elevation", 0, 3)]
 )
-def test_viewpoint_protocol(
+def test_viewpoint_protocol_reports_familiar_and_novel_errors(
     cli: Cli, toynorb: Path, tmp_path: Path, model: list[str], split: str, threshold: float, epochs: int
 ) -> None:
     stop = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={threshold}"]
     run = [f"data.directory={toynorb}", f"data.split={split}", "trainer.max_epochs=3", "train.directory=run"]
     ended = cli("train", *model, *stop, *ON_TOYS, *run, "train.test=last")
     assert (ended.status, ended.err) == (0, "")
-    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert (found["epochs"], found["weights_tested"]) == (epochs, "last")
-    assert found["planned_steps"] == 3 * found["steps"] / epochs
-    errors = {name: value for name, value in found["test"].items() if name.endswith("error")}
+    result = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (result["epochs"], result["weights_tested"]) == (epochs, "last")
+    assert result["planned_steps"] == 3 * result["steps"] / epochs
+    errors = {name: value for name, value in result["test"].items() if name.endswith("error")}
     assert errors.keys() == {"error", "familiar/error", "novel/error"}
-    assert sorted(errors.values())[1] == errors["error"], "between those of the parts"
+    assert sorted(errors.values())[1] == errors["error"], "the total error is between the errors of the parts"
     assert "familiar" in ended.out

@@ -1,4 +1,4 @@
-"""The campaign judges with kinds of faults made up for it; the real ones are slow."""
+"""The campaign of faults: outcomes are counted, and only its own processes are signalled."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ from tests.campaign.outcomes import Fault, NotHitError
 from tests.helpers.commands import ROOT, interpreter
 
 
-def test_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcome_of_a_fault_is_printed_and_decides_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = itertools.count()
 
     def fault(_: random.Random) -> None:
@@ -23,7 +23,7 @@ def test_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
             raise Fault("differs", "test error") if number % 3 == 1 else NotHitError
 
     kinds = {"every": ("of every outcome", fault)}
-    for options, status, said in (
+    for options, status, text in (
         (["case=0"], 0, "survived\n"),
         (["case=1"], 1, "differs: test error\n"),
         (["case=2"], 0, "not hit\n"),
@@ -32,10 +32,10 @@ def test_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
         (["hours=2"], 2, "minutes=<number>"),
     ):
         assert campaign.main(options, kinds) == status
-        assert said in "".join(capsys.readouterr())
+        assert text in "".join(capsys.readouterr())
 
 
-def test_only_own_processes_are_signalled_and_none_outlives_its_folder(tmp_path: Path) -> None:
+def test_only_own_processes_are_signalled_and_all_end_with_their_folder(tmp_path: Path) -> None:
     faults.TEMPORARY[:] = [tmp_path]
     with faults.fresh_folder() as place:
         process = faults.Case(place, "").do(lambda: os.execvp("sleep", ["sleep", "600"]))
@@ -47,6 +47,6 @@ def test_only_own_processes_are_signalled_and_none_outlives_its_folder(tmp_path:
 
 
 @pytest.mark.slow
-def test_five_minutes() -> None:
+def test_campaign_of_five_minutes_survives() -> None:
     ended = interpreter("-m", "tests.campaign", "minutes=5", cwd=ROOT, limit=900)
     assert ended.status == 0, ended.out + ended.err

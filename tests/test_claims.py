@@ -1,4 +1,4 @@
-"""Numbers of the documents are those of the records in ``results/``, see ``tests.helpers.claims``."""
+"""Numbers in documents equal those of the records in ``results/``; ``tests.helpers.claims`` explains claims."""
 
 from pathlib import Path
 
@@ -22,18 +22,18 @@ def id_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", CHECKED, ids=id_of)
-def test_numbers_are_those_of_the_records(page: Path) -> None:
+def test_claimed_numbers_equal_those_of_the_records(page: Path) -> None:
     assert not unsaid(page.read_text())
     assert not mismatches(page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
-def test_every_measured_number_has_a_record_or_a_reason(page: Path) -> None:
+def test_every_measured_number_is_claimed(page: Path) -> None:
     assert not unclaimed(page.read_text())
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("0.60 %", "0.61 %"), "should be 0.5999"),
         (("10,000", "1,000"), "should be"),
@@ -41,17 +41,17 @@ def test_every_measured_number_has_a_record_or_a_reason(page: Path) -> None:
         (('"test/error"', '"test/nothing"'), "has a claim that fails, KeyError"),
     ],
 )
-def test_each_fault_is_said(change: tuple[str, str], said: str) -> None:
+def test_wrong_claim_is_reported(change: tuple[str, str], message: str) -> None:
     assert not unsaid(EXAMPLE)
     assert not mismatches(EXAMPLE)
     (wrong,) = mismatches(EXAMPLE.replace(*change))
-    assert said in wrong
+    assert message in wrong
 
 
-def test_other_text_than_claimed_is_named() -> None:
+def test_claim_of_text_that_is_not_above_is_reported() -> None:
     assert unsaid(EXAMPLE.replace("0.60 %** of", "0.61 %** of")) == ["0.60 % of 10,000"]
 
 
-def test_uncovered_number_is_named() -> None:
+def test_number_without_a_claim_is_reported() -> None:
     assert not unclaimed(EXAMPLE)
     assert unclaimed(EXAMPLE.replace("there.", "there, 0.7 here."))[0].endswith("0.7")

@@ -1,14 +1,11 @@
-"""Every documented command composes, commands explain themselves, and make hands on what it is given."""
+"""The command line: documented commands compose, every command has help, and make passes its overrides on."""
 
-import contextlib
 import functools
-import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,22 +20,23 @@ from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
 from tests.helpers.messages import one_sentence
+from tests.helpers.tables import call
 
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
 
 
-# --- what is documented works ----------------------------------------------------------------------------------------
+# --- documentation ---------------------------------------------------------------------------------------------------
 
 
 def commands_in(text: str) -> list[str]:
-    """Lines of the shell blocks that run a command of capsule_lab, without their comments."""
+    """The commands of capsule_lab in shell blocks, without comments."""
     blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [shlex.join(shlex.split(line, comments=True)) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(("make ", "python -m capsule_lab"))]
 
 
 def jobs_of(command: str) -> list[tuple[str, list[str]]]:
-    """The configurations that a command composes, as name and overrides; none if it composes none."""
+    """The configurations that a command composes, as name and overrides."""
     program, *rest = shlex.split(command)
     if program == "make":
         name, *rest = rest
@@ -53,7 +51,7 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     if name in ("sweep", "report"):
         rest = for_hydra(rest, FOR_SWEEP if name == "sweep" else FOR_REPORT)
     given = get_args_parser().parse_args(rest)
-    return [(name, each) for each in (combinations(given.overrides) if given.multirun else [given.overrides])]
+    return [(name, overrides) for overrides in (combinations(given.overrides) if given.multirun else [given.overrides])]
 
 
 HEADS = [
@@ -78,9 +76,14 @@ DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands
 
 @pytest.mark.whole  # experiments, tables and commands are composed elsewhere, too
 def test_every_documented_command_composes() -> None:
-    wrong = []
+    wrong, composed = [], set()
     for command in DOCUMENTED:
+        values: set[str] = set()
         for name, overrides in jobs_of(command):
+            if (name, *overrides) in composed or {*overrides} < values:
+                continue  # the combinations of a sweep need each value once
+            composed.add((name, *overrides))
+            values |= {*overrides}
             try:
                 check(compose(name, overrides))
             except ConfigError as error:
@@ -99,7 +102,7 @@ def test_documented_targets_and_modules_exist() -> None:
             assert words[1] != "capsule_lab" or words[2:3] == [] or words[2] in commands()
 
 
-def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
+def test_commands_that_a_finished_run_proposes_compose(trained: Trained) -> None:
     text = summary(trained.result, trained.directory, CHOSEN, TINY)
     proposed = re.findall(r"^  (python -m .*)$", text, re.MULTILINE)
     composed = [check(compose(*job)) for command in proposed for job in jobs_of(command)]
@@ -118,21 +121,20 @@ def test_documented_python_runs(trained: Trained) -> None:
 
 @pytest.fixture(scope="module")
 def shown() -> str:
-    """What ``python -m capsule_lab`` prints."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+    """The output of ``python -m capsule_lab``."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")  # no line is wrapped
-        patch.setattr(sys, "argv", ["capsule-lab"])
-        overview.main()
-    return out.getvalue()
+        return call(overview).out
 
 
-def test_overview_lists_every_command_and_option(shown: str) -> None:
-    """Options with their headlines."""
+def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:
     assert [command for command in commands() if f"python -m {module_of(command)} " not in shown] == []
     lines = [line.split() for line in shown.splitlines()]
     listings = {group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :] for group in groups()}
-    found = {(group, word): len(line) > 2 for group in groups() for line in listings[group][::-1] for word in line[:2]}
-    assert [option for option in OPTIONS if not found.get(option)] == []
+    has_headline = {
+        (group, word): len(line) > 2 for group in groups() for line in listings[group][::-1] for word in line[:2]
+    }
+    assert [option for option in OPTIONS if not has_headline.get(option)] == []
 
 
 @pytest.mark.whole
@@ -147,7 +149,9 @@ def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
         assert any(line.startswith("  python -m capsule_lab") for line in rest)
 
 
-def test_without_network_the_stand_in_is_announced(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_in_is_announced_if_there_is_no_network(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
@@ -157,8 +161,8 @@ def test_without_network_the_stand_in_is_announced(cli: Cli, tmp_path: Path, mon
     assert str(tmp_path) in line
 
 
-def test_damaged_files_are_refused(cli: Cli, real: Path, a_copy: Path) -> None:
-    """See ``tests/runs/test_open_run.py`` for all that can be wrong with a checkpoint."""
+def test_damaged_data_and_checkpoint_are_refused(cli: Cli, real: Path, a_copy: Path) -> None:
+    """``tests/runs/test_open_run.py`` covers other damage to checkpoints."""
     for path, options in (
         (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte", ["data.source=auto", f"data.directory={real}"]),
         (a_copy / "checkpoints" / "last.ckpt", [f"ckpt={a_copy}/checkpoints/last.ckpt"]),
@@ -179,11 +183,11 @@ def make(*arguments: str) -> str:
 
 
 def called(venv: Path, command: str, *arguments: str) -> list[str]:
-    """The overrides that make would hand to the command."""
+    """The overrides that make passes to the command."""
     line = make("-n", command, *arguments, f"VENV={venv}").splitlines()[-1]
-    found = shlex.split(line.removeprefix("set -f; "))
-    assert found[:4] == [str(venv / "bin" / "python"), "-m", "capsule_lab", command]
-    return sorted(found[4:])
+    words = shlex.split(line.removeprefix("set -f; "))
+    assert words[:4] == [str(venv / "bin" / "python"), "-m", "capsule_lab", command]
+    return sorted(words[4:])
 
 
 @functools.cache
@@ -193,14 +197,14 @@ def targets() -> list[str]:
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
-    """An environment that make takes for ready."""
+    """An environment that counts as set up."""
     folder = tmp_path / "environment"
     folder.mkdir()
     (folder / ".ready").touch()
     return folder
 
 
-def test_make_hands_overrides_on_and_adds_some_to_train_alone(venv: Path) -> None:
+def test_make_passes_overrides_and_adds_the_quickstart_to_train(venv: Path) -> None:
     overrides = ["model=cnn_baseline", "model.channels=[4,4]", "+trainer.foo=1", "train.directory=with space"]
     assert called(venv, "train", *overrides, "PYTHON=python3") == sorted(overrides)
     assert called(venv, "train", "train.resume=true") == ["experiment=quickstart", "train.resume=true"]
@@ -208,7 +212,7 @@ def test_make_hands_overrides_on_and_adds_some_to_train_alone(venv: Path) -> Non
     assert called(venv, "evaluate") == []
 
 
-def test_dry_run_of_make_is_that_of_the_sweep(venv: Path) -> None:
+def test_dry_run_of_make_sweep_is_a_dry_run_of_the_sweep(venv: Path) -> None:
     (venv / "bin").mkdir()
     (venv / "bin" / "python").symlink_to(shutil.which("echo") or "")
     for options in ([], ["-n"]):
@@ -216,7 +220,7 @@ def test_dry_run_of_make_is_that_of_the_sweep(venv: Path) -> None:
         assert line.split() == ["-m", "capsule_lab", "sweep", *["dry_run=true"] * bool(options), "table=nightly"]
 
 
-def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:
+def test_make_creates_a_missing_environment(tmp_path: Path) -> None:
     venv = tmp_path / "environment"
     lines = make("-n", "train", f"VENV={venv}", "PYTHON=python3.12").splitlines()
     assert any(line.endswith(f"python3.12 -m venv {venv}") for line in lines)
@@ -225,7 +229,7 @@ def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
-def test_make_leaves_the_environment_of_another_clone_alone(venv: Path) -> None:
+def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
     (venv / ".ready").write_text("/another/clone\n")
     os.utime(venv / ".ready", (0, 0))
     with pytest.raises(subprocess.CalledProcessError) as caught:

@@ -1,4 +1,4 @@
-"""The command that prepares data: what it makes, where, and what it says."""
+"""The command ``dataset``: which files it prepares, where, and its messages."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.helpers.toynorb_images import painted
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Toys are not really rendered."""
+    """Toys are painted instead of rendered."""
     monkeypatch.setattr(files, "render", painted)
     monkeypatch.setattr(toynorb, "render", painted)
 
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_toynorb_is_rendered_where_the_data_is(cli: Cli, tmp_path: Path) -> None:
+def test_toynorb_is_rendered_into_the_data_directory(cli: Cli, tmp_path: Path) -> None:
     ended = cli("dataset", "name=toynorb", "size=9", "workers=1", "directory=there")
     folder = tmp_path / "there" / "toynorb" / "9x9"
     assert (ended.status, ended.err) == (0, "")
@@ -39,7 +39,7 @@ def test_toynorb_is_rendered_where_the_data_is(cli: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSULE_LAB_DATA", str(tmp_path / "elsewhere"))
     options = ("name=toynorb", "size=8", "workers=1", "sheet=false")
     assert cli("dataset", *options).status == 0
@@ -51,7 +51,7 @@ def test_a_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypa
     assert ended.out.splitlines() == [f"toynorb: {toynorb.STANDIN_NAME}, in {folder}"]
 
 
-def test_sheet_shows_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[np.ndarray] = []
     monkeypatch.setattr(toynorb, "render", painted)
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_real_files_are_checked(cli: Cli, real: Path) -> None:
     assert ended.out.splitlines() == [f"mnist: real MNIST, in {real}"]
 
 
-def test_without_network_a_warning_names_the_stand_in(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_in_is_announced_if_there_is_no_network(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     without_network(monkeypatch)
     ended = cli("dataset", "name=mnist")
     assert (ended.status, ended.err) == (0, "")

@@ -1,4 +1,4 @@
-"""The documentation names only what exists: links, files, functions, tests, options, commands, layers.
+"""Links, files, functions, tests, options, commands and layers that the documentation names exist.
 
 Documented shell commands are composed in ``tests/test_cli.py``.
 """
@@ -21,7 +21,7 @@ from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
-PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog names what is no longer there, too
+PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
 TOP = sorted(path.name for path in ROOT.iterdir() if not path.name.startswith((".", "_")) and path.name != "runs")
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
@@ -32,7 +32,7 @@ def id_of(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """The text of a page with its fenced blocks blanked, so that line numbers stay."""
+    """The text of a page with blank lines in place of fenced blocks, which keeps line numbers."""
     return FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.read_text())
 
 
@@ -44,36 +44,36 @@ def in_backticks(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-    return f"; closest: {found[0]}" if found else ""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    return f"; closest: {matches[0]}" if matches else ""
 
 
 @functools.cache
 def names_in(path: Path) -> list[str]:
     """Functions, classes, methods (as ``Class.method``) and constants that a Python file defines."""
-    found = []
+    names = []
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append(prefix + node.name)
+                names.append(prefix + node.name)
                 if isinstance(node, ast.ClassDef):
                     visit(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found.extend(prefix + target.id for target in targets if isinstance(target, ast.Name))
+                names.extend(prefix + target.id for target in targets if isinstance(target, ast.Name))
 
     visit(ast.parse(path.read_text()).body, "")
-    return found
+    return names
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub makes of the headings of a page."""
+    """GitHub's anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# --- what is named exists --------------------------------------------------------------------------------------------
+# --- names -----------------------------------------------------------------------------------------------------------
 
 
 def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
@@ -93,13 +93,13 @@ def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
         path, *names = content.split("::")
         if "/" not in path or path.split("/")[0] not in TOP or re.search(r"[<>…{} ]", path):
             continue
-        found = sorted(ROOT.glob(path.rstrip("/")))
+        files = sorted(ROOT.glob(path.rstrip("/")))
         folder = (ROOT / path).parent
-        if not found:
+        if not files:
             yield number, f"no path {path}{closest(path, map(id_of, folder.iterdir() if folder.is_dir() else []))}"
         for name in names:
-            if found and name not in names_in(found[0]):
-                yield number, f"no {name} in {path}{closest(name, names_in(found[0]))}"
+            if files and name not in names_in(files[0]):
+                yield number, f"no {name} in {path}{closest(name, names_in(files[0]))}"
 
 
 def wrong_modules(page: Path) -> Iterator[tuple[int, str]]:
@@ -122,10 +122,10 @@ def wrong_options(page: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("wrong", [wrong_links, wrong_paths, wrong_modules, wrong_options])
-def test_what_a_page_names_exists(wrong: Callable[[Path], Iterator[tuple[int, str]]]) -> None:
+def test_names_in_pages_exist(wrong: Callable[[Path], Iterator[tuple[int, str]]]) -> None:
     pages = PAGES if wrong is wrong_links else CURRENT
-    found = [f"{id_of(page)}:{number}: {text}" for page in pages for number, text in wrong(page)]
-    assert not found, "\n".join(found)
+    problems = [f"{id_of(page)}:{number}: {text}" for page in pages for number, text in wrong(page)]
+    assert not problems, "\n".join(problems)
 
 
 def test_tables_of_switches_are_those_of_the_comments() -> None:
@@ -138,7 +138,7 @@ def test_tables_of_switches_are_those_of_the_comments() -> None:
 # --- architecture ----------------------------------------------------------------------------------------------------
 
 
-def test_drawing_of_the_layers_is_what_the_linter_enforces() -> None:
+def test_drawn_layers_are_those_of_the_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     (drawing,) = re.findall(
@@ -154,7 +154,7 @@ def test_drawing_of_the_layers_is_what_the_linter_enforces() -> None:
     assert drawn == enforced, "\n".join(["- pyproject.toml, + docs/architecture.md", *wrong])
 
 
-def test_every_package_is_described() -> None:
+def test_every_package_is_described_in_the_architecture_page() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     packages = [path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "capsule_lab").rglob("__init__.py")]
     assert [package for package in packages if package != "capsule_lab" and f"`{package}/`" not in text] == []
@@ -172,7 +172,7 @@ def pitfalls() -> dict[str, str]:
 PITFALLS = pitfalls()
 
 
-def test_pitfalls_have_an_effect_a_remedy_threads_and_tests() -> None:
+def test_every_pitfall_has_all_fields() -> None:
     assert len(PITFALLS) >= 20
     for title, section in PITFALLS.items():
         fields = dict(re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL))
@@ -185,8 +185,8 @@ def test_pitfalls_have_an_effect_a_remedy_threads_and_tests() -> None:
 # --- README, CHANGELOG, citation -------------------------------------------------------------------------------------
 
 
-def test_readme_is_short() -> None:
-    """In words that a reader sees."""
+def test_readme_has_at_most_1200_words() -> None:
+    """Comments do not count."""
     text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(text.split()) <= 1200
 
@@ -199,7 +199,7 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     assert listed == {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
 
 
-def test_readme_counts_the_pitfalls() -> None:
+def test_readme_states_the_number_of_pitfalls() -> None:
     assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
 
 
@@ -209,13 +209,13 @@ def test_contributing_quotes_the_templates() -> None:
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
 
-def test_readme_shows_one_picture_and_one_table_of_results() -> None:
+def test_readme_has_one_picture_and_one_table_of_results() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
     assert text.count("| test error |") == 1
 
 
-def test_every_page_of_docs_can_be_reached_from_the_index() -> None:
+def test_index_links_every_page_of_docs() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())}
     missing = {id_of(page) for page in (ROOT / "docs").rglob("*.md") if page != index and page not in linked}

@@ -1,6 +1,6 @@
-"""The examples in docstrings run and show what they say.
+"""Examples in docstrings run and give the documented output.
 
-Python's own doctest finder passes over decorated functions, which most of ours are, so they are collected here.
+Python's own doctest finder skips decorated functions, which most of ours are; this module collects them.
 """
 
 import ast
@@ -23,8 +23,7 @@ def module_of(file: Path) -> str:
 
 
 @pytest.mark.parametrize("folder", sorted({module_of(file).split(".")[1] for file in FILES}))
-def test_examples(folder: str) -> None:
-    """Of each module or folder of the package."""
+def test_examples_give_their_documented_output(folder: str) -> None:
     report: list[str] = []
     for file in FILES:
         if module_of(file).split(".")[1] == folder:
@@ -36,5 +35,5 @@ def test_examples(folder: str) -> None:
     assert not report, "".join(report)
 
 
-def test_formulas_have_an_example() -> None:
+def test_modules_of_formulas_have_an_example() -> None:
     assert {f"capsule_lab.{module}" for module in FORMULAS} - set(map(module_of, FILES)) == set()

@@ -1,4 +1,4 @@
-"""The wording of errors: names that were meant, and numbers out of range."""
+"""Helpers for error messages: the closest name, numbers out of range, printable text."""
 
 import math
 from typing import Any
@@ -8,12 +8,12 @@ import pytest
 from capsule_lab.errors import check_number, closest, printable
 
 
-def test_closest() -> None:
+def test_closest_finds_the_name_that_was_meant() -> None:
     assert closest("trainer.max_epoch", ["trainer.max_epochs", "trainer.max_steps"]) == "trainer.max_epochs"
     assert closest("sgd", ["adam"]) is None
 
 
-def test_numbers_out_of_range() -> None:
+def test_number_out_of_range_is_refused_with_its_bounds() -> None:
     wrong: list[tuple[Any, dict[str, float], str]] = [
         (-1, {"least": 0}, "x is -1; expected 0 or more"),
         (2, {"least": 0, "most": 1}, "x is 2; expected 0 to 1"),
@@ -28,6 +28,6 @@ def test_numbers_out_of_range() -> None:
     check_number("x", 1.0, least=0, most=1)
 
 
-def test_text_of_others_does_nothing_to_the_terminal() -> None:
+def test_printable_removes_control_characters() -> None:
     assert printable("\x1b]0;title\x07 \x9b31mred \u202edrawkcab\r\n\0") == " ]0;title   31mred  drawkcab "
     assert printable("π ± 日本 [/b] \\ <b>") == "π ± 日本 [/b] \\ <b>"

@@ -1,4 +1,4 @@
-"""A checkpoint is tested anywhere, with nothing but itself."""
+"""The command ``evaluate``: it needs only a checkpoint, from any directory and on other data."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.helpers.training import spoil_weights
 
 
 class SmallerImages(MNISTDataModule):
-    """Data of another shape than the network's."""
+    """Images of another shape than the network expects."""
 
     spec = DataSpec(image_shape=(1, 20, 20), num_classes=10)
 
@@ -35,8 +35,8 @@ def trainer() -> DictConfig:
     return compose("evaluate", ["trainer.accelerator=cpu"]).trainer
 
 
-def test_results_equal_those_of_training(trained: Trained, trainer: DictConfig) -> None:
-    """Of a directory and of a file; those of validation are in the checkpoint."""
+def test_test_and_validation_results_equal_those_of_training(trained: Trained, trainer: DictConfig) -> None:
+    """For a run directory and for a checkpoint file."""
     before = sorted(trained.directory.rglob("*"))
     for where in (".", "checkpoints/best.ckpt"):
         result = evaluate(runs.open(trained.directory / where), trainer=trainer)
@@ -53,7 +53,7 @@ def test_results_equal_those_of_training(trained: Trained, trainer: DictConfig) 
     assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
 
 
-def test_of_several_processes_the_first_writes(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_prints_and_writes(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     before = sorted(a_copy.rglob("*"))
     ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu")
@@ -88,7 +88,7 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
         path.unlink()
 
 
-def test_other_data_than_that_of_training(trained: Trained, trainer: DictConfig, real: Path) -> None:
+def test_evaluation_on_other_data_names_the_data_set(trained: Trained, trainer: DictConfig, real: Path) -> None:
     run, other = runs.open(trained.directory), {**OTHER_DATA, "source": "real", "directory": str(real)}
     result = evaluate(run, data=other, trainer=trainer)
     assert result_file(run, "test", other, result).name == "best-test-mnist-real.json"
@@ -124,7 +124,7 @@ def test_wrong_arguments_are_refused(
         evaluate(runs.open(trained.directory), **options)
 
 
-def test_command_works_from_anywhere_with_the_run_moved(
+def test_moved_run_is_evaluated_from_another_directory(
     cli: Cli, trained: Trained, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = Path(shutil.move(a_copy, tmp_path / "elsewhere"))
@@ -135,11 +135,11 @@ def test_command_works_from_anywhere_with_the_run_moved(
     assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
     assert "stand-in for MNIST" in " ".join(ended.out.split())
     assert list((tmp_path / "here").iterdir()) == []
-    found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
-    assert found["test"] == trained.result["test"]
+    record = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
+    assert record["test"] == trained.result["test"]
 
 
-def test_file_is_named_after_what_decides_the_result_and_cannot_leave_its_folder(trained: Trained) -> None:
+def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -> None:
     run, names, folder = runs.open(trained.directory), set(), trained.directory / "evaluations"
     for options, name in (
         ({"validation_share": "1/5", "eval_images": 7}, "-validation_share=1_5-eval_images=7"),
@@ -160,7 +160,7 @@ def test_file_is_named_after_what_decides_the_result_and_cannot_leave_its_folder
     assert len(names) == 2 * len(values)
 
 
-def test_evaluation_that_is_not_finite_is_no_result(cli: Cli, a_copy: Path) -> None:
+def test_evaluation_with_nan_is_an_error_and_writes_no_result(cli: Cli, a_copy: Path) -> None:
     spoil_weights(a_copy / "checkpoints" / "best.ckpt")
     message = one_sentence(cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu"))
     assert "the evaluation of " in message

@@ -1,4 +1,4 @@
-"""Figures of a run, drawn from its directory."""
+"""The command ``figures``: figures of a run, drawn from its directory."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
 
 @pytest.fixture(scope="module")
 def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a tiny run on MultiMNIST, with the pictures that are drawn while training."""
+    """The directory of a tiny run on MultiMNIST, with the pictures drawn during training."""
     from capsule_lab.train import train
 
     directory = tmp_path_factory.mktemp("two_digits") / "run"
@@ -47,18 +47,7 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
     assert texts(figures["segmentation"])[-1].endswith("of the 64 images looked at")
 
 
-def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[bool] = []
-    original = MNISTDataModule.load
-    monkeypatch.setattr(
-        MNISTDataModule, "load", lambda self, *, train: loaded.append(train) or original(self, train=train)
-    )
-    drawn(trained.directory)
-    assert loaded == [True]
-
-
-def test_options_of_figures(trained: Trained) -> None:
-    """How many reconstructions, among how many images failures are looked for, and of which classes sheets are."""
+def test_options_choose_images_and_classes(trained: Trained) -> None:
     for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
         options = (f"images={images}", f"held_out={held_out}", f"sheet_classes={classes}".replace(" ", ""))
         figures = drawn(trained.directory, *options)
@@ -74,12 +63,12 @@ def test_options_of_figures(trained: Trained) -> None:
         )
 
 
-def test_classes_that_are_not_held_out_are_refused(cli: Cli, a_copy: Path) -> None:
+def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
     message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
     assert message.startswith("sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2")
 
 
-def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
+def test_transfer_figure_shows_affine_against_validation_accuracy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text(
         "step,train/loss,train/error,val/error,affine/error\n4,1,50,20,60\n4,1,40,,\n8,1,30,5,40\n8,1,20,,\n"
@@ -94,14 +83,14 @@ def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
     assert [name for name, _ in curves.figures(file)] == ["curves"]
 
 
-def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
+def test_transfer_figure_is_drawn_for_runs_with_affine_validation(a_copy: Path) -> None:
     table = pd.read_csv(a_copy / "metrics.csv")
     table["affine/error"] = table["val/error"] / 2 + 50
     table.to_csv(a_copy / "metrics.csv")
     assert list(drawn(a_copy)) == ["curves", "layers", "transfer", *OF_ONE_DIGIT[2:]]
 
 
-def test_curves_of_training_and_validation(trained: Trained, tmp_path: Path) -> None:
+def test_curves_show_training_and_validation(trained: Trained, tmp_path: Path) -> None:
     for axis, label in zip(
         curves.training_curves(trained.directory / "metrics.csv").axes, ("loss", "error in %"), strict=True
     ):
@@ -116,7 +105,7 @@ def test_curves_of_training_and_validation(trained: Trained, tmp_path: Path) -> 
         assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
 
 
-def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:
+def test_layer_curves_are_ordered_from_the_image_upwards(trained: Trained) -> None:
     assert curves.layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
     activation, dead = curves.layer_curves(trained.directory / "metrics.csv").axes
     for axis, quantity in ((activation, "activation_digits"), (dead, "dead_digits")):
@@ -126,7 +115,7 @@ def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:
         assert axis.lines[1].get_ydata().tolist() == table[f"val/{quantity}"].tolist()
 
 
-def test_command_draws_into_the_run(cli: Cli, a_copy: Path) -> None:
+def test_command_writes_figures_into_the_run(cli: Cli, a_copy: Path) -> None:
     before = (a_copy / "metrics.csv").read_bytes()
     ended = cli("figures", f"run={a_copy}", "images=2")
     assert (ended.status, ended.err) == (0, "")
@@ -139,7 +128,7 @@ def test_command_draws_into_the_run(cli: Cli, a_copy: Path) -> None:
 
 
 @pytest.mark.whole
-def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
+def test_command_logs_figures_to_tensorboard(cli: Cli, a_copy: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     before = (a_copy / "metrics.csv").read_bytes()
@@ -154,7 +143,7 @@ def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     assert (a_copy / "metrics.csv").read_bytes() == before
 
 
-def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:
+def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: Path) -> None:
     smoke = ["debug=smoke", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
     assert cli("train", *TINY_CNN, *smoke).status == 0
     ended = cli("figures", "run=run")
@@ -165,7 +154,10 @@ def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path)
 # --- headings, and curves of a single point --------------------------------------------------------------------------
 
 
-def test_figures_of_a_capsnet_and_their_headings(trained: Trained) -> None:
+def test_figures_of_a_capsnet_name_the_validation_images(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test images are not read."""
+    load = MNISTDataModule.load
+    monkeypatch.setattr(MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0)
     figures = drawn(trained.directory)
     assert list(figures) == OF_ONE_DIGIT
     headings = {name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()}
@@ -175,7 +167,7 @@ def test_figures_of_a_capsnet_and_their_headings(trained: Trained) -> None:
     assert [heading[: len(images)] for heading in headings.values()] == [images] * len(headings)
 
 
-def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
+def test_curves_of_a_single_point_have_markers_and_margins(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text("step,train/loss,train/error,val/loss,val/error\n9,0.5,50,,\n9,,,0.25,20\n")
     figure = curves.training_curves(file)
@@ -184,8 +176,8 @@ def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
         assert [line.get_marker() for line in axis.lines] == ["o", "o"]
 
 
-def test_legend_has_what_is_drawn(tmp_path: Path) -> None:
-    """One point of training, beside two of validation, can be seen; a column without any is not in the legend."""
+def test_legend_lists_only_drawn_curves(tmp_path: Path) -> None:
+    """A single point of training has a marker; a column without values is not in the legend."""
     file = tmp_path / "metrics.csv"
     file.write_text("step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n")
     loss, error = curves.training_curves(file).axes
@@ -194,7 +186,7 @@ def test_legend_has_what_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])
-def test_curves_of_pairs_have_poses_in_place_of_an_error(name: str, label: str, tmp_path: Path) -> None:
+def test_curves_of_pairs_show_poses_instead_of_the_error(name: str, label: str, tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text(f"step,train/loss,val/loss,val/{name}\n1,3.0,2.0,-0.5\n2,2.0,1.0,0.5\n")
     loss, poses = curves.training_curves(file).axes

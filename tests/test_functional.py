@@ -1,4 +1,4 @@
-"""Squashes, lengths, votes, couplings, crops, labels: against loops, and at what is extreme."""
+"""Squashes, lengths, votes, couplings, crops and labels: equal to loops, and finite for extreme inputs."""
 
 import math
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
         ("none", [-3.0, 4.0], 5.0),
     ],
 )
-def test_squashes_by_name(name: str, pose: list[float], logit: float) -> None:
+def test_squash_by_name_has_its_poses_and_logits(name: str, pose: list[float], logit: float) -> None:
     total = torch.tensor([[-3.0, 4.0]], dtype=torch.float64)
     functions = SQUASHES[name]
     close(functions.poses(total)[0].tolist(), pose, rtol=1e-8, atol=1e-12)
@@ -75,8 +75,8 @@ def test_squashes_by_name(name: str, pose: list[float], logit: float) -> None:
 
 
 @pytest.mark.parametrize("name", SQUASHES)
-def test_squashes_at_zero(name: str) -> None:
-    """Finite; the paper's has value and gradient 0 there, and so have its logits."""
+def test_squashes_are_finite_at_zero(name: str) -> None:
+    """The paper's squash has value and gradient 0 at zero."""
     assert get_args(Squash) == tuple(SQUASHES)
     total = torch.zeros(2, 3, requires_grad=True)
     poses, logits = SQUASHES[name].poses(total), SQUASHES[name].logits(total)
@@ -87,8 +87,7 @@ def test_squashes_at_zero(name: str) -> None:
         assert not total.grad.any()
 
 
-def test_length() -> None:
-    """That of the loops, with a gradient at zero and the given epsilon."""
+def test_length_equals_the_loops_and_has_a_gradient_at_zero() -> None:
     poses = torch.randn(2, 3, 4, dtype=torch.float64)
     close(length(poses), length_loops(poses), rtol=1e-14, atol=0)
     zero = torch.zeros(1, 2, 3, requires_grad=True)
@@ -109,13 +108,13 @@ def test_dense_votes_are_products_with_the_pose_on_the_left() -> None:
         assert torch.equal(dense_votes(strided, weight), votes)
 
 
-def test_dense_votes_of_half_a_row_are_refused() -> None:
+def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
     with pytest.raises(ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"):
         dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
 
 
-def test_softmax_over_parents() -> None:
-    """That of the loops; leaky, it drops the share of one more logit at zero."""
+def test_softmax_over_parents_equals_the_loops() -> None:
+    """The leaky softmax drops the share of one more logit at zero."""
     logits = torch.randn(1, 4, 3, dtype=torch.float64)
     for leaky in (False, True):
         children = [[*child, 0.0] if leaky else child for child in logits[0].T.tolist()]
@@ -137,13 +136,13 @@ def test_same_padding_is_tensorflows() -> None:
         assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
 
 
-@pytest.mark.parametrize(("std", "found"), [(0.05, 0.8796 * 0.05), (he_std(50), (2 / 50) ** 0.5)])
-def test_truncated_normal_is_cut_at_two_std(std: float, found: float) -> None:
-    """``he_std`` gives the variance of Keras."""
+@pytest.mark.parametrize(("std", "expected"), [(0.05, 0.8796 * 0.05), (he_std(50), (2 / 50) ** 0.5)])
+def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None:
+    """``he_std`` gives the variance of Keras's initialiser."""
     torch.manual_seed(0)
     weight = truncated_normal_(torch.empty(200, 1000), std)
     assert weight.abs().max() <= 2 * std
-    assert weight.std().item() == pytest.approx(found, rel=0.01)
+    assert weight.std().item() == pytest.approx(expected, rel=0.01)
     assert weight.mean().item() == pytest.approx(0, abs=0.05 * std)
 
 
@@ -172,7 +171,7 @@ def test_autocast_is_off_inside_and_on_again_after() -> None:
 
 
 def combine_crops_loops(scores: Tensor) -> Tensor:
-    """Section 6.3 of the notes on EM routing: divided by their sum over classes, summed over crops."""
+    """Section 6.3 of the notes on EM routing: scores are divided by their sum over classes and summed over crops."""
     combined = []
     for image in scores.tolist():
         combined.append([0.0] * len(image[0]))
@@ -183,7 +182,7 @@ def combine_crops_loops(scores: Tensor) -> Tensor:
 
 
 def test_crops_are_normalised_then_summed() -> None:
-    """Every crop has one vote, however sure it is; one that sees nothing has none; logits vote with their softmax."""
+    """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
     for crops in (1, 2, 13):
         scores = torch.rand(3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         close(combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
@@ -196,14 +195,14 @@ def test_crops_are_normalised_then_summed() -> None:
 
 
 def by_label(scores: list[float], labels: list[int]) -> list[int]:
-    """One image: right predictions at their labels, the others at the labels that remain, the highest first."""
+    """For one image: right predictions at their labels, wrong ones at the other labels, the highest score first."""
     highest = sorted(range(len(scores)), key=lambda k: -scores[k])[: len(labels)]
     wrong = [k for k in highest if k not in labels]
     return [label if label in highest else wrong.pop(0) for label in labels]
 
 
 def test_predictions_by_label_equal_the_loops() -> None:
-    """Of one label twice, the highest score."""
+    """If one label is given twice, the highest score is its prediction."""
     generator = torch.Generator().manual_seed(0)
     for several in (1, 2, 3):
         scores = torch.rand(200, 5, generator=generator)
@@ -214,8 +213,8 @@ def test_predictions_by_label_equal_the_loops() -> None:
         assert predictions_by_label(torch.tensor([row]), torch.tensor([[0, 0]])).tolist() == [prediction]
 
 
-def test_only_images_outside_of_the_unit_range_are_stretched() -> None:
-    """Each by itself; one of a single colour stays finite."""
+def test_only_images_outside_the_unit_range_are_rescaled() -> None:
+    """Each image is rescaled by itself; an image of one colour stays finite."""
     images = torch.rand(4, 2, 5, 5)
     assert in_unit_range(images).equal(images)
     pixels = torch.rand(3, 2, 6, 6)

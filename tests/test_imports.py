@@ -1,6 +1,6 @@
-"""Public names are there, and importing them imports no more than they need.
+"""Public names exist, and importing a module imports no heavy package that it does not need.
 
-The direction of imports is in ``pyproject.toml``; ``make lint`` checks it.
+The layers of imports are in ``pyproject.toml``; ``make lint`` checks them.
 """
 
 import importlib
@@ -14,7 +14,10 @@ import pytest
 
 import capsule_lab
 from capsule_lab.config.compose import commands, module_of
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
 from tests.helpers.commands import ROOT, interpreter
+from tests.helpers.tables import write_run, write_table
 
 HEAVY = ["torch", "lightning", "pytorch_lightning", "hydra", "omegaconf", "matplotlib", "pandas", "wandb"]
 PLAIN = ["types", "functional", "schedules", "losses", "routing", "layers", "networks"]
@@ -23,55 +26,70 @@ ALLOWED |= {name: ["torch", "matplotlib"] for name in (".analysis", ".metrics")}
 SCRIPT = """
 import importlib, json, sys
 plain, heavy = json.loads(sys.argv[1])
-found = {}
+imported = {}
 for name in plain:
     importlib.import_module(f"capsule_lab{name}")
     if name == ".networks":
         from capsule_lab import EMCaps, EMRouting, squash
-    found[name] = [each for each in heavy if each in sys.modules]
-print(json.dumps(found))
+    imported[name] = [package for package in heavy if package in sys.modules]
+print(json.dumps(imported))
 """
 FOR_EXTENSIONS = {"Windows", "build_normaliser", "expects", "duration_in_steps", "check_schedules"}
-"""What only a new layer, loss or schedule uses: imported from its own module."""
+"""Names that only a new layer, loss or schedule uses; they are imported from their own modules."""
 
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_plain_modules_import_nothing_heavy() -> None:
-    """For each, which of the heavy packages are there when it and those before it are imported."""
+def test_plain_modules_import_no_heavy_package() -> None:
+    """Modules are imported in order, in one process."""
     ended = interpreter("-c", SCRIPT, json.dumps([list(ALLOWED), HEAVY]), cwd=ROOT)
     assert ended.status == 0, ended.err
     heavy = json.loads(ended.out)
     assert {name: {*heavy[name]} - {*ALLOWED[name]} for name in ALLOWED} == {name: set() for name in ALLOWED}
 
 
-TEXT = """
+LIGHT = """
 import importlib, runpy, sys
-for module in sys.argv[1].split():
+modules, table = sys.argv[1:]
+for module in modules.split():
     importlib.import_module(module)
-for module in ("capsule_lab.__main__", "capsule_lab.list", "capsule_lab.train"):
-    sys.argv[1:] = ["--help"] * (module == "capsule_lab.train")
+
+def run(module, *arguments):
+    sys.argv[1:] = arguments
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         assert not ended.code, module
-print([name for name in ("torch", "lightning", "scipy", "pandas", "matplotlib") if name in sys.modules])
+
+run("capsule_lab.__main__")
+run("capsule_lab.list")
+run("capsule_lab.train", "--help")
+print("imported:", [name for name in ("torch", "lightning", "scipy", "pandas", "matplotlib") if name in sys.modules])
+run("capsule_lab.report", table)
+print("imported by report:", [name for name in ("torch", "lightning") if name in sys.modules])
 """
 
 
 @pytest.mark.integration
-def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
-    modules = [module_of(name) for name in commands() if name != "bench"]  # torch is the subject of bench
-    # -W ignore: runpy warns of modules that are imported already
-    ended = interpreter("-W", "ignore", "-c", TEXT, " ".join(modules), cwd=tmp_path)
+def test_help_lists_and_reports_import_no_torch(tmp_path: Path) -> None:
+    """A report draws curves with matplotlib."""
+    modules = ["capsule_lab.runs", *(module_of(name) for name in commands() if name != "bench")]  # bench times torch
+    file = write_table(tmp_path, seeds=[0])
+    (cell,) = expand(read(file))
+    write_run(cell, error=1.25)
+    # -W ignore: runpy warns about modules that are already imported
+    arguments = ("-W", "ignore", "-c", LIGHT, " ".join(modules), f"table={file}")
+    ended = interpreter(*arguments, cwd=tmp_path, COLUMNS="200")
     assert (ended.status, ended.err) == (0, "")
-    assert "no matching runs in " in ended.out
-    assert "== Config ==" in ended.out
-    assert ended.out.splitlines()[-1] == "[]"
+    text, _, report = ended.out.partition("imported: []\n")
+    assert "no matching runs in " in text
+    assert "== Config ==" in text
+    assert "1.25" in report
+    assert report.splitlines()[-1] == "imported by report: []"
 
 
 def test_every_module_has_a_layer() -> None:
-    """A module that the contract in pyproject.toml does not name could import anything; a new command may."""
+    """The contract in pyproject.toml does not check a module that it does not name; new commands are exempt."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
@@ -80,7 +98,7 @@ def test_every_module_has_a_layer() -> None:
     assert named - modules == {"benchmarks", "hydra_plugins.capsule_lab_plugins"}
 
 
-def test_public_names_are_those_of_modules_and_none_is_missing() -> None:
+def test_package_exports_every_public_name_of_its_modules() -> None:
     assert capsule_lab.runs is importlib.import_module("capsule_lab.runs")
     for name in {*capsule_lab.__all__} - {"runs"}:
         value = getattr(capsule_lab, name)
@@ -106,16 +124,24 @@ OTHERS = set(
     "beartype cloudpickle hydra lightning lightning_fabric llvmlite matplotlib numba omegaconf pandas pooch pydantic "
     "pytorch_lightning requests rich scipy sklearn submitit tensorboard torchmetrics torchvision wandb yaml".split()
 )
+asked = set()
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in OTHERS:
+            asked.add(name)
             raise ImportError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
 
 import torch
-import capsule_lab.layers, capsule_lab.losses, capsule_lab.networks, capsule_lab.routing, capsule_lab.schedules
+
+asked.clear()
+import capsule_lab.routing
+
+print({"torch._dynamo", "sympy"} & {*sys.modules} | {"numba", "scipy"} & asked)
+
+import capsule_lab.layers, capsule_lab.losses, capsule_lab.networks, capsule_lab.schedules
 from capsule_lab import ConvCapsules, DenseCapsules, DynamicRouting, EMRouting, margin_loss
 
 poses, activations = torch.rand(2, 32, 6), torch.rand(2, 32)
@@ -126,16 +152,12 @@ for layer in DenseCapsules(32, 6, 3, 4, routing=DynamicRouting), conv:
 
 
 @pytest.mark.integration
-def test_numba_and_all_others_may_be_missing() -> None:
-    """Votes are then summed by matrix products, which one line says."""
+def test_layers_train_with_torch_alone() -> None:
+    """One line on stderr reports the missing numba; votes are then summed by matrix products.
+
+    ``capsule_lab.routing`` does not even try to import numba, and not torch's compiler, each of which takes longer than
+    torch itself.
+    """
     ended = interpreter("-c", WITHOUT_OTHERS, cwd=ROOT)
-    assert (ended.status, ended.out) == (0, ""), ended.err
+    assert (ended.status, ended.out) == (0, "set()\n"), ended.err
     assert ended.err.strip() == "routing backend on cpu: matmul (no fused kernels: No module named 'numba')"
-
-
-@pytest.mark.integration
-def test_routing_imports_neither_the_compiler_nor_numba() -> None:
-    """Either would take longer than torch itself."""
-    script = "import sys, capsule_lab.routing; print({'torch._dynamo', 'sympy', 'numba', 'scipy'} & {*sys.modules})"
-    ended = interpreter("-c", script, cwd=ROOT)
-    assert ended.out.strip() == "set()", ended.err

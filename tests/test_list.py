@@ -1,4 +1,4 @@
-"""The list of runs."""
+"""The command ``list``."""
 
 import json
 import os
@@ -23,20 +23,20 @@ FINISHED = {
 
 @pytest.fixture
 def folders() -> dict[str, Path]:
-    """Runs: one that finished in 2023, one that has just begun, and one with a damaged result."""
-    found = {}
+    """Three runs: finished in 2023, just created, and with a damaged result."""
+    created = {}
     for name, overrides in OVERRIDES.items():
         config = compose("train", [*TINY, *overrides])
-        found[name] = directories.choose_directory(config, "capsnet-mnist")
-        directories.create_directory(found[name], config, overrides)
-    (found["damaged"] / "metrics.json").write_text('{"status"')
-    (found["finished"] / "metrics.json").write_text(json.dumps(FINISHED))
-    os.utime(found["finished"] / "config.yaml", (1_699_960_000, 1_699_960_000))  # noon
+        created[name] = directories.choose_directory(config, "capsnet-mnist")
+        directories.create_directory(created[name], config, overrides)
+    (created["damaged"] / "metrics.json").write_text('{"status"')
+    (created["finished"] / "metrics.json").write_text(json.dumps(FINISHED))
+    os.utime(created["finished"] / "config.yaml", (1_699_960_000, 1_699_960_000))  # noon
     (directories.root() / "reports").mkdir()
-    return found
+    return created
 
 
-def test_runs_with_their_state_errors_and_overrides(cli: Cli, folders: dict[str, Path]) -> None:
+def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path]) -> None:
     with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
         ended = cli("list")
     assert (ended.status, ended.err) == (0, "")
@@ -62,12 +62,12 @@ def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str,
         assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
 
 
-def test_run_that_failed_is_listed_as_such(cli: Cli, folders: dict[str, Path]) -> None:
+def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:
     write_failure(folders["running"], RunError("no disk"))
     assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
 
 
-def test_run_without_classes_has_its_losses_listed(cli: Cli, folders: dict[str, Path]) -> None:
+def test_losses_of_a_run_without_classes_are_listed(cli: Cli, folders: dict[str, Path]) -> None:
     losses = {"test": {"copying": 86.4, "loss": 18.4749}, "val": {"loss": 18.4649}}
     (folders["finished"] / "metrics.json").write_text(json.dumps(FINISHED | losses))
     line = next(line for line in cli("list").out.splitlines() if line.startswith(folders["finished"].name))
@@ -75,7 +75,7 @@ def test_run_without_classes_has_its_losses_listed(cli: Cli, folders: dict[str, 
 
 
 @pytest.mark.usefixtures("folders")
-def test_list_of_some_runs(cli: Cli) -> None:
+def test_options_filter_the_list(cli: Cli) -> None:
     assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]
     cli("list")  # warns of the damaged result, once
     assert len(cli("list", "last=1").out.splitlines()) == 2
@@ -83,7 +83,7 @@ def test_list_of_some_runs(cli: Cli) -> None:
     assert "last is 0; expected a whole number, 1 or more" in one_sentence(cli("list", "last=0"))
 
 
-def test_a_narrow_terminal_shows_names_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_never_cut_on_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     shared, names = ["data.source=standin", "debug=smoke"], []
     for own in (["routing.iterations=1", "callbacks.best=null"], ["routing.iterations=2", "callbacks.last=null"]):
         config = compose("train", [*shared, *own])
@@ -92,6 +92,6 @@ def test_a_narrow_terminal_shows_names_whole(cli: Cli, monkeypatch: pytest.Monke
         names.append([directory.name, "not", "finished", *own])
     monkeypatch.setenv("COLUMNS", "80")
     heading, *rows, last = cli("list").out.splitlines()
-    assert heading.split() == ["run", "state", "overrides"], "and not when they were last written"
+    assert heading.split() == ["run", "state", "overrides"], "without the time of the last change"
     assert sorted(row.split() for row in rows) == sorted(names)
     assert last == "all runs have data.source=standin debug=smoke"

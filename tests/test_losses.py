@@ -1,4 +1,4 @@
-"""Losses against loops, published numbers, and what all of them promise."""
+"""Losses equal loops and published numbers, and keep the contract of all losses."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def lengths(images: int = 4, classes: int = 10) -> Tensor:
     return torch.rand(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def test_authors_unit_test() -> None:
+def test_margin_loss_passes_the_unit_test_of_the_authors() -> None:
     summed_over_batch = 2 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS)  # ours is the mean of two images
     assert summed_over_batch.item() == pytest.approx(2.14, abs=1e-12)  # 0.02 + 0.16 + 1.96
     sum_of_their_terms = 6 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official")  # 2 images, 3 classes
@@ -40,7 +40,7 @@ def test_authors_unit_test() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"present": 0.7}, {"absent": 0.3}, {"absent_weight": 1.0}, {"present": 0.95, "absent": 0.05}]
 )
-def test_margin_equals_the_loops(options: dict[str, float]) -> None:
+def test_margin_loss_equals_the_loops(options: dict[str, float]) -> None:
     several = torch.zeros(4, 10, dtype=torch.float64)
     several[:, [2, 7]] = 1
     for truth in (torch.eye(10)[LABELS], several):
@@ -63,7 +63,7 @@ def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
 
 
 @pytest.mark.parametrize("margin", [0.2, 0.9])
-def test_spread_equals_the_loops(margin: float) -> None:
+def test_spread_loss_equals_the_loops(margin: float) -> None:
     loss = spread_loss(lengths(), LABELS, margin=margin)
     assert loss.item() == pytest.approx(spread_loops(lengths(), LABELS, margin), abs=1e-12)
     for reduction, times in (("official", 1 / 10), ("sum", 4)):  # a mean over ten classes too; a sum over four images
@@ -71,7 +71,7 @@ def test_spread_equals_the_loops(margin: float) -> None:
         torch.testing.assert_close(other, times * loss, **exact)
 
 
-def test_reconstruction_is_summed_over_pixels_and_averaged_over_images() -> None:
+def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() -> None:
     loss = reconstruction_loss(torch.zeros(3, 1, 28, 28), torch.full((3, 1, 28, 28), 0.5))
     assert loss.item() == pytest.approx(0.0005 * 784 * 0.25)
     images = torch.zeros(4, 2, 3, 3)
@@ -85,7 +85,7 @@ def test_reconstruction_is_summed_over_pixels_and_averaged_over_images() -> None
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
-def test_softmax_cross_entropy(loss: Callable[..., Tensor]) -> None:
+def test_softmax_cross_entropy_equals_its_formula(loss: Callable[..., Tensor]) -> None:
     """With smoothing, the truth is 0.9 + 0.1 / 10 of its class and 0.1 / 10 of each other (Szegedy 2016, section 7)."""
     scores, labels = lengths(), torch.tensor([3, 1, 4, 1])
     for truth, options in (
@@ -96,12 +96,12 @@ def test_softmax_cross_entropy(loss: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(loss(scores, labels, **options), expected, **exact)
         torch.testing.assert_close(loss(scores, truth), expected, **exact)
     perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), torch.tensor([0]))
-    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), "activations still cost something"
+    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), "the loss of perfect activations is not 0"
     certain = torch.tensor([[-40.0, 40.0]], requires_grad=True)
     assert torch.autograd.grad(loss(certain, torch.tensor([0])), certain)[0].tolist() == [[-1.0, 1.0]]
 
 
-def test_sigmoid_cross_entropy_equals_the_loops() -> None:
+def test_sigmoid_cross_entropy_loss_equals_the_loops() -> None:
     scores, labels = lengths(3, 4), [[0, 2], [3, 1], [1, 2]]
     total = 0.0
     for image, present in enumerate(labels):
@@ -113,11 +113,13 @@ def test_sigmoid_cross_entropy_equals_the_loops() -> None:
     assert sigmoid_cross_entropy_loss(scores, one).equal(sigmoid_cross_entropy_loss(scores, one[:, None]))
 
 
-def test_l2_is_half_the_sum_of_squares_of_kernels() -> None:
+def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     layer = nn.Conv2d(2, 3, 3).double()
     loss = l2_loss(layer.parameters(), weight=0.5)
-    assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), "a bias costs nothing"
-    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), "by default that of the official EM code"
+    assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), "biases do not count"
+    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), (
+        "the default weight is that of the official EM code"
+    )
     assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
     kernel = torch.full((40, 40), 3.0)
     assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
@@ -134,16 +136,16 @@ EXPECTS: dict[Callable[..., Tensor], str | None] = {
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("loss", EXPECTS)
-def test_every_loss(loss: Any) -> None:
-    """What it expects, float32 from half precision, a mean over images, and labels that are not classes."""
+def test_every_loss_keeps_the_contract(loss: Any) -> None:
+    """Losses declare their input, compute in float32, average over images, and refuse labels out of range."""
     assert getattr(loss, "expects", None) == EXPECTS[loss]
     half = lengths().bfloat16()
     assert loss(half, LABELS).dtype == torch.float32
     assert torch.equal(loss(half, LABELS), loss(half.float(), LABELS))
     torch.testing.assert_close(loss(lengths().repeat(2, 1), LABELS.repeat(2)), loss(lengths(), LABELS), **exact)
     scores, labels = lengths(3, 5), torch.tensor([0, 4, 2])
-    each = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
-    torch.testing.assert_close(each.mean(), loss(scores, labels))
+    by_image = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
+    torch.testing.assert_close(by_image.mean(), loss(scores, labels))
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))
 
@@ -169,6 +171,6 @@ def test_every_loss(loss: Any) -> None:
         (lambda: l2_loss([], weight=-1), "weight is -1; expected 0 or more"),
     ],
 )  # fmt: skip
-def test_wrong_arguments(call: Callable[[], Tensor], message: str) -> None:
+def test_invalid_arguments_of_losses_are_refused(call: Callable[[], Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         call()

@@ -1,10 +1,13 @@
-"""The list of commands and options: a headline for each, with comments as they are."""
+"""The command line without a command, or with an unknown one: the list of commands and options, and errors."""
 
 from pathlib import Path
 
-from capsule_lab.__main__ import _headline
+import pytest
+
+from capsule_lab import __main__ as overview
 from capsule_lab.config.compose import head
-from tests.helpers.commands import python
+from tests.helpers.commands import Cli, interpreter
+from tests.helpers.tables import call
 
 
 def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
@@ -21,22 +24,23 @@ def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
         "seed: 0\n": "",
     }.items():
         (tmp_path / "option.yaml").write_text(comments)
-        assert _headline(head(tmp_path / "option.yaml")) == expected
+        assert overview._headline(head(tmp_path / "option.yaml")) == expected
 
 
-def test_commands_by_their_names(tmp_path: Path) -> None:
-    """``capsule-lab <command>`` as ``python -m capsule_lab <command>``."""
-    for words, status, out, err in (
-        ("--version", 0, "capsule-lab ", ""),
-        ("--help", 0, "commands", ""),
-        ("trian", 2, "", "capsule_lab: trian is not a command; did you mean train? Options: analyse, "),
-        ("model=capsnet", 2, "", "capsule_lab: model=capsnet is not a command; put a command before it, such as "),
-        ("train --version", 0, "capsule-lab ", ""),
-        ("train modle=capsnet", 2, "", "capsule_lab: modle does not exist; did you mean model?"),
+def test_first_argument_names_the_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``capsule-lab <command>`` and ``python -m capsule_lab <command>`` are the same."""
+    monkeypatch.setenv("COLUMNS", "200")
+    in_a_process = interpreter("-m", "capsule_lab", "train", "modle=capsnet", cwd=tmp_path)
+    for ended, status, out, err in (
+        (call(overview, "--version"), 0, "capsule-lab ", ""),
+        (call(overview, "--help"), 0, "commands", ""),
+        (call(overview, "trian"), 2, "", "trian is not a command; did you mean train? Options: analyse, "),
+        (call(overview, "model=capsnet"), 2, "", "model=capsnet is not a command; put a command before it, such as "),
+        (cli("train", "--version"), 0, "capsule-lab ", ""),
+        (in_a_process, 2, "", "modle does not exist; did you mean model?"),
     ):
-        ended = python("-m", "capsule_lab", *words.split(), cwd=tmp_path, COLUMNS="200")
         assert ended.status == status
         assert ended.out.replace(" \n", "\n").lstrip().startswith(out)
-        assert ended.err.startswith(err)
+        assert ended.err.startswith(f"capsule_lab: {err}" if err else "")
         assert ended.err.count("\n") == bool(err)
-        assert words != "--help" or "capsule-lab[mlflow]" in ended.out
+        assert out != "commands" or "capsule-lab[mlflow]" in ended.out

@@ -37,7 +37,7 @@ def test_coupling_entropy_is_averaged_over_children_of_all_batches(shares: list[
 
 
 @pytest.mark.parametrize(("threshold", "percent"), [(0.001, 25.0), (0.01, 50.0), (0.3, 75.0)])
-def test_a_capsule_is_dead_if_no_image_of_any_batch_activates_it(threshold: float, percent: float) -> None:
+def test_capsule_is_dead_if_no_image_of_any_batch_activates_it(threshold: float, percent: float) -> None:
     metric = metrics.DeadCapsuleRate(threshold)
     metric.update(torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.005, 0.0]]))
     metric.update(torch.tensor([[0.0, 0.0, 0.0, 0.2]]))
@@ -58,13 +58,13 @@ PAIR_SCORES = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.7, 0.6, 0.2], [0.5, 0.
         ([[1, 1], [2, 1], [2, 0], [3, 2]], 25.0, 25.0),
     ],
 )
-def test_a_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: float, single: float) -> None:
-    found = []
+def test_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: float, single: float) -> None:
+    errors = []
     for metric in (metrics.ExactMatchError(), metrics.LabelError()):
         metric.update(PAIR_SCORES[:3], torch.tensor(labels[:3]))
         metric.update(PAIR_SCORES[3:], torch.tensor(labels[3:]))
-        found.append(metric.compute().item())
-    assert found == pytest.approx([pairs, single])
+        errors.append(metric.compute().item())
+    assert errors == pytest.approx([pairs, single])
 
 
 def test_present_classes_are_those_above_nine_tenths() -> None:

@@ -1,4 +1,4 @@
-"""The wheel holds everything that the source tree does, and works without it."""
+"""The wheel holds every file of the source tree, and works without the source tree."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an installation of the wheel is, but for scripts."""
+    """The unpacked wheel, which is an installation without scripts."""
     folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -46,7 +46,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
-    """``python *arguments`` that finds the unpacked wheel and not the source tree."""
+    """Run ``python *arguments`` with the unpacked wheel on its path instead of the source tree."""
     return interpreter("-P", *arguments, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
 
 
@@ -57,7 +57,7 @@ def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
     assert sorted(name for name in files if ".dist-info/" not in name) == IN_THE_WHEEL
 
 
-def test_metadata_of_the_wheel(unpacked: Path) -> None:
+def test_metadata_of_the_wheel_has_name_license_and_script(unpacked: Path) -> None:
     (info,) = unpacked.glob("*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
     assert {"Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"} - {*metadata} == set()
@@ -79,13 +79,13 @@ def test_commands_of_the_wheel_find_its_own_options_and_tables(unpacked: Path, t
 
 
 def test_plugins_of_the_wheel_are_discovered(unpacked: Path, tmp_path: Path) -> None:
-    """By the namespace, as Hydra 1.3 does, and by the entry points, as Hydra 1.4 does."""
+    """Hydra 1.3 discovers plugins by namespace, Hydra 1.4 by entry points."""
     script = """
 import json, sys
 from importlib.metadata import distribution
 from hydra.core.plugins import Plugins
 namespace = [f"{plugin.__module__}.{plugin.__name__}" for plugin in Plugins.instance().discover()]
-points = [each.load() for each in distribution("capsule-lab").entry_points if each.group == "hydra.plugins"]
+points = [point.load() for point in distribution("capsule-lab").entry_points if point.group == "hydra.plugins"]
 file = sys.modules["capsule_lab"].__file__
 print(json.dumps([file, namespace, [f"{point.__module__}.{point.__name__}" for point in points]]))
 """

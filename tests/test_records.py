@@ -1,4 +1,4 @@
-"""Recorded commands compose today to the configurations that were recorded: names keep their meaning.
+"""Recorded commands still compose to the recorded configurations.
 
 The hash of a configuration changed when options were renamed (``model.primary_types`` is ``model.primary.types``) and
 options without a use were removed. ``results/configurations_now.csv`` has what each recorded command is today, and the
@@ -26,12 +26,12 @@ from tests.helpers.commands import ROOT
 RESULTS = ROOT / "results"
 TRAIN = "python -m capsule_lab.train "
 SUBSTITUTED = ("seed", "data.validation_fold")
-"""Numbers that are put into a configuration which was composed without them: composing costs a tenth of a second."""
+"""Numbers that are set in a composed configuration, because a composition costs a tenth of a second."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A line of a CSV, or a JSON, with a command."""
+    """A row of a CSV file, or a JSON file, with a command."""
 
     file: str
     content: dict[str, str]
@@ -56,13 +56,13 @@ class Record:
 
 @functools.cache
 def records() -> list[Record]:
-    found = []
+    result = []
     for file in sorted(RESULTS.glob("*.csv")):
         with file.open(newline="") as lines:
-            found += [Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")]
+            result += [Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")]
     for file in sorted(RESULTS.glob("*.json")):
-        found.append(Record(file.name, json.loads(file.read_text())))
-    return found
+        result.append(Record(file.name, json.loads(file.read_text())))
+    return result
 
 
 def trainings() -> list[Record]:
@@ -75,7 +75,7 @@ def composed(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def hash_today(command: str) -> str:
-    overrides = dict(each.split("=", 1) for each in shlex.split(command.removeprefix(TRAIN)))
+    overrides = dict(override.split("=", 1) for override in shlex.split(command.removeprefix(TRAIN)))
     numbers = {key: int(overrides.pop(key)) for key in SUBSTITUTED if key in overrides}
     config = composed(tuple(f"{key}={value}" for key, value in overrides.items())).copy()
     for key, number in numbers.items():
@@ -85,7 +85,7 @@ def hash_today(command: str) -> str:
 
 @functools.cache
 def today() -> dict[tuple[str, str], tuple[str, str]]:
-    """What a recorded command and hash are now."""
+    """The command and the hash today, by recorded command and hash."""
     with (RESULTS / "configurations_now.csv").open(newline="") as lines:
         return {
             (row["recorded_command"], row["recorded_hash"]): (
@@ -101,24 +101,24 @@ def test_recorded_commands_compose_to_the_recorded_configurations() -> None:
     wrong = {}
     for command, recorded in sorted({(record.command, record.recorded_hash) for record in trainings()}):
         command_now, expected = today()[command, recorded]
-        if (found := hash_today(command_now)) != expected:
-            wrong[command_now] = f"expected {expected}, composes to {found}"
+        if (hash_now := hash_today(command_now)) != expected:
+            wrong[command_now] = f"expected {expected}, composes to {hash_now}"
     assert wrong == {}
 
 
-def test_every_entry_is_of_a_record() -> None:
+def test_every_entry_of_configurations_now_belongs_to_a_record() -> None:
     assert {*today()} == {(record.command, record.recorded_hash) for record in trainings()}
 
 
 @functools.cache
 def other_commands() -> list[tuple[str, ...]]:
-    """Those that do not train, with their overrides, but for the files of weights."""
-    found = set()
+    """Recorded commands other than ``train``, with their overrides except for paths of weights."""
+    named = set()
     for record in records():
         command, *overrides = shlex.split(record.command.removeprefix("python -m capsule_lab."))
         weights = ("ckpt=", "source=", "baseline=")
-        found.add((command, *(each for each in overrides if not each.startswith(weights))))
-    return sorted(each for each in found if each[0] != "train")
+        named.add((command, *(word for word in overrides if not word.startswith(weights))))
+    return sorted(word for word in named if word[0] != "train")
 
 
 @pytest.mark.parametrize("command", ["analyse", "attack", "bench", "evaluate"])
@@ -129,7 +129,7 @@ def test_other_recorded_commands_compose(command: str) -> None:
             (configuration if name == "bench" else compose)(name, overrides)  # today python -m benchmarks
 
 
-def test_evaluations_are_of_recorded_trainings() -> None:
+def test_evaluated_runs_are_recorded() -> None:
     trained = {record.recorded_hash for record in trainings()}
     evaluated = [record for record in records() if " ckpt=" in record.command and record.directory]
     assert len(evaluated) > 100
@@ -142,6 +142,6 @@ def test_evaluations_are_of_recorded_trainings() -> None:
 def test_archived_runs_are_recorded(name: str) -> None:
     recorded = {record.recorded_hash for record in trainings()}
     with tarfile.open(RESULTS / f"{name}_runs.tar.gz") as archive:
-        folders = {each.partition("/")[0] for each in archive.getnames() if each.endswith("/config.yaml")}
+        folders = {name.partition("/")[0] for name in archive.getnames() if name.endswith("/config.yaml")}
     assert {folder for folder in folders if folder.rpartition("-")[2] not in recorded} == set()
     assert len(folders) > 10

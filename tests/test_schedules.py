@@ -1,4 +1,4 @@
-"""Schedules: their values, durations, arguments, and those of ``conf/schedule``."""
+"""Schedules: values, durations and arguments, and the schedules of ``conf/schedule``."""
 
 import dataclasses
 import functools
@@ -44,14 +44,14 @@ VALUES: list[tuple[Schedule, dict[int, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "values"), VALUES, ids=lambda each: type(each).__name__)
-def test_values(schedule: Schedule, values: dict[int, float]) -> None:
+@pytest.mark.parametrize(("schedule", "values"), VALUES, ids=lambda case: type(case).__name__)
+def test_schedule_has_the_expected_values(schedule: Schedule, values: dict[int, float]) -> None:
     assert {step: schedule(step) for step in values} == pytest.approx(values, rel=1e-12)
 
 
-def test_landmarks() -> None:
-    found = [CAPSNET_LEARNING_RATE(step) for step in (30_000, 300_000)]
-    assert found == pytest.approx([5.42e-4, 2.19e-6], rel=2e-3)
+def test_schedules_of_the_papers_have_the_published_values() -> None:
+    rates = [CAPSNET_LEARNING_RATE(step) for step in (30_000, 300_000)]
+    assert rates == pytest.approx([5.42e-4, 2.19e-6], rel=2e-3)
     assert CAPSNET_LEARNING_RATE(338_000) > 1e-6, "its floor comes later"
     stairs = Staircase(0.0, 1.0, "1/150 run", 1e6).for_run(steps_per_epoch=390, total_steps=300_000)
     assert [stairs(2000 * step - 1) for step in (1, 49, 98, 150)] == [0, 48, 97, 149], "a whole number of steps"
@@ -61,28 +61,19 @@ def test_landmarks() -> None:
 
 
 DURATIONS: dict[str | int | float, float] = {
-    2000: 2000,
-    12.5: 12.5,
-    "2000 steps": 2000,
-    "1 step": 1,
-    "2e3 steps": 2000,
-    "  7steps ": 7,
-    "3 epochs": 1170,
-    "1/2 epoch": 195,
-    "0.5 epochs": 195,
-    "1 run": 300_000,
-    "1/150 run": 2000,
-}
+    2000: 2000, 12.5: 12.5, "2000 steps": 2000, "1 step": 1, "2e3 steps": 2000, "  7steps ": 7,
+    "3 epochs": 1170, "1/2 epoch": 195, "0.5 epochs": 195, "1 run": 300_000, "1/150 run": 2000,
+}  # fmt: skip
 WRONG_DURATIONS = ["", "steps", "3", "3 hours", "0 steps", "-1 epochs", "1/0 run", "1.2.3 steps", 0, -5, math.inf]
 
 
-def test_duration_in_steps() -> None:
-    found = {each: duration_in_steps(each, steps_per_epoch=390, total_steps=300_000) for each in DURATIONS}
-    assert found == pytest.approx(DURATIONS, rel=1e-12)
+def test_duration_is_converted_to_steps() -> None:
+    steps = {text: duration_in_steps(text, steps_per_epoch=390, total_steps=300_000) for text in DURATIONS}
+    assert steps == pytest.approx(DURATIONS, rel=1e-12)
 
 
 @pytest.mark.parametrize("duration", WRONG_DURATIONS)
-def test_wrong_duration_is_named(duration: Any) -> None:
+def test_invalid_duration_is_refused(duration: Any) -> None:
     with pytest.raises(ValueError, match="duration is"):
         duration_in_steps(duration, steps_per_epoch=1, total_steps=1)
     for schedule, _ in VALUES:
@@ -100,7 +91,7 @@ def test_wrong_duration_is_named(duration: Any) -> None:
         (Constant(0.3), 5, Constant(0.3)),
     ],
 )
-def test_for_run_turns_durations_into_steps(schedule: Schedule, step: int, same: Schedule) -> None:
+def test_for_run_converts_durations_to_steps(schedule: Schedule, step: int, same: Schedule) -> None:
     before = dataclasses.replace(schedule)
     once = schedule.for_run(steps_per_epoch=390, total_steps=300_000)
     assert once(step) == pytest.approx(same(step), rel=1e-12)
@@ -123,7 +114,7 @@ def test_for_run_turns_durations_into_steps(schedule: Schedule, step: int, same:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_wrong_arguments(build: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_of_schedules_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=r"expected|for_run") as caught:
         build()
     assert str(caught.value).startswith(message)
@@ -131,38 +122,24 @@ def test_wrong_arguments(build: Callable[[], object], message: str) -> None:
 
 @functools.cache
 def shipped(name: str, total_steps: int = 300_000) -> dict[str, Schedule]:
-    """What ``schedule=<name>`` gives in a run of this length, of 380 steps per epoch."""
+    """The schedules of ``schedule=<name>`` in a run of this length with 380 steps per epoch."""
     schedules = instantiate(compose("train", [f"schedule={name}"]).schedule, _convert_="all")
     return {name: schedule.for_run(380, total_steps) for name, schedule in schedules.items()}
 
 
 # section 4 of the notes on EM routing: values of the official code
 MARGIN = {
-    0: 0.2142,
-    50_000: 0.2375,
-    100_000: 0.2942,
-    150_000: 0.4125,
-    200_000: 0.595,
-    250_000: 0.7775,
-    300_000: 0.8958,
-    400_000: 0.976,
-    500_000: 0.988,
-    700_000: 0.98996,
-    2_000_000: 0.98996,
-}
+    0: 0.2142, 50_000: 0.2375, 100_000: 0.2942, 150_000: 0.4125,
+    200_000: 0.595, 250_000: 0.7775, 300_000: 0.8958, 400_000: 0.976,
+    500_000: 0.988, 700_000: 0.98996, 2_000_000: 0.98996,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "schedule", "total_steps", "values", "bound"),
     [
         ("hinton2018", "margin", 300_000, MARGIN, 3e-4),
-        (
-            "hinton2018",
-            "learning_rate",
-            300_000,
-            {0: 3e-3, 100_000: 2.45e-3, 500_000: 1.08e-3, 2_000_000: 5.1e-5},
-            2e-5,
-        ),
+        ("hinton2018", "learning_rate", 300000, {0: 3e-3, 100_000: 2.45e-3, 500_000: 1.08e-3, 2_000_000: 5.1e-5}, 2e-5),
         ("hinton2018_scaled", "margin", 300, {each // 1000: MARGIN[each] for each in [*MARGIN][:7]}, 6e-5),
         ("hinton2018_scaled", "margin", 6_000, {each // 50: MARGIN[each] for each in [*MARGIN][:7]}, 6e-5),
         *(
@@ -175,6 +152,8 @@ MARGIN = {
         ("em_margin_per_epoch", "margin", 5_000, {0: 0.2, 379: 0.2, 380: 0.3, 7 * 380: 0.9, 5_000: 0.9}, 1e-9),
     ],
 )
-def test_shipped_schedules(name: str, schedule: str, total_steps: int, values: dict[int, float], bound: float) -> None:
-    found = shipped(name, total_steps)[schedule]
-    assert {step: found(step) for step in values} == pytest.approx(values, rel=0, abs=bound)
+def test_shipped_schedule_has_the_expected_values(
+    name: str, schedule: str, total_steps: int, values: dict[int, float], bound: float
+) -> None:
+    value_at = shipped(name, total_steps)[schedule]
+    assert {step: value_at(step) for step in values} == pytest.approx(values, rel=0, abs=bound)

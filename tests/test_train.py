@@ -1,4 +1,4 @@
-"""Training runs: what they leave, how they continue after interruptions, and with several processes."""
+"""The command ``train``: files of a run, resuming after interruptions, and runs of several processes."""
 
 import csv
 import json
@@ -28,7 +28,17 @@ from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
-from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
+from tests.helpers.training import (
+    SignalAt,
+    add_callback,
+    checkpoint,
+    curves,
+    results,
+    run,
+    spoil_weights,
+    trained_module,
+    weights,
+)  # fmt: skip
 
 NAMES = ["best", "last"]
 
@@ -37,73 +47,73 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_files_of_a_run(trained: Trained) -> None:
-    found = {path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"}
-    assert {str(path.relative_to(trained.directory)) for path in found} == {
+def test_run_directory_has_exactly_these_files(trained: Trained) -> None:
+    files = {path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"}
+    assert {str(path.relative_to(trained.directory)) for path in files} == {
         *("config.yaml", "metrics.json", "metrics.csv", "train.log", "checkpoints/best.ckpt", "checkpoints/last.ckpt"),
         *(f"figures/{name}.png" for name in ("val_reconstructions", "val_confusion", "test_confusion")),
     }
-    assert all(path.stat().st_size for path in found)
+    assert all(path.stat().st_size for path in files)
     assert list(trained.directory.parent.rglob(".*")) == []
     text = (trained.directory / "config.yaml").read_text()
     assert "${" not in text
     assert OmegaConf.to_container(OmegaConf.create(text)) == to_container(trained.config)
 
 
-def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> None:
-    found = json.loads((trained.directory / "metrics.json").read_text())
-    assert found == trained.result
-    assert set(found) == {
+def test_metrics_json_has_results_and_everything_to_repeat_the_run(trained: Trained) -> None:
+    result = json.loads((trained.directory / "metrics.json").read_text())
+    assert result == trained.result
+    assert set(result) == {
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
         "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
         "curves", "device",
     }  # fmt: skip
-    assert (found["status"], found["stopped_by"], found["weights_tested"]) == ("finished", "steps", "best")
+    assert (result["status"], result["stopped_by"], result["weights_tested"]) == ("finished", "steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
     assert (last["global_step"], last["epoch"]) == (8, 2)
-    assert found["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
-    assert found["tested_step"] == best["global_step"]
-    assert (found["val"], found["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
-    assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
-    assert found["config_hash"] == runs.directories.config_hash(trained.config)
-    assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
-    assert found["device"] == "cpu"
-    assert "cores" in found["hardware"]
-    assert 0 < found["training_seconds"] < 300
+    assert result["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
+    assert result["tested_step"] == best["global_step"]
+    assert (result["val"], result["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
+    assert (result["steps"], result["planned_steps"], result["epochs"], result["seed"]) == (8, 8, 2, 0)
+    assert result["config_hash"] == runs.directories.config_hash(trained.config)
+    assert result["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
+    assert result["device"] == "cpu"
+    assert "cores" in result["hardware"]
+    assert 0 < result["training_seconds"] < 300
     seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}
-    assert seconds["best"] < seconds["last"] == pytest.approx(found["training_seconds"], abs=0.05 + 1e-9)
+    assert seconds["best"] < seconds["last"] == pytest.approx(result["training_seconds"], abs=0.05 + 1e-9)
 
     for split in ("test", "val"):
-        metrics = found[split]
+        metrics = result[split]
         assert {"error", "loss", "margin", "reconstruction"} <= set(metrics)
         assert 0 <= metrics["error"] <= 100
         assert metrics["loss"] == pytest.approx(metrics["margin"] + metrics["reconstruction"], rel=1e-5)
     rows = curves(trained.directory)
     for column in ("train/loss", "val/error", "val/coupling_entropy"):
         assert [row["step"] for row in rows if row[column]] == ["3", "7"]
-    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [found["test"]["error"]]
-    assert found["provenance"]["source"] == "standin"
-    assert found["provenance"]["split"]["train_images"] == 256
-    assert len(found["provenance"]["split"]["hash"]) == 32
+    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [result["test"]["error"]]
+    assert result["provenance"]["source"] == "standin"
+    assert result["provenance"]["split"]["train_images"] == 256
+    assert len(result["provenance"]["split"]["hash"]) == 32
 
 
-def test_log_of_a_run(trained: Trained) -> None:
+def test_log_has_the_steps_and_overrides_of_the_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"writing to {trained.directory}" in text
-    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, "also where a notebook composed them"
+    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, "also if a notebook composed the configuration"
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
     assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
     logging.getLogger("capsule_lab").error("of another run")
-    assert (trained.directory / "train.log").read_text() == text, "of a run that is over"
+    assert (trained.directory / "train.log").read_text() == text, "the log of a finished run does not change"
 
 
-def test_mistakes_are_found_before_data_is_looked_for(
+def test_invalid_configuration_is_refused_before_data_is_loaded(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was looked for"))
+    monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was loaded"))
     for wrong in ("model.primary.types=0", "trainer.max_time=soon", "routing.iterations=0"):
         with pytest.raises(ConfigError):
             train(tiny(wrong), tmp_path / "run")
@@ -122,22 +132,22 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
     for where in (".", "checkpoints/best.ckpt"):
         module = trained_module(trained.directory / where)
         with torch.no_grad():
-            found, expected_output = module(images), trained.module(images)
+            output, expected_output = module(images), trained.module(images)
         assert not module.training
-        torch.testing.assert_close(found.scores, expected_output.scores, rtol=0, atol=0)
-        torch.testing.assert_close(found.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0)
+        torch.testing.assert_close(output.scores, expected_output.scores, rtol=0, atol=0)
+        torch.testing.assert_close(output.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
-def test_seed_decides_everything(trained: Trained, tiny: Tiny, tmp_path: Path, seed: int, same: bool) -> None:
-    found = train(tiny(f"seed={seed}", *NO_PICTURES), tmp_path / "again")
-    assert (results(found) == results(trained.result)) is same
+def test_result_depends_on_the_seed_alone(trained: Trained, tiny: Tiny, tmp_path: Path, seed: int, same: bool) -> None:
+    result = train(tiny(f"seed={seed}", *NO_PICTURES), tmp_path / "again")
+    assert (results(result) == results(trained.result)) is same
     assert (curves(tmp_path / "again") == curves(trained.directory)) is same
     names = weights(trained.directory).keys()
     assert all(weights(tmp_path / "again")[name].equal(weights(trained.directory)[name]) for name in names) is same
 
 
-def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path) -> None:
+def test_initial_weights_depend_on_the_seed(tiny: Tiny, tmp_path: Path) -> None:
     first, again, other = (
         Training(tiny(f"seed={seed}"), tmp_path, [], 0.0).module.network.digits.weight for seed in (0, 0, 1)
     )
@@ -145,10 +155,10 @@ def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path) -> None:
     assert not first.equal(other)
 
 
-def test_directories_of_runs_of_one_configuration(
+def test_repeated_run_gets_a_numbered_directory(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has a number; ``train.resume`` finds the last of this very configuration, also the eleventh."""
+    """``train.resume`` finds the latest run of the same configuration, also after ten others."""
     config, choose = tiny(), runs.directories.choose_directory
     for _ in range(11):
         directory = choose(config, "capsnet-mnist")
@@ -176,20 +186,20 @@ REAL = ["data.source=real", "data.train_images=null"]
         ([], r"already contains a run; continue it with train\.resume=true, or set another"),
     ],
 )
-def test_run_that_cannot_go_on_so_is_refused(
+def test_resuming_with_other_data_or_network_is_refused(
     a_copy: Path, tiny: Tiny, real: Path, overrides: list[str], message: str
 ) -> None:
     before = contents(a_copy)
     data = [f"data.directory={real}"] if REAL[0] in overrides else []
     with pytest.raises(RunError, match=message):
-        train(tiny(*data, *(each.replace("DIRECTORY", str(a_copy)) for each in overrides)), a_copy)
+        train(tiny(*data, *(override.replace("DIRECTORY", str(a_copy)) for override in overrides)), a_copy)
     assert contents(a_copy) == before
 
 
-def test_run_that_was_moved_resumes_as_if_it_had_not(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
-    """The best checkpoint stays the best: here the first, as both validations have the same error.
+def test_moved_run_resumes_exactly(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
+    """The first checkpoint stays the best, because both validations have the same error.
 
-    Rows of ``metrics.csv`` that were written after the checkpoint, as before a kill, are written again.
+    Rows of ``metrics.csv`` that are newer than the checkpoint, as after a kill, are replaced.
     """
     with pytest.raises(InterruptError):
         run(tiny(*NO_PICTURES), tmp_path / "run", SignalAt(5))
@@ -202,7 +212,7 @@ def test_run_that_was_moved_resumes_as_if_it_had_not(trained: Trained, tiny: Tin
 
 @pytest.mark.whole
 def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path, tiny: Tiny) -> None:
-    """And resumes there when it is interrupted."""
+    """An interrupted continuation resumes in the same directory."""
     before = contents(a_copy)
     config = tiny("trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}", *NO_PICTURES)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
@@ -211,11 +221,13 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path,
         run(config, directory, SignalAt(10))
     config.train.resume = True
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
-    found = run(config, directory, watch := Watch())
+    result = run(config, directory, watch := Watch())
     assert len(watch.rates) == 2
-    assert (found["steps"], found["epochs"]) == (12, 3)
+    assert (result["steps"], result["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
-    assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
+    assert runs.directories.attempts(result["config_hash"]) == [], (
+        "a continued run does not count as a run of its configuration"
+    )
     assert contents(a_copy) == before
 
 
@@ -226,12 +238,11 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path,
         ("on_test_start", signal.SIGTERM, "training is complete; the same command with train.resume=true tests again"),
     ],
 )
-def test_signal_when_there_is_nothing_to_save(
+def test_signal_outside_of_training_saves_nothing(
     cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str, signum: signal.Signals, message: str
 ) -> None:
     sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
-    real = build.build_trainer
-    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
+    add_callback(monkeypatch, lambda: sent)
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
     resumed = ["train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
@@ -242,7 +253,7 @@ def test_signal_when_there_is_nothing_to_save(
     assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
 
 
-def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_without_an_earlier_run_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         "capsule_lab.train.train", lambda _, path, overrides, began: started.append((path.name, overrides)) or {}
@@ -256,7 +267,7 @@ def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.M
 
 
 class Watch(Callback):
-    """Notes the learning rate and the length of the run at the start of every training step."""
+    """Records the learning rate and the length of the run at the start of every training step."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -271,15 +282,15 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path) -> None:
     watch = Watch()
     schedule = {"initial": "0.01", "rate": "0.5", "every": "1/2 run", "floor": "0.003"}
     config = tiny(*(f"schedule.learning_rate.{name}={value}" for name, value in schedule.items()), *NO_PICTURES)
-    found = run(config, tmp_path / "run", watch)
+    result = run(config, tmp_path / "run", watch)
     assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
-    assert watch.lengths == {found["planned_steps"]} == {8}
+    assert watch.lengths == {result["planned_steps"]} == {8}
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["train/loss"]]
     assert logged == pytest.approx([0.005, 0.003])
 
 
-def test_steps_are_counted_by_the_module(tiny: Tiny, tmp_path: Path) -> None:
-    """With the Trainer's own ``max_steps``, Lightning loses count when it resumes at the end of an epoch."""
+def test_module_counts_the_steps_and_not_the_trainer(tiny: Tiny, tmp_path: Path) -> None:
+    """With ``max_steps`` of the Trainer, Lightning would count wrongly after resuming at the end of an epoch."""
     for overrides, epochs in ((["trainer.max_epochs=3"], 3), (["trainer.max_epochs=3", "trainer.max_steps=6"], -1)):
         config = tiny(*overrides)
         trainer = build.build_trainer(config, tmp_path)
@@ -287,31 +298,31 @@ def test_steps_are_counted_by_the_module(tiny: Tiny, tmp_path: Path) -> None:
         assert build.build_without_weights(config).max_steps == config.trainer.max_steps
 
 
-def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
-    found = train(tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run")
-    assert (found["test"], found["weights_tested"]) == ({}, None)
-    shown = summary(found, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
+def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> None:
+    result = train(tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run")
+    assert (result["test"], result["weights_tested"]) == ({}, None)
+    shown = summary(result, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
     assert shown.endswith("python -m capsule_lab train seed=1 routing=uniform")
-    assert "capsule_lab analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
-    assert "try next" not in summary(found, tmp_path / "run", CHOSEN), "of one of several"
+    assert "capsule_lab analyse" not in summary(result, tmp_path / "without checkpoints", CHOSEN, [])
+    assert "try next" not in summary(result, tmp_path / "run", CHOSEN), "a run of a sweep proposes no commands"
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
-    """Loss terms, of which the margin is not a number from ``step`` on; notes the steps that it sees."""
+    """Loss terms whose margin is NaN from ``step`` on; records the steps at which they are computed."""
     real = CapsNetModule.loss_terms
 
     def terms(self: CapsNetModule, *args: Any) -> dict[str, Tensor]:
-        found = real(self, *args)
+        losses = real(self, *args)
         seen.append(self.global_step)
-        return {**found, "margin": found["margin"] * (float("nan") if self.global_step >= step else 1)}
+        return {**losses, "margin": losses["margin"] * (float("nan") if self.global_step >= step else 1)}
 
     return terms
 
 
 def test_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the guard would wait for three more steps, and a checkpoint is due at every step."""
+    """Before a checkpoint is saved at that step, and before the regular check of the guard."""
     config = tiny("callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5", *NO_PICTURES)
     monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))
     with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
@@ -324,7 +335,7 @@ def test_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path, monke
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
 
-def test_test_that_is_not_finite_is_no_result(a_copy: Path, tiny: Tiny) -> None:
+def test_test_with_nan_is_an_error_and_writes_no_result(a_copy: Path, tiny: Tiny) -> None:
     spoil_weights(a_copy / "checkpoints" / "best.ckpt")
     with pytest.raises(RunError, match=r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"):
         train(tiny("train.resume=true", *NO_PICTURES), a_copy)
@@ -332,15 +343,15 @@ def test_test_that_is_not_finite_is_no_result(a_copy: Path, tiny: Tiny) -> None:
     assert "gives" in json.loads((a_copy / "status.json").read_text())["error"]
 
 
-def test_smoke(cli: Cli, tmp_path: Path) -> None:
-    """From the command line to its last lines; the same command then has nothing to resume."""
+def test_smoke_run_of_the_command_line(cli: Cli, tmp_path: Path) -> None:
+    """The same command with ``train.resume=true`` then has nothing to resume."""
     command_line = [*TINY_CAPSNET, "debug=smoke", "trainer.accelerator=cpu"]
     ended = cli("train", *command_line)
     assert (ended.status, ended.err) == (0, "")
     (directory,) = (tmp_path / "runs").iterdir()
-    found = json.loads((directory / "metrics.json").read_text())
-    assert found["steps"] == 2
-    assert found["test"]["error"] >= 0
+    result = json.loads((directory / "metrics.json").read_text())
+    assert result["steps"] == 2
+    assert result["test"]["error"] >= 0
     assert (directory / "figures" / "test_confusion.png").is_file()
     assert "test error" in ended.out
     assert f"run         runs/{directory.name}" in ended.out
@@ -364,7 +375,7 @@ def test_overfit_reaches_an_error_of_0(tmp_path: Path) -> None:
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
 @pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
-def test_profile_leaves_a_table(tmp_path: Path) -> None:
+def test_debug_profile_writes_a_table(tmp_path: Path) -> None:
     overrides = ["debug=profile", *TINY_CAPSNET, "trainer.accelerator=cpu", "data.batch_size=8", *NO_PICTURES]
     assert train(compose("train", overrides), tmp_path / "run")["steps"] == 12
     (table,) = (tmp_path / "run").glob("*profile*.txt")
@@ -375,12 +386,12 @@ def test_profile_leaves_a_table(tmp_path: Path) -> None:
 def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), tmp_path / "run")
+    result = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(events.Tags()["scalars"])
     assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(events.Tags()["images"])
-    assert events.Scalars("val/error")[-1].value == pytest.approx(found["val"]["error"])
+    assert events.Scalars("val/error")[-1].value == pytest.approx(result["val"]["error"])
     for split in ("val", "test"):
         (scalar,), (picture,) = events.Scalars(f"{split}/error"), events.Images(f"{split}/confusion")
         assert scalar.step == picture.step
@@ -389,9 +400,7 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
 
 
 @pytest.mark.whole
-def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
-    trained: Trained, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_run_killed_within_an_epoch_resumes_exactly(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     killer = f"+callbacks.killer={{_target_: tests.helpers.training.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
@@ -400,12 +409,12 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert checkpoint(directory)["global_step"] == 6
     assert not (directory / "metrics.json").exists()
 
-    found = train(tiny("train.resume=true", *options), directory)
-    assert results(found) == results(trained.result)
+    result = train(tiny("train.resume=true", *options), directory)
+    assert results(result) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
 
 
-def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(cli: Cli, tmp_path: Path) -> None:
     sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signal.SIGINT.value}}}"
     overrides = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES, sender]
     ended = cli("train", *overrides)
@@ -423,7 +432,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path
 
 
 @pytest.mark.whole
-def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tiny: Tiny, tmp_path: Path) -> None:
     options = ["trainer.precision=32-true", *NO_PICTURES]
     two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=64", "train.directory=two"]
     ended = python("-m", "capsule_lab.train", *TINY, *options, *two, cwd=tmp_path)
@@ -432,20 +441,20 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
 
     one = train(tiny(*options, "data.batch_size=128"), tmp_path / "one")
-    found = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    assert found["steps"] == one["steps"] == 4
-    assert found["test"]["error"] == one["test"]["error"]
-    assert found["val"] == pytest.approx(one["val"], rel=1e-4)
+    result = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    assert result["steps"] == one["steps"] == 4
+    assert result["test"]["error"] == one["test"]["error"]
+    assert result["val"] == pytest.approx(one["val"], rel=1e-4)
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
 
 
-def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False))
     with pytest.raises(ConfigError, match=r"^main\(\) must be started by Hydra; in a notebook call train\(compose\("):
         main.__wrapped__(compose("train", TINY))
 
 
-def test_log_is_shown_where_nothing_else_shows_it(
+def test_log_is_printed_if_no_handler_is_set_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
@@ -458,7 +467,7 @@ def test_log_is_shown_where_nothing_else_shows_it(
         assert root.handlers == handlers
 
 
-def test_last_lines_show_names_as_they_are(trained: Trained) -> None:
+def test_summary_prints_markup_in_names_literally(trained: Trained) -> None:
     name = "mine [bold]x[/] [/b] ["
     result = {**trained.result, "provenance": {**trained.result["provenance"], "name": name}}
     shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"), CHOSEN)).plain

@@ -1,6 +1,6 @@
-"""Faults on purpose, seeded: processes of runs and sweeps are killed and signalled, and results compared bit for bit.
+"""Random, seeded faults: processes of runs and sweeps are killed or signalled, and results are compared bit for bit.
 
-``python -m tests.campaign minutes=30`` deals the time out to all kinds of faults and prints how many were survived. A
-fault is survived if the command ends in success or one message, and the next one, without the fault, gives the
-results of a run that nothing happened to.
+``python -m tests.campaign minutes=30`` divides the time among all kinds of faults and prints how many were survived. A
+fault is survived if the command ends in success or with one message, and if the same command without the fault then
+gives the results of an undisturbed run.
 """

@@ -30,7 +30,7 @@ case=<number>      this one alone, with only=<its kind> and its seed=, as a fail
 
 
 def run(kinds: Mapping[str, tuple[str, Try]], minutes: float, seed: int) -> bool:
-    """Try faults of all kinds, the kind next that has had the least time; whether all were survived."""
+    """Try faults of all kinds, always of the kind with the least time so far; return whether all were survived."""
     spent = dict.fromkeys(kinds, 0.0)
     outcomes = {name: Counter[str]() for name in kinds}
     end = time.monotonic() + 60 * minutes
@@ -50,20 +50,20 @@ def run(kinds: Mapping[str, tuple[str, Try]], minutes: float, seed: int) -> bool
 
 
 def attempt(name: str, fault: Try, seed: int, number: int) -> str:
-    """``survived``, ``not hit``, or why not, with a colon."""
+    """Return ``survived``, ``not hit``, or the kind of failure and its details, with a colon between."""
     try:
         fault(random.Random(f"{name} {seed} {number}"))
     except NotHitError:
         return "not hit"
     except Fault as error:
         return str(error)
-    except Exception as error:  # what was left cannot be read: not survived, too
+    except Exception as error:  # unreadable files count as a failure
         return f"unreadable: {type(error).__name__}: {error} {traceback.format_exc(limit=-2)}".replace("\n", " ")
     return "survived"
 
 
 def main(arguments: Sequence[str], kinds: Mapping[str, tuple[str, Try]] = KINDS) -> int:
-    """The command; its exit status."""
+    """Run the command and return its exit status."""
     options = dict(argument.partition("=")[::2] for argument in arguments)
     names = options["only"].split(",") if "only" in options else [*kinds]
     if {*options} - {"minutes", "seed", "only", "case"} or not {*names} <= {*kinds}:
@@ -82,6 +82,6 @@ def main(arguments: Sequence[str], kinds: Mapping[str, tuple[str, Try]] = KINDS)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # its processes end with it
     processes.preload()
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Faults, drawn at random: runs that are killed or signalled, sweeps, and commands that meet each other."""
+"""Random faults: runs and sweeps that are killed or signalled, and commands that run at the same time."""
 
 import functools
 import os
@@ -41,7 +41,7 @@ TEMPORARY: list[Path] = []
 
 @contextmanager
 def fresh_folder() -> Iterator[tuple[Path, list[Process]]]:
-    """A folder for one case, and its processes, which are killed in the end."""
+    """A folder for one case and the list of its processes, which are killed at the end."""
     folder, started = Path(tempfile.mkdtemp(dir=TEMPORARY[0])), list[Process]()
     try:
         yield folder, started
@@ -52,7 +52,7 @@ def fresh_folder() -> Iterator[tuple[Path, list[Process]]]:
 
 
 class Case:
-    """A folder in which one command runs, perhaps several times, and what it gives if nothing happens to it."""
+    """A folder in which one command runs once or several times, compared with an undisturbed run of the command."""
 
     def __init__(self, place: tuple[Path, list[Process]], command: str, *arguments: str) -> None:
         (self.folder, self.started), self.command, self.arguments = place, command, arguments
@@ -65,7 +65,7 @@ class Case:
         return self.started[-1]
 
     def finish(self) -> None:
-        """The same command, without a fault, gives the same results and leaves nothing else behind."""
+        """Check that the same command without a fault gives the same results and leaves no other files."""
         expect_success(ended(self.start(*[RESUME] * (self.command == "train"))))
         self.compare()
 
@@ -81,7 +81,7 @@ def run(
 
 
 class Reference(NamedTuple):
-    """A command that nothing happened to: where, for how long, and how often it changed a file."""
+    """An undisturbed command: its folder, its duration, and its number of changes of files."""
 
     folder: Path
     seconds: float
@@ -97,7 +97,7 @@ def reference(command: str, *arguments: str) -> Reference:
 
 
 def counted(folder: Path, kill_at: int) -> Callable[[], Any]:
-    """Prepares a process to be killed before the so many-th change of a file or folder below ``folder/runs``."""
+    """Make a process kill itself before its change number ``kill_at`` of a file or folder below ``folder/runs``."""
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
     def prepare() -> None:
@@ -175,7 +175,7 @@ def rank(draw: random.Random) -> None:
 
 @functools.cache
 def table() -> str:
-    """A table of four runs of a second, and of two evaluations."""
+    """A table of four runs, of a second each, and two evaluations."""
     rows = [
         {"name": "one", "overrides": []},
         {"name": "uniform", "overrides": ["routing=uniform"]},
@@ -203,7 +203,7 @@ def sweep(draw: random.Random) -> None:
 
 
 def _targets(process: Process, target: str, seconds: float) -> list[int]:
-    """The processes of a sweep that are meant, after so many seconds and as soon as there is one."""
+    """Wait for ``seconds`` and until there is a process of this kind; return those processes of the sweep."""
     process.wait(seconds)
     while process.wait(0.01) is None:
         members = process.members()
@@ -219,7 +219,7 @@ def _nothing_alive(process: Process) -> None:
 
 
 def at_once(draw: random.Random) -> None:
-    """The same run several times, or many claims of one lock."""
+    """The same run in several processes, or many processes that take one lock."""
     kind, delays = draw.choice([_runs, _locks]), [draw.random() for _ in range(draw.randint(2, 5))]
     with fresh_folder() as place:
         kind(place, delays)
@@ -253,7 +253,7 @@ def _locks(place: tuple[Path, list[Process]], delays: list[float]) -> None:
 
 
 def _claim(folder: Path, claims: int) -> None:
-    """Hold the lock of one configuration so many times, and look at it whether held or not."""
+    """Take the lock of one configuration ``claims`` times, and read its state in between."""
     from capsule_lab.config.compose import compose
     from capsule_lab.errors import RunError
     from capsule_lab.runs import directories, lock

@@ -1,4 +1,4 @@
-"""What must hold after a fault: one sentence, the same results, nothing left."""
+"""Checks after a fault: one message, the same results, no files left."""
 
 import json
 import re
@@ -13,7 +13,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 class Fault(Exception):
-    """A fault that was not survived: the kind of failure, as differs, traceback or hangs, and what was seen."""
+    """A fault that was not survived: the kind of failure, such as differs, traceback or hangs, and its details."""
 
     def __init__(self, verdict: str, detail: str = "") -> None:
         words = " ".join(detail.split())
@@ -21,11 +21,11 @@ class Fault(Exception):
 
 
 class NotHitError(Exception):
-    """The fault did not take place: the process had ended before."""
+    """The fault did not happen because the process had already ended."""
 
 
 def ended(process: Process, seconds: float = LIMIT) -> Ended:
-    """How a process ended, if it does."""
+    """Wait for the end of a process; raise ``Fault`` if it hangs."""
     result = process.wait(seconds)
     if result is None:
         raise Fault("hangs", "".join(file.read_text(errors="replace") for file in process.files))
@@ -33,12 +33,12 @@ def ended(process: Process, seconds: float = LIMIT) -> Ended:
 
 
 def expect_sentence(result: Ended, *statuses: int, most: int = 1) -> None:
-    """One line ``capsule_lab: …`` on stderr and one of these statuses, if it failed; never a traceback.
+    """Check that a failed command has one line ``capsule_lab: …`` on stderr and an allowed status, and no traceback.
 
     Args:
         result: of a command.
-        statuses: of failures that may be, 2 if none is given.
-        most: sentences; each process of a run may say one.
+        statuses: allowed statuses of a failure; 2 if none is given.
+        most: largest number of lines; each process of a run may print one.
     """
     if TRACEBACK in result.err + result.out:
         raise Fault("traceback", f"status {result.status}: {result.err or result.out}")
@@ -56,19 +56,19 @@ def expect_success(result: Ended) -> None:
 
 
 def stopped_by(result: Ended, signum: int) -> None:
-    """A command that a signal came to: as that signal says, or it had ended."""
+    """Check that a signalled command ended by that signal, or had already ended."""
     if result.status == -signum and (signum == 9 or not result.out):
-        return  # SIGKILL, or any other before the command did anything, as while it imports
+        return  # SIGKILL, or another signal during the imports
     expect_sentence(result, 128 + signum)
 
 
 def expect_equal(folder: Path, whole: Path) -> None:
-    """All runs in a folder are bit for bit those that nothing happened to, and nothing else is left."""
-    found, expected = ({_first(file.parent): file.parent for file in each.glob("runs/*/config.yaml")} for each in (
-        folder, whole,
-    ))  # fmt: skip
-    if found.keys() != expected.keys():
-        raise Fault("differs", f"runs are {sorted(found)}, not {sorted(expected)}")
+    """Check that all runs in a folder equal undisturbed ones bit for bit, and that no other files are left."""
+    names, expected = (
+        {_first(file.parent): file.parent for file in place.glob("runs/*/config.yaml")} for place in (folder, whole)
+    )
+    if names.keys() != expected.keys():
+        raise Fault("differs", f"runs are {sorted(names)}, not {sorted(expected)}")
     for directory in sorted(file.parent for file in folder.glob("runs/*/config.yaml")):
         other = expected[_first(directory)]
         wrong = differences(_read(directory / "metrics.json"), directory, _read(other / "metrics.json"), other)
@@ -83,7 +83,7 @@ def expect_equal(folder: Path, whole: Path) -> None:
 
 
 def _first(directory: Path) -> str:
-    """The name of a run, or of the first of its configuration."""
+    """The name of the first run of the same configuration."""
     return re.sub(r"(-[0-9a-f]{8})-\d+$", r"\1", directory.name)
 
 

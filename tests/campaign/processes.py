@@ -1,7 +1,7 @@
-"""Processes of the campaign: forked from one that has imported everything, signalled by number only.
+"""Processes of the campaign: forked from a process that has imported everything, and signalled by number only.
 
-Each command is the leader of a session of its own. What it starts is in that session, also when its parent has died,
-and nothing else is: no other process is ever signalled.
+Each command leads a session of its own, which holds its descendants, even after their parent has died, and no other
+process. Only processes of these sessions are signalled.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Process:
-    """``function()`` in a process of its own, whose current directory and place for its output is ``folder``."""
+    """``function()`` in a process of its own; ``folder`` is its current directory and holds its output."""
 
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         number = next(_numbers)
@@ -38,14 +38,14 @@ class Process:
             time.sleep(0.001)  # it has not begun its session yet
 
     def wait(self, seconds: float = LIMIT) -> Ended | None:
-        """How it ended, with the negative number of a signal that killed it; ``None`` if it has not in that time."""
+        """How it ended, with the negative number of a signal that killed it; ``None`` if it still runs."""
         self.child.join(seconds)
         if self.child.exitcode is None:
             return None
         return Ended(self.child.exitcode, *(file.read_text(errors="replace") for file in self.files))
 
     def members(self) -> list[int]:
-        """Numbers of the living processes of its session, which began with it."""
+        """Numbers of the living processes of its session."""
         numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
         return [pid for pid in numbers if self._has(pid)]
 
@@ -60,14 +60,14 @@ class Process:
         return True
 
     def remain(self, seconds: float, but: int = 0) -> list[int]:
-        """Processes of the session still alive after that time, which ends early if there are none but one."""
+        """Processes of the session, except ``but``, that are alive after that time; return early if there are none."""
         end = time.monotonic() + seconds
         while (left := [pid for pid in self.members() if pid != but]) and time.monotonic() < end:
             time.sleep(0.05)
         return left
 
     def end(self) -> None:
-        """Kill what is left of the session."""
+        """Kill all processes of the session."""
         while left := self.members():
             for pid in left:
                 self.send(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ class Process:
 
 
 def status_of(pid: int) -> tuple[str, int, int]:
-    """State, parent and session of a process, as proc(5) has them; those of none if there is none."""
+    """State, parent and session of a process as in proc(5); ``("X", 0, 0)`` if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -104,7 +104,7 @@ def status_of(pid: int) -> tuple[str, int, int]:
 
 
 def forked(module: str, *arguments: str, prepare: Callable[[], Any] | None = None) -> Callable[[], Any]:
-    """``python -m module *arguments`` without the time for its imports; ``prepare`` is called before."""
+    """``python -m module *arguments`` without its imports; ``prepare`` is called first."""
 
     def main() -> None:
         sys.argv = [module, *arguments]

@@ -1,4 +1,4 @@
-"""What is typed becomes what Hydra takes, and folders of the user's own are found everywhere."""
+"""Command-line arguments are converted to those of Hydra, and configuration folders of the user are found."""
 
 import shlex
 import shutil
@@ -16,7 +16,7 @@ from tests.helpers.messages import one_sentence
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
 
 
-def test_arguments_become_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_converted_to_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for typed, expected in {
         "train logger=null callbacks=none routing=null": "logger=none callbacks=none routing=none",
@@ -32,20 +32,20 @@ def test_arguments_become_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> Non
         assert prepared(arguments, command) == expected.split()
 
 
-def test_a_path_can_be_pasted() -> None:
+def test_as_argument_quotes_any_path() -> None:
     for path in ("runs/a-1", "a b", "späces 日本/läuf 1", "it's", "a=b,c", "$x[1]", 'q"q', "~"):
         (word,) = shlex.split(as_argument("ckpt", path))
         assert OverridesParser.create().parse_override(word).value() == path
 
 
-def test_own_folder_reaches_what_is_composed(tmp_path: Path) -> None:
+def test_own_folder_is_searched_by_compose(tmp_path: Path) -> None:
     named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
     for words in ([f"--config-dir={named}"], ["-cd", str(named)], [f"hydra.searchpath=[file://{named},'pkg://torch']"]):
         with searching(own_folders(words)):
             assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
 
 
-def test_own_folder_reaches_tables_hints_and_the_list(
+def test_own_folder_is_searched_by_tables_hints_and_the_list(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given = ["--config-dir", str(MINE)]

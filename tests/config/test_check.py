@@ -1,4 +1,4 @@
-"""Keys and values are held to the signatures behind them; sentences for what is typed are in ``test_messages.py``."""
+"""Keys and values of a configuration are checked against signatures; ``test_messages.py`` has the messages."""
 
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class Typed(Base):
 
 
 def message_for(**options: Any) -> str | None:
-    """The sentence by which options of ``Typed`` are refused, if they are."""
+    """The error message for options of ``Typed``; ``None`` if they are valid."""
     try:
         check(OmegaConf.create({"mine": {"_target_": f"{__name__}.Typed", **options}}))
     except ConfigError as error:
@@ -37,7 +37,7 @@ def message_for(**options: Any) -> str | None:
     return None
 
 
-def test_values_are_held_to_the_annotations() -> None:
+def test_values_are_checked_against_annotations() -> None:
     assert message_for(flag=True, sizes=[1, 2], kind="a", pair=[1, 0.5], anything="x") is None
     assert message_for(sizes=[], whole=2, share=1, name=None) is None
     assert message_for(share=None, name="3") is None
@@ -66,7 +66,7 @@ MODELS = ("capsnet", "em_caps", "cnn_baseline", "pair_autoencoder data=mnist_pai
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_option_of_every_part_is_checked(model: str) -> None:
-    """A misspelt key, and a mapping for every plain value: what no number, text or list takes."""
+    """A misspelt key is refused, and so is a mapping in place of any number, text or list."""
     config = compose("train", [f"model={model.split()[0]}", *model.split()[1:]])
     parts = {path: node for path, node in _targets(config) if "plugins" not in path}
     assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()

@@ -1,4 +1,4 @@
-"""Every configuration that we ship composes and fits the code behind it, and what is given last wins."""
+"""Every shipped configuration composes and fits the code; presets have the documented precedence."""
 
 import functools
 import itertools
@@ -38,12 +38,12 @@ def class_of(node: Any) -> str | None:
     return node and node._target_.rpartition(".")[2]
 
 
-# --- what we ship composes and fits the code -------------------------------------------------------------------------
+# --- shipped configurations ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("experiment", options_of("experiment"))
 def test_every_experiment_is_built_as_its_head_says(experiment: str) -> None:
-    """With its command, what to expect or to use, and its number of parameters where that is there."""
+    """The head has a command, expectations or hardware, and the right number of parameters if it has one."""
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
     first, *head = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     assert first == "# @package _global_"
@@ -53,12 +53,12 @@ def test_every_experiment_is_built_as_its_head_says(experiment: str) -> None:
     config = compose("train", [f"experiment={experiment}"])
     check(config)
     network = build.build_without_weights(config).network
-    parameters = f"{sum(each.numel() for each in network.parameters()):,}"
+    parameters = f"{sum(parameter.numel() for parameter in network.parameters()):,}"
     assert re.findall(r"([\d,]+) parameters", text) in ([], [parameters])
 
 
 def changes(experiment: str, group: str) -> set[str]:
-    """Keys of a group that an experiment's file sets, or one that it builds on."""
+    """Keys of a group that the file of an experiment sets, or a file in its defaults."""
     file = OmegaConf.load(conf_dir() / "experiment" / f"{experiment}.yaml")
     assert isinstance(file, DictConfig)
     below = [name for name in file.get("defaults", []) if isinstance(name, str) and name != "_self_"]
@@ -70,7 +70,7 @@ PRESETS = [f"{group}={option}" for group in ("experiment", "debug") for option i
 
 @pytest.mark.whole
 @pytest.mark.parametrize("model", MODELS)
-def test_preset_fits_a_model_or_is_refused(model: str) -> None:
+def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
     without = train(f"model={model}")
     for preset in PRESETS if model in KINDS else ("experiment=quickstart", "debug=smoke"):
         group, _, name = preset.partition("=")
@@ -129,7 +129,7 @@ def test_every_other_option_and_every_command_composes() -> None:
 
 @pytest.mark.whole
 def test_every_monitor_is_measured() -> None:
-    """All of a module's metrics are logged; ``tests/test_train.py`` has the names of a run."""
+    """A module logs all of its metrics; ``tests/test_train.py`` checks the names that a run logs."""
     text = "".join(file.read_text() for file in conf_dir().rglob("*.yaml"))
     monitors = {*re.findall(r"\bmonitor: ([\w/]+)", text)} - {"val/loss"}
     data = {"heinsen": "smallnorb"}  # of a size that this refuses in MNIST
@@ -146,7 +146,7 @@ def test_every_monitor_is_measured() -> None:
 
 @pytest.fixture
 def presets(tmp_path: Path) -> str:
-    """A model and an experiment that contradict train.yaml and each other, as an override that finds them."""
+    """A search path with a model and experiments that contradict train.yaml and each other."""
     files = {
         "model/contrary": "defaults: [capsnet, override /routing: uniform, override /loss: cross_entropy]\nseed: 10",
         "experiment/contrary": "defaults: [override /routing: none, override /loss: spread]\nseed: 20",
@@ -159,8 +159,8 @@ def presets(tmp_path: Path) -> str:
     return f"hydra.searchpath=[{tmp_path.as_uri()}]"
 
 
-def test_precedence(presets: str) -> None:
-    """In whatever order the command line has them."""
+def test_command_line_overrides_experiment_and_experiment_overrides_model(presets: str) -> None:
+    """The order of arguments does not matter."""
     own = "routing=dynamic loss=margin seed=30"
     for given, routing, loss, seed in (
         ("model=contrary", "UniformRouting", "cross_entropy_loss", 10),
@@ -176,7 +176,7 @@ def test_precedence(presets: str) -> None:
     assert class_of(compose("train", [presets, "experiment=another_model", "model=capsnet"]).model) == "CapsNet"
 
 
-def test_precedence_of_what_we_ship() -> None:
+def test_shipped_presets_have_this_precedence() -> None:
     for words, values in {
         "model=em_caps_paper": {"loss": "official", "margin": "SigmoidRamp", "clip": 200.0, "cost": "official_legacy"},
         "model=em_caps_paper loss=spread": {"loss": "paper"},
@@ -193,7 +193,7 @@ def test_precedence_of_what_we_ship() -> None:
         for given in (words.split(), words.split()[::-1]):
             config = compose("train", given)
             margin = config.schedule.get("margin")
-            found = {
+            composed = {
                 "loss": config.loss.classification.get("reduction", "cross entropy"),
                 "margin": class_of(margin),
                 "every": margin and margin.get("every"),
@@ -203,7 +203,7 @@ def test_precedence_of_what_we_ship() -> None:
                 "test": config.train.test,
                 "iterations": (config.model.get("routing") or {}).get("iterations"),
             }
-            assert {key: found[key] for key in values} == values, words
+            assert {key: composed[key] for key in values} == values, words
 
 
 def test_overrides_of_a_configuration_are_kept_beside_it() -> None:

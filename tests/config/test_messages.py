@@ -1,7 +1,7 @@
-"""Each mistake gets one sentence, before anything is written; what only looks odd works.
+"""Invalid arguments are refused in one sentence before anything is written; unusual valid ones are accepted.
 
-The tables have what is typed after ``python -m capsule_lab.train`` and how the message begins, or has after ``…``;
-``None`` if a run starts.
+The tables map arguments of ``python -m capsule_lab.train`` to the beginning of the message. After ``…`` the text may
+stand anywhere in the message. ``None``: the arguments are valid.
 """
 
 import errno
@@ -110,7 +110,7 @@ def default_data() -> Any:
 
 
 def message_for(words: str, folder: Path) -> str | None:
-    """What ``train`` says to these words before it creates a directory, if it refuses them."""
+    """The message of ``train`` for these arguments before it creates a directory; ``None`` if they are valid."""
     base = [] if words.startswith("~") else TINY_DATA if "model=" in words else TINY
     given = [*base, *([words] if "{" in words else words.split())]
     overrides: list[str] = []
@@ -146,14 +146,14 @@ def fits(message: str | None, expected: str | None) -> bool:
 @pytest.mark.parametrize(
     "table", [WORDS, OPTIONS, KEYS, VALUES, PARTS], ids=["words", "options", "keys", "values", "parts"]
 )
-def test_a_mistake_gets_a_sentence(tmp_path: Path, table: dict[str, str | None]) -> None:
+def test_invalid_argument_is_refused_in_one_sentence(tmp_path: Path, table: dict[str, str | None]) -> None:
     build.quiet_lightning_logs()
-    found = {words: message_for(words, tmp_path / "run") for words in table}
-    assert {words: message for words, message in found.items() if not fits(message, table[words])} == {}
+    messages = {words: message_for(words, tmp_path / "run") for words in table}
+    assert {words: message for words, message in messages.items() if not fits(message, table[words])} == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_notebook_gets_the_same_sentences(tmp_path: Path) -> None:
+def test_compose_and_train_raise_the_same_messages(tmp_path: Path) -> None:
     from capsule_lab.train import train
 
     for override, message in (("seed=-1", VALUES["seed=-1"]), ("modle=capsnet", KEYS["modle=capsnet"])):
@@ -165,13 +165,6 @@ def test_a_notebook_gets_the_same_sentences(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-OF_TABLES = {  # of sweep and report
-    "": "table is missing; expected table=<name>, one of ",
-    "table=smok": "table=smok does not exist; did you mean smoke?",
-    "table=smoke rows=[dynamc]": "rows: dynamc is not in smoke; did you mean dynamic?",
-    "table=smoke trainer.max_epoch=1": "row dynamic: trainer.max_epoch does not exist; did you mean",
-    "table=smoke seed=1": "every run has seed=1; leave it out, seeds=[…] sets the seeds of a table",
-}
 OTHERS = {  # of other commands; RUN is a finished run
     "evaluate": "ckpt is missing; expected ckpt=<",
     "evaluate ckpt=nowhere": "no checkpoint at nowhere; expected a .ckpt file or the directory of a run",
@@ -181,7 +174,12 @@ OTHERS = {  # of other commands; RUN is a finished run
     "figures run=RUN held_out=0": "held_out is 0; expected a whole number, 1 or more",
     "figures run=RUN sheet_classes=3": "sheet_classes is 3; expected a list of whole numbers or null",
     "figures run=RUN logger=tensorbord": "…did you mean tensorboard?",
-    **{f"{each} {words}": said for words, said in OF_TABLES.items() for each in ("sweep", "report")},
+    "sweep": "table is missing; expected table=<name>, one of ",
+    "report": "table is missing; expected table=<name>, one of ",
+    "report table=smok": "table=smok does not exist; did you mean smoke?",
+    "sweep table=smoke rows=[dynamc]": "rows: dynamc is not in smoke; did you mean dynamic?",
+    "sweep table=smoke trainer.max_epoch=1": "row dynamic: trainer.max_epoch does not exist; did you mean",
+    "report table=smoke seed=1": "every run has seed=1; leave it out, seeds=[…] sets the seeds of a table",
     "report table=smoke columns=[x]": "columns is ['x'], but smoke has one without a name; leave columns= out",
     "sweep table=smoke budget=soon": "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m",
     "sweep table=smoke budget=9m launcher=slurm": "budget=9m works only with launcher=basic and launcher=gpus; with la",
@@ -231,7 +229,7 @@ OTHERS = {  # of other commands; RUN is a finished run
 }
 
 
-def test_every_command_refuses_in_one_line_and_leaves_nothing(
+def test_every_command_refuses_in_one_line_and_writes_nothing(
     cli: Cli, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_network(monkeypatch)
@@ -249,15 +247,15 @@ def test_every_command_refuses_in_one_line_and_leaves_nothing(
 
 
 @pytest.mark.whole
-def test_process_refuses_and_shows_the_traceback_if_told(tmp_path: Path) -> None:
+def test_traceback_is_shown_only_with_hydra_full_error(tmp_path: Path) -> None:
     misspelt = ("-m", "capsule_lab.train", "trainer.max_epoch=3")
     one_sentence(interpreter(*misspelt, cwd=tmp_path))
     assert "Traceback" in interpreter(*misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1").err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_that_are_no_mistakes_of_a_configuration() -> None:
-    """Ours keep their message, the limits of the machine get one, and faults of the code none."""
+def test_user_message_covers_errors_of_the_machine_but_not_of_the_code() -> None:
+    """Own errors keep their message; errors of disk and memory get one; bugs get none."""
     for error, message in {
         DataError("no such file"): "no such file",
         OSError(errno.ENOSPC, "No space left", "last.ckpt"): "last.ckpt cannot be written or read: No space left",
@@ -269,7 +267,7 @@ def test_errors_that_are_no_mistakes_of_a_configuration() -> None:
         assert fits(user_message(error), message), error
 
 
-def test_faults_of_the_code_are_not_hidden(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bugs_keep_their_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_data", None)
     with pytest.raises(TypeError, match="not callable"):
         cli("train", *TINY)

@@ -1,4 +1,4 @@
-"""affNIST: which files decide what is tested on, and what provenance says of it."""
+"""affNIST: the test images of real and synthetic sets, and their provenance."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ def of(*stages: str, source="standin", **options) -> AffNISTDataModule:
 
 
 @pytest.mark.parametrize(("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))])
-def test_test_images_are_32_versions_of_each_test_digit_or_fewer(eval_images, expected):
+def test_test_set_has_32_versions_of_each_digit_or_eval_images(eval_images, expected):
     data = of("test", eval_images=eval_images, eval_batch_size=100)
     data.setup("test")
     loader = data.test_dataloader()
@@ -67,7 +67,7 @@ def test_test_images_are_32_versions_of_each_test_digit_or_fewer(eval_images, ex
     assert batch.factors.shape == (100, len(data.spec.factors))
 
 
-def test_training_and_validation_images_are_never_turned():
+def test_training_and_validation_images_are_not_transformed():
     data = of("fit", affine_validation=True)
     for name in ("train", "val"):
         batch = data.dataset(name)[(torch.arange(50), 0)]
@@ -84,7 +84,7 @@ def test_synthetic_test_set_does_not_depend_on_the_seed():
         assert one.equal(other) is same
 
 
-def test_affine_validation_is_of_the_validation_digits():
+def test_affine_validation_uses_the_validation_digits():
     data = of("fit", affine_validation=True, eval_batch_size=240)
     assert data.further_validations == ("affine",)
     plain, affine_set = data.val_dataloader()
@@ -104,7 +104,7 @@ def test_affine_validation_is_of_the_validation_digits():
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_real_files_are_tested_on_exactly(both, source):
+def test_real_test_images_are_read_exactly(both, source):
     data = of("test", source=source, directory=str(both), eval_batch_size=320)
     (stored,) = data.test_dataloader()
     batch = data.transform_batch(stored, "test")
@@ -121,7 +121,7 @@ def test_real_files_are_tested_on_exactly(both, source):
     }
 
 
-def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplog):
+def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
     with caplog.at_level(logging.WARNING, "capsule_lab"):
         data = of("fit", "test", source="auto", directory=str(real))
     (record,) = caplog.records
@@ -147,7 +147,7 @@ def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplo
 
 
 @pytest.mark.parametrize(("source", "mnist"), [("auto", False), ("standin", True)])
-def test_without_real_digits_all_images_are_of_stand_in_digits(both, source, mnist, caplog):
+def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplog):
     if not mnist:
         shutil.rmtree(both / "MNIST")
     data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
@@ -161,7 +161,7 @@ def test_without_real_digits_all_images_are_of_stand_in_digits(both, source, mni
 
 
 @pytest.mark.parametrize("missing", ["affNIST", "MNIST"])
-def test_real_needs_both_and_names_the_missing_files(both, missing):
+def test_source_real_names_the_missing_files(both, missing):
     shutil.rmtree(both / missing)
     with pytest.raises(
         DataError, match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$"
@@ -171,7 +171,7 @@ def test_real_needs_both_and_names_the_missing_files(both, missing):
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.parametrize("name", ["test.mat", "test.mat.zip"])
-def test_damaged_files_are_named_before_training_not_replaced(real, source, name):
+def test_damaged_file_is_named_before_training_and_kept(real, source, name):
     (real / "affNIST").mkdir()
     (real / "affNIST" / name).write_bytes(b"<!DOCTYPE html>")
     with pytest.raises(DataError, match=rf"^{real / 'affNIST' / name} "):
@@ -187,8 +187,8 @@ def test_training_reads_no_test_digits(real, stage):
     assert all(len(batch.labels) for loader in data.val_dataloader() for batch in loader)
 
 
-def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):
-    """Both are a "standin", one trained on real digits."""
+def test_synthetic_tests_of_real_and_stand_in_digits_are_distinguished(real, tmp_path):
+    """Both have the source "standin", but one was trained on real digits."""
     trained, here = (of(source=source, directory=str(real)) for source in ("auto", "standin"))
     for data in (trained, here):
         data.prepare_data()

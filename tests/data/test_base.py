@@ -1,4 +1,4 @@
-"""A data set of one's own: ``tests/templates/my_data``, two files outside of the package, works as it is."""
+"""``AbstractDataModule`` and the template of an own data set, ``tests/templates/my_data``."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ TEMPLATE = ROOT / "tests" / "templates" / "my_data"
 
 @pytest.fixture
 def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """The DataModule of the template, in a folder outside of ours."""
+    """The DataModule of the template, copied to a folder outside of the repository."""
     shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(str(tmp_path / "own"))
     import stripes
@@ -31,7 +31,7 @@ def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def seen(data: AbstractDataModule) -> dict[int, torch.Tensor]:
-    """Every training image of an epoch as the network gets it, by its key."""
+    """Every transformed training image of an epoch, by its key."""
     batches = [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
     return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
 
@@ -46,7 +46,7 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
 # --- the template -----------------------------------------------------------------------------------------------------
 
 
-def test_template_is_as_short_as_promised() -> None:
+def test_template_has_at_most_25_lines() -> None:
     lines = [line for line in (TEMPLATE / "stripes.py").read_text().splitlines() if line]
     assert len(lines) <= 25
 
@@ -61,18 +61,18 @@ def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "parts"), [(7, 1), (33, 2)])
-def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any, batch_size: int, parts: int) -> None:
+def test_torchvision_transform_depends_only_on_the_image(my_data: Any, batch_size: int, parts: int) -> None:
     options = {"validation": "none", "train_images": 66}
     whole = seen(of(my_data, **options, batch_size=66))
-    found: dict[int, torch.Tensor] = {}
+    images: dict[int, torch.Tensor] = {}
     for rank in range(parts):
-        found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
-    assert all(image.equal(whole[key]) for key, image in found.items())
-    assert len(found) >= 63  # the last batch of seven is dropped
+        images |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
+    assert all(image.equal(whole[key]) for key, image in images.items())
+    assert len(images) >= 63  # the last batch of seven is dropped
 
 
 @pytest.mark.parametrize(("training", "augment"), [(True, False), (False, True), (True, True)])
-def test_training_images_alone_are_augmented(my_data: Any, training: bool, augment: bool) -> None:
+def test_only_training_images_are_augmented(my_data: Any, training: bool, augment: bool) -> None:
     data = of(my_data, augment=augment)
     data.trainer.training = training
     batch = next(iter(data.train_dataloader()))
@@ -85,7 +85,7 @@ def test_training_images_alone_are_augmented(my_data: Any, training: bool, augme
 
 class Missing(AbstractSource):
     def find(self) -> None:
-        raise MissingDataError("the images are not in data/images; put them there")
+        raise MissingDataError("no images in data/images; put them there")
 
     def load(self, *, train: bool) -> Images:
         pytest.fail("there is nothing to load")
@@ -114,16 +114,12 @@ class MissingDataModule(AbstractDataModule):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (
-            "auto",
-            MissingDataError,
-            "the images are not in data/images; put them there. MissingDataModule has no stand-in",
-        ),
-        ("real", MissingDataError, "the images are not in data/images; put them there"),
+        ("auto", MissingDataError, "no images in data/images; put them there. MissingDataModule has no stand-in"),
+        ("real", MissingDataError, "no images in data/images; put them there"),
         ("standin", DataError, "data.source is standin, and MissingDataModule has no stand-in: set data.source=real"),
     ],
 )
-def test_without_images_and_stand_in_is_an_error(source: Any, error: type[Exception], message: str) -> None:
+def test_missing_images_without_a_stand_in_are_an_error(source: Any, error: type[Exception], message: str) -> None:
     data = MissingDataModule(source=source)
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         data.setup("fit")
@@ -131,7 +127,7 @@ def test_without_images_and_stand_in_is_an_error(source: Any, error: type[Except
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_a_transform_is_required(source: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCaptureFixture) -> None:
     data = MissingDataModule(source=source, standin=Zeros(), validation="none")
     data.setup("fit")
     assert data.uses_standin
@@ -163,7 +159,7 @@ class InParts(MissingDataModule):
     ],
     ids=str,
 )
-def test_a_batch_is_transformed_under_the_name_of_its_set(state: dict[str, bool] | None, names: list[str]) -> None:
+def test_transform_gets_the_name_of_the_set(state: dict[str, bool] | None, names: list[str]) -> None:
     data: Any = InParts(standin=Zeros())
     data.trainer = None if state is None else trainer(**state)
     batch = Batch(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long())

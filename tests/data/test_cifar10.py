@@ -1,4 +1,4 @@
-"""CIFAR10: augmentation and the experiment; its files are in ``test_sources``."""
+"""CIFAR10: augmentation and the experiment. ``test_sources`` covers its files."""
 
 import inspect
 
@@ -20,7 +20,7 @@ PHOTOGRAPHS = torch.from_numpy(RANDOM.integers(0, BRIGHTEST, (50, 3, 32, 32), dt
 KEYS = sample_key(0, 0, torch.arange(50))
 
 
-def test_files_are_those_that_torchvision_has():
+def test_checksums_are_those_of_torchvision():
     source = datasets.CIFAR10
     assert dict([*source.train_list, *source.test_list]) == cifar10.CIFAR10Files.checksums
     assert source.url == cifar10.SERVER + cifar10.ARCHIVE
@@ -45,7 +45,7 @@ def test_evaluation_is_on_the_centre_standardised(crop, corner):
 
 
 def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
-    """Five draws for every image, by its key; the last step undoes the brightness, so both sides of it are compared."""
+    """Five random numbers per image, from its key. The last step undoes brightness, so it is also compared before."""
     data = CIFAR10DataModule(source="standin")
     seen = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     monkeypatch.setattr(cifar10, "standardise", lambda images: images)
@@ -68,23 +68,23 @@ CHANGED = {"crop": 20, "flip": False, "brightness": 5.0, "contrast": 0.3, "eval_
 @pytest.mark.parametrize(
     "option", [name for name in inspect.signature(CIFAR10DataModule).parameters if name != "options"]
 )
-def test_every_option_does_something(monkeypatch, option):
+def test_every_option_changes_the_data(monkeypatch, option):
     monkeypatch.setattr(cifar10, "standardise", lambda images: images)
-    found = []
+    observed = []
     for options in ({}, {option: CHANGED[option]}):  # with and without
         data = CIFAR10DataModule(source="standin", **options)
         data.setup("fit")
         images = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-        found.append(
+        observed.append(
             (images.shape, images[..., 0].sum().item(), len(data.val_dataloader()), len(data.sets["train"].labels))
         )
-    assert found[0] != found[1]
+    assert observed[0] != observed[1]
 
 
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 
-def test_network_of_the_experiment_is_as_large_as_published():
+def test_network_of_the_experiment_has_the_published_size():
     network = build.build_without_weights(compose("train", ["experiment=sabour2017/cifar10"])).network
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.digits.routing.leaky

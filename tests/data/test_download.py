@@ -1,4 +1,4 @@
-"""Files of data sets: recognised when whole, fetched whole or not at all."""
+"""Files of data sets are verified by checksums, and downloaded completely or not at all."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ def everything_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_an_error_in_reading_names_the_file(tmp_path):
+def test_reading_error_names_the_file(tmp_path):
     for error, reason in [
         (PermissionError(13, "Permission denied"), "Permission denied"),
         (ValueError("Unknown mat file type,\n version 60, 33"), "Unknown mat file type, version 60, 33"),
@@ -40,7 +40,7 @@ def test_an_error_in_reading_names_the_file(tmp_path):
         assert caught.value.__cause__ is error
 
 
-def test_verify_names_what_is_missing_or_damaged(tmp_path):
+def test_verify_names_missing_and_damaged_files(tmp_path):
     assert verify(tmp_path / "nowhere", CHECKSUMS, "Toys") is False
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
     for number, (there, missing) in enumerate(((["first"], "second, third"), (["second", "third"], "first"))):
@@ -55,8 +55,8 @@ def test_verify_names_what_is_missing_or_damaged(tmp_path):
             verify(tmp_path, CHECKSUMS, "Toys")
 
 
-def test_fetch_puts_the_files_in_place_in_one_step_and_leaves_others(tmp_path):
-    """The folder does not exist until it is whole: it is the very folder that was filled, renamed."""
+def test_fetch_renames_the_complete_folder_and_keeps_other_files(tmp_path):
+    """The folder does not exist until it is complete: it is the scratch folder, renamed."""
     filled = []
 
     def download(scratch: Path) -> None:
@@ -88,7 +88,7 @@ def test_fetch_puts_the_files_in_place_in_one_step_and_leaves_others(tmp_path):
     ],
     ids=repr,
 )
-def test_fetch_that_fails_leaves_nothing_and_returns_the_reason(tmp_path, error, reason):
+def test_failed_fetch_leaves_nothing_and_returns_the_reason(tmp_path, error, reason):
     def download(scratch: Path) -> None:
         write(scratch, "first", "second")
         raise error
@@ -109,7 +109,7 @@ SERVERS = ("https://first.example/a/", "https://second.example/")
 KNOWN = {name: f"{name}:{hashlib.new(name, b'content').hexdigest()}" for name in ("md5", "sha256")}
 
 
-def test_a_file_is_downloaded_from_the_first_server_that_has_it(tmp_path, monkeypatch, capfd):
+def test_file_is_downloaded_from_the_first_server_that_has_it(tmp_path, monkeypatch, capfd):
     timeout = requests.exceptions.ConnectTimeout("…")
     for number, first in enumerate((b"content", b"another file", b"", timeout, OSError("reset"))):
         for algorithm, known in KNOWN.items():
@@ -121,7 +121,7 @@ def test_a_file_is_downloaded_from_the_first_server_that_has_it(tmp_path, monkey
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_reason_of_the_first_server_is_given(tmp_path, monkeypatch):
+def test_error_has_the_reason_of_the_first_server(tmp_path, monkeypatch):
     for error, reason in [
         (requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"), "ConnectionError"),
         (requests.exceptions.ReadTimeout("HTTPSConnectionPool(…)"), "ReadTimeout"),
@@ -134,7 +134,7 @@ def test_the_reason_of_the_first_server_is_given(tmp_path, monkeypatch):
         assert everything_below(tmp_path) == []
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+def test_download_has_a_timeout(tmp_path, monkeypatch):
     used: list[object] = []
     monkeypatch.setattr(requests, "get", lambda url, **options: used.append(options["timeout"]) or pytest.fail("asked"))
     with pytest.raises(pytest.fail.Exception):
@@ -142,7 +142,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     assert used == [10.0]
 
 
-def test_data_directory(monkeypatch):
+def test_data_directory_is_the_argument_or_the_environment_or_the_default(monkeypatch):
     monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
     assert data_directory(None) == Path("data")
     for argument, environment, expected in [

@@ -1,4 +1,4 @@
-"""Files of data sets from elsewhere: nothing in them is run, and nothing is written outside of their folder."""
+"""Hostile files of data sets run no code and write nothing outside of their folder."""
 
 import io
 import os
@@ -32,7 +32,7 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def members() -> list[tuple[str, bytes, str]]:
-    """Members of CIFAR10's archive that would write elsewhere if they were unpacked as they say: name, kind, link."""
+    """Name, kind and link of archive members that would write elsewhere if they were unpacked as requested."""
     return [
         ("../MARKER", tarfile.REGTYPE, ""),
         (f"{FOLDER}/../../MARKER", tarfile.REGTYPE, ""),
@@ -48,20 +48,20 @@ def members() -> list[tuple[str, bytes, str]]:
 
 
 def archive(name: str, kind: bytes, link: str) -> bytes:
-    """CIFAR10's archive with one more member, before the others or in the place of the one with its name."""
+    """CIFAR10's archive with a hostile first member, which replaces the one with the same name."""
     written, member = io.BytesIO(), tarfile.TarInfo(name)
     member.type, member.linkname = kind, link
     with tarfile.open(fileobj=written, mode="w:gz") as file:
         file.addfile(member, io.BytesIO(b""))
         for other, content in CONTENTS.items():
-            each = tarfile.TarInfo(f"{FOLDER}/{other}")
-            each.size = len(content)
-            if each.name != name:
-                file.addfile(each, io.BytesIO(content))
+            info = tarfile.TarInfo(f"{FOLDER}/{other}")
+            info.size = len(content)
+            if info.name != name:
+                file.addfile(info, io.BytesIO(content))
     return written.getvalue()
 
 
-def test_members_of_an_archive_stay_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_writes_only_into_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "SECRET").write_text("another file of the user")
     source = CIFAR10Files(tmp_path / "data")
     for member in members():
@@ -75,7 +75,7 @@ def test_members_of_an_archive_stay_in_its_folder(tmp_path: Path, monkeypatch: p
 
 
 class Calls:
-    """Pickles as a call of ``os.mkdir``."""
+    """An object whose unpickling calls ``os.mkdir``."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("MARKER",)
@@ -112,7 +112,9 @@ AFFNIST = {"objects": matlab(affNISTdata={"image": OBJECTS}), "pickle": PICKLES[
     ],
     ids=["CIFAR10", "SVHN", "affNIST"],
 )
-def test_files_create_arrays_only(tmp_path: Path, read: Callable[[Path], Any], contents: dict[str, bytes]) -> None:
+def test_hostile_file_is_refused_and_runs_nothing(
+    tmp_path: Path, read: Callable[[Path], Any], contents: dict[str, bytes]
+) -> None:
     (tmp_path / "SVHN").mkdir()
     for name, content in contents.items():
         with pytest.raises(DataError) as caught:
@@ -121,7 +123,7 @@ def test_files_create_arrays_only(tmp_path: Path, read: Callable[[Path], Any], c
         assert not list(tmp_path.rglob("MARKER")), name
 
 
-def test_members_of_a_zip_are_read_and_never_unpacked(tmp_path: Path) -> None:
+def test_zip_is_never_unpacked_to_disk(tmp_path: Path) -> None:
     for name in ("../MARKER", f"{tmp_path}/MARKER", "../test.mat"):
         with zipfile.ZipFile(tmp_path / "test.mat.zip", "w") as packed:
             packed.writestr(name, b"no MATLAB file")

@@ -1,4 +1,4 @@
-"""Pairs of one image: what is moved by how much, that nothing wraps around, and that matrices compose."""
+"""Pairs of views of one image: shifts without wrap-around, and affine matrices that compose."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ def data(**options: Any) -> MNISTPairsDataModule:
 
 
 def moved(image: Tensor, right: int, down: int) -> Tensor:
-    """One pixel after another; what comes from outside is 0."""
+    """A shift, pixel by pixel; pixels from outside are 0."""
     height, width = image.shape[1:]
-    found = torch.zeros_like(image)
+    shifted = torch.zeros_like(image)
     for row in range(height):
         for column in range(width):
             if 0 <= row - down < height and 0 <= column - right < width:
-                found[:, row, column] = image[:, row - down, column - right]
-    return found
+                shifted[:, row, column] = image[:, row - down, column - right]
+    return shifted
 
 
 @pytest.mark.parametrize("which", ["both", "target"])
 @pytest.mark.parametrize("largest", [0, 1, 2, 5])
-def test_the_second_image_is_the_first_moved_by_the_change(which: Any, largest: int) -> None:
-    """In pixels that both have, and in all where only the second moves: nothing wraps around, as ``roll`` would."""
+def test_second_image_is_the_first_shifted_by_the_change(which: Any, largest: int) -> None:
+    """In all pixels that both images have. No pixel wraps around, as with ``roll``."""
     images = torch.rand(40, 2, 16, 16)
     pair = MNISTPairsDataModule(source="standin", shift=largest, moved=which).pair(images, KEY[:40])
     margin = 0 if which == "target" else 2 * largest
@@ -43,7 +43,7 @@ def test_the_second_image_is_the_first_moved_by_the_change(which: Any, largest: 
     assert pair.first.equal(images) is (which == "target" or not largest)
 
 
-def test_all_shifts_come_and_axes_are_independent() -> None:
+def test_shifts_cover_their_range_and_axes_are_independent() -> None:
     key = sample_key(1, 0, torch.arange(5000))
     change = MNISTPairsDataModule(source="standin").pair(torch.rand(5000, 1, 8, 8), key).change
     assert {*change.flatten().tolist()} == {float(n) for n in range(-4, 5)}
@@ -60,30 +60,30 @@ def blob(x: float, y: float, size: int = 28) -> Tensor:
 
 
 def centres(images: Tensor) -> Tensor:
-    """Where the light of each image is, in halves of the image from its centre."""
+    """The centre of brightness of each image, in units of half the image from its centre."""
     places = torch.arange(28) - 13.5
     light = images[:, 0] / images.sum((1, 2, 3))[:, None, None]
     return torch.stack([(light * places).sum((1, 2)), (light * places[:, None]).sum((1, 2))], 1) / 14
 
 
-def test_the_matrix_takes_places_in_the_first_image_to_those_in_the_second() -> None:
-    """T is the second matrix times the inverse of the first; the reverse would be found."""
+def test_matrix_maps_places_of_the_first_image_to_the_second() -> None:
+    """The matrix is the second transform times the inverse of the first, and not the reverse."""
     module = MNISTPairsDataModule(source="standin", change="affine", shift=3, rotation=40.0)
     first, second, change = module.pair(blob(4.0, -3.0).expand(50, -1, -1, -1), KEY[:50])
     place = torch.cat([centres(first), torch.ones(50, 1)], 1)[:, :, None]
-    found, reverse = ((matrix @ place)[:, :2, 0] for matrix in (change, torch.linalg.inv(change)))
-    torch.testing.assert_close(found, centres(second), atol=0.15 / 14, rtol=0)
+    mapped, reverse = ((matrix @ place)[:, :2, 0] for matrix in (change, torch.linalg.inv(change)))
+    torch.testing.assert_close(mapped, centres(second), atol=0.15 / 14, rtol=0)
     assert (reverse - centres(second)).norm(dim=1).mean() > 2 / 14
 
 
-def test_a_matrix_of_a_turn() -> None:
-    """A quarter counter-clockwise takes what is on the right to the top, where y is negative."""
+def test_matrix_of_a_quarter_turn_is_counter_clockwise() -> None:
+    """It maps a point on the right to the top, where y is negative."""
     one, zero = torch.ones(1), torch.zeros(1)
     matrix = affine_matrix(rotation=one * torch.pi / 2, shear=zero, scale_x=one, scale_y=one)
     torch.testing.assert_close(matrix[0] @ torch.tensor([1.0, 0.0]), torch.tensor([0.0, -1.0]))
 
 
-def test_only_the_target_is_changed() -> None:
+def test_moved_target_keeps_the_first_image() -> None:
     module = MNISTPairsDataModule(source="standin", change="affine", moved="target")
     images = torch.rand(5, 1, 28, 28)
     first, second, change = module.pair(images, KEY[:5])
@@ -92,7 +92,7 @@ def test_only_the_target_is_changed() -> None:
     assert change[:, 2].equal(torch.tensor([0.0, 0.0, 1.0]).expand(5, 3))
 
 
-def test_nothing_to_change_is_the_identity() -> None:
+def test_affine_change_of_zero_range_is_the_identity() -> None:
     module = MNISTPairsDataModule(source="standin", change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0)
     images = torch.rand(3, 1, 28, 28)
     first, second, change = module.pair(images, KEY[:3])
@@ -105,7 +105,7 @@ def test_nothing_to_change_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize(("change", "shape"), [("shift", (2,)), ("affine", (3, 3))])
-def test_batches_have_a_target_and_a_change_and_keep_their_labels(change: str, shape: tuple[int, ...]) -> None:
+def test_batch_has_targets_a_change_and_labels(change: str, shape: tuple[int, ...]) -> None:
     module = data(change=change)
     batch = module.transform_batch(module.dataset("train")[torch.arange(6), 0], "train")
     assert batch.targets is not None

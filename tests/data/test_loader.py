@@ -1,4 +1,4 @@
-"""Batches: every image once, an order that can be repeated, resumed and dealt out."""
+"""Batches: every image once per epoch, a reproducible order, resuming, and several processes."""
 
 import re
 from itertools import islice, product
@@ -27,7 +27,7 @@ def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("size", "end"), [(12, []), (13, [1]), (15, [3]), (4, []), (3, [3]), (1, [1])])
-def test_every_image_once_per_epoch_but_for_a_ragged_end(size, end, drop_last):
+def test_epoch_has_every_image_once_except_a_dropped_last_batch(size, end, drop_last):
     sizes = [4] * (size // 4) + ([] if drop_last and size > 4 else end)
     for shuffle in [False, True]:
         batches = EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last)
@@ -38,22 +38,22 @@ def test_every_image_once_per_epoch_but_for_a_ragged_end(size, end, drop_last):
         assert shuffle or flat(seen) == list(range(sum(sizes)))
 
 
-def test_order_is_a_function_of_seed_and_epoch_alone():
+def test_order_depends_only_on_seed_and_epoch():
     def order(seed: int, epoch: int, batch_size: int = 10, *before: int) -> list[int]:
         batches = EpochBatches(100, batch_size, seed=seed, shuffle=True)
-        for each in (*before, epoch):
-            batches.set_epoch(each)
+        for number in (*before, epoch):
+            batches.set_epoch(number)
             drawn = flat(indices(batches))
         return drawn
 
     torch.manual_seed(0)
     orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(each) for each in orders}) == 4
+    assert len({tuple(indices) for indices in orders}) == 4
     torch.manual_seed(1)
     assert order(0, 1, 7, 0, 5) == order(0, 1, 32) == orders[1]
 
 
-def test_two_processes_see_together_what_one_would():
+def test_two_processes_together_have_the_batches_of_one():
     for shuffle, drop_last, size in product((False, True), (False, True), (32, 31, 30, 26, 8, 7, 2)):
         options = {"shuffle": shuffle, "drop_last": drop_last}
         one = EpochBatches(size, 8, **options)
@@ -64,7 +64,7 @@ def test_two_processes_see_together_what_one_would():
 
 
 @pytest.mark.parametrize(("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)])
-def test_end_too_short_to_go_round_joins_the_batch_before(size, world_size):
+def test_last_batch_too_small_for_all_processes_joins_the_one_before(size, world_size):
     ranks = [EpochBatches(size, 8 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
     seen = [indices(rank) for rank in ranks]
     assert len({len(batches) for batches in seen}) == 1
@@ -78,7 +78,7 @@ def keys(loader: ResumableLoader, epoch: int) -> list[list[int]]:
 
 
 def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]], dict[str, int]]:
-    """Keys of the batches handed out until then, and what a checkpoint would keep."""
+    """Keys of the batches handed out so far, and the state of the loader in a checkpoint."""
     stopped = loader(**options)
     stopped.batches.set_epoch(epoch)
     before = [batch.key.tolist() for batch in islice(stopped, handed_out)]
@@ -90,7 +90,7 @@ def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]],
     [{}, {"drop_last": True}, *({"batch_size": 4, "rank": rank, "world_size": 2} for rank in (0, 1))],
     ids=str,
 )
-def test_resume_yields_exactly_the_remaining_batches_and_then_whole_epochs(options):
+def test_resumed_epoch_has_exactly_the_remaining_batches(options):
     whole, following = (keys(loader(shuffle=True, **options), epoch) for epoch in (3, 4))
     for handed_out in range(6):
         before, state = stop_after(handed_out, 3, shuffle=True, **options)
@@ -102,7 +102,7 @@ def test_resume_yields_exactly_the_remaining_batches_and_then_whole_epochs(optio
         assert keys(resumed, 4) == following
 
 
-def test_resume_twice_in_one_epoch():
+def test_loader_can_be_resumed_twice_in_one_epoch():
     _, state = stop_after(2, 0)
     resumed, again = loader(), loader()
     resumed.load_state_dict(state)
@@ -113,7 +113,7 @@ def test_resume_twice_in_one_epoch():
 
 @pytest.mark.parametrize(("handed_out", "after"), [(2, 1), (7, 1), (2, 2), (7, 0)])
 def test_state_of_another_or_a_complete_epoch_is_forgotten(handed_out, after):
-    """Two batches of seven, as with trainer.limit_train_batches, or all: then a checkpoint, then the next epoch."""
+    """Stopped after two of seven batches, as with trainer.limit_train_batches, or after all of them."""
     _, state = stop_after(handed_out, 0, shuffle=True)
     resumed = loader(shuffle=True)
     resumed.load_state_dict(state)
@@ -148,7 +148,7 @@ IMAGES, LABELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1,
     ],
     ids=range(8),
 )
-def test_sets_that_are_none_are_refused(images, message):
+def test_invalid_set_of_images_is_refused(images, message):
     check_images(Images(IMAGES, LABELS), 3, "the test set of Toys")
     with pytest.raises(DataError, match=re.escape(f"the test set of Toys has {message}")):
         check_images(images, 3, "the test set of Toys")

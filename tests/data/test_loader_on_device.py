@@ -1,4 +1,4 @@
-"""Sets of images on the device that trains: the same samples wherever they are made, and none that needs the host."""
+"""Sets of images on the training device: equal samples on host and device, without synchronisation with the host."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ from capsule_lab.data.standins.affnist import SyntheticAffNIST
 from capsule_lab.types import Batch
 from tests.helpers.data_modules import trainer
 
-VARIANTS = {  # of data sets whose options choose other code
+VARIANTS = {  # data sets, and options that choose other code
     **{name: [name] for name in options_of("data")},
     "smallnorb_pairs": ["smallnorb_pairs", "data.categories=[animal,human,airplane,truck,car]"],
     "affine placing": ["multimnist", "data.placing=affine"],
@@ -51,7 +51,9 @@ def data(request: pytest.FixtureRequest, toynorb: Path) -> AbstractDataModule:
 def loaders(data: AbstractDataModule, *, on_device: bool) -> list[tuple[str, ResumableLoader]]:
     """Every set that the module has, by name."""
     data.on_device = on_device
-    as_list = [each if isinstance(each, list) else [each] for each in (data.val_dataloader(), data.test_dataloader())]
+    as_list = [
+        given if isinstance(given, list) else [given] for given in (data.val_dataloader(), data.test_dataloader())
+    ]
     train = data.train_dataloader()
     train.batches.set_epoch(3)
     names = ("train", *data.val_names, *data.test_names)
@@ -63,18 +65,17 @@ def equal(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     return all(a is b is None or a.equal(b) for a, b in pairs)
 
 
-def test_batches_are_the_same_wherever_they_are_made(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_host_and_device_are_equal(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[InMemory] = []
     move = InMemory.to
     monkeypatch.setattr(InMemory, "to", lambda self, device: moved.append(self) or move(self, device))
-    host, device = (loaders(data, on_device=each) for each in (False, True))
+    host, device = (loaders(data, on_device=on_device) for on_device in (False, True))
     for (name, one), (_, other) in zip(host, device, strict=True):
         assert equal(*([data.transform_batch(batch, name) for batch in loader] for loader in (one, other)))
     assert len(moved) >= 2
 
 
-def test_a_run_goes_on_with_the_same_batches_wherever_they_are_made(data: AbstractDataModule) -> None:
-    """One that was stopped on the host, on the device."""
+def test_run_stopped_on_the_host_resumes_on_the_device(data: AbstractDataModule) -> None:
     (_, stopped), *_ = loaders(data, on_device=False)
     before = list(islice(stopped, 2))
     data.load_state_dict(stopped.state_dict())
@@ -83,7 +84,7 @@ def test_a_run_goes_on_with_the_same_batches_wherever_they_are_made(data: Abstra
     assert equal([*before, *resumed], list(whole))
 
 
-def test_samples_depend_neither_on_their_batch_nor_on_those_beside_them(data: AbstractDataModule) -> None:
+def test_sample_does_not_depend_on_its_batch(data: AbstractDataModule) -> None:
     for name in ("train", *data.val_names, *data.test_names):
         dataset = data.dataset(name)
         order = torch.randperm(min(len(dataset), 20), generator=torch.Generator().manual_seed(0))
@@ -95,7 +96,7 @@ def test_samples_depend_neither_on_their_batch_nor_on_those_beside_them(data: Ab
         assert whole.images.dtype == torch.float32
 
 
-def test_training_images_alone_are_new_in_every_epoch_and_only_with_augmentation(
+def test_only_augmented_training_images_change_with_the_epoch(
     data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changes(name: str) -> bool:
@@ -112,19 +113,19 @@ def test_training_images_alone_are_new_in_every_epoch_and_only_with_augmentation
 
 
 class OneDevice(TorchDispatchMode):
-    """Fails where a tensor of the host meets one of the device, is copied there, or an error is looked for there."""
+    """Fails for operators that mix or copy tensors of host and device, or that check for errors on the device."""
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         assert operator is not torch.ops.aten._linalg_check_errors.default
         result = operator(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor) and each.ndim]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor) and leaf.ndim]
         assert len({tensor.device.type for tensor in tensors}) <= 1, operator
         return result
 
 
-def test_nothing_of_a_batch_on_a_gpu_needs_the_host(data: AbstractDataModule) -> None:
+def test_batch_on_a_gpu_needs_no_synchronisation(data: AbstractDataModule) -> None:
     sets = {name: data.dataset(name) for name in ("train", *data.val_names, *data.test_names)}
     with FakeTensorMode(allow_non_fake_inputs=True):  # raises for numbers that are read, and shapes that they decide
         for name, dataset in sets.items():
@@ -139,7 +140,7 @@ def test_nothing_of_a_batch_on_a_gpu_needs_the_host(data: AbstractDataModule) ->
             assert {field.device for field in batch if field is not None} == {GPU}
 
 
-# --- when they are moved --------------------------------------------------------------------------------------------
+# --- option on_device -----------------------------------------------------------------------------------------------
 
 
 def mnist(**options: Any) -> MNISTDataModule:
@@ -166,7 +167,7 @@ def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
     assert copied() is None
 
 
-def test_batches_of_the_host_are_pinned_for_a_gpu_alone() -> None:
+def test_batches_of_the_host_are_pinned_only_for_a_gpu() -> None:
     data = mnist(on_device=False)
     for device, pinned in [(GPU, True), (torch.device("cpu"), False)]:
         data.trainer = on(device)
@@ -174,7 +175,7 @@ def test_batches_of_the_host_are_pinned_for_a_gpu_alone() -> None:
     assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")  # without a trainer
 
 
-def test_auto_moves_what_fits_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_moves_sets_that_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
     for free, expected in [(47_999, False), (48_000, True)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
@@ -187,7 +188,7 @@ def test_auto_moves_what_fits_in_a_quarter_of_the_free_memory(monkeypatch: pytes
         assert data.train_dataloader().dataset.device == device
 
 
-def test_what_turns_out_not_to_fit_stays_with_one_warning(
+def test_set_that_does_not_fit_stays_on_the_host_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> None:

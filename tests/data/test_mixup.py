@@ -1,4 +1,4 @@
-"""Mixtures of two training images: their shares, their partners, and that a run of them resumes."""
+"""Mixup: shares and partners of mixed images, and runs that resume exactly."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ COUNT = 40
 
 
 def images(count: int = COUNT) -> Images:
-    """Image n has the brightness n and the class n modulo 3."""
+    """Image n has brightness n and class n modulo 3."""
     index = torch.arange(count)
     return Images(index.to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2), index % 3, index[:, None])
 
@@ -44,26 +44,26 @@ def test_shares_are_distributed_as_beta(alpha: float) -> None:
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_image_and_labels_are_of_two_images_in_the_same_shares() -> None:
+def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
     index = torch.arange(COUNT)
-    found = mixed(index)
-    assert found.images.shape == (COUNT, 1, 2, 2)
-    torch.testing.assert_close(found.labels.sum(1), torch.ones(COUNT))
+    batch = mixed(index)
+    assert batch.images.shape == (COUNT, 1, 2, 2)
+    torch.testing.assert_close(batch.labels.sum(1), torch.ones(COUNT))
     partners = WithPartners(InMemory(images(), seed=5))[index, 0].images[COUNT:, 0, 0, 0].long()
-    own = found.labels.gather(1, (index % 3)[:, None])[:, 0]
+    own = batch.labels.gather(1, (index % 3)[:, None])[:, 0]
     other = partners % 3 != index % 3  # of the same class the share cannot be told from the labels
     brightness = own * index + (1 - own) * partners
-    torch.testing.assert_close(found.images[other, 0, 1, 1], brightness[other])
+    torch.testing.assert_close(batch.images[other, 0, 1, 1], brightness[other])
     assert other.sum() > COUNT / 3
     assert len(partners.unique()) > COUNT / 3
-    assert found.factors is not None
-    assert torch.equal(found.factors, index[:, None])
-    assert torch.equal(found.key, InMemory(images(), seed=5)[index, 0].key)
-    assert len(found.labels.amax(1).unique()) > COUNT / 3
-    assert not torch.equal(found.labels, mixed(index, epoch=1).labels)
+    assert batch.factors is not None
+    assert torch.equal(batch.factors, index[:, None])
+    assert torch.equal(batch.key, InMemory(images(), seed=5)[index, 0].key)
+    assert len(batch.labels.amax(1).unique()) > COUNT / 3
+    assert not torch.equal(batch.labels, mixed(index, epoch=1).labels)
 
 
-def test_mixtures_depend_neither_on_the_batch_nor_on_the_processes() -> None:
+def test_mixture_does_not_depend_on_its_batch_or_process() -> None:
     whole = mixed(torch.arange(COUNT))
     batches = [index for rank in range(2) for index, _ in EpochBatches(COUNT, 5, rank=rank, world_size=2, shuffle=True)]
     for index in batches:
@@ -73,13 +73,13 @@ def test_mixtures_depend_neither_on_the_batch_nor_on_the_processes() -> None:
     assert len(torch.cat(batches)) == COUNT
 
 
-def test_set_is_moved_with_its_partners() -> None:
+def test_set_with_partners_is_moved_to_a_device() -> None:
     moved = WithPartners(InMemory(images(), seed=5)).to(torch.device("meta"))
     assert moved.device == torch.device("meta")
     assert len(moved) == COUNT
 
 
-def test_classes_are_those_of_the_larger_share() -> None:
+def test_class_of_a_mixture_has_the_larger_share() -> None:
     labels = torch.tensor([[0.0, 0.3, 0.7], [1.0, 0.0, 0.0]])
     one = Batch(torch.zeros(2, 1, 2, 2), labels, torch.arange(2))
     assert one.classes.tolist() == [2, 0]
@@ -87,7 +87,7 @@ def test_classes_are_those_of_the_larger_share() -> None:
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss])
-def test_loss_of_whole_shares_is_that_of_classes(loss: Any) -> None:
+def test_loss_of_one_hot_shares_equals_that_of_labels(loss: Any) -> None:
     scores, labels = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.1, 0.9]]), torch.tensor([0, 1])
     whole = torch.nn.functional.one_hot(labels, 3).float()
     torch.testing.assert_close(loss(scores, whole), loss(scores, labels))
@@ -105,15 +105,15 @@ def test_run_of_mixtures_resumes_exactly(tiny: Tiny, tmp_path: Path, model: list
     config = tiny(*MIXUP, "callbacks.not_learning.min_steps=8", model=model)
     whole = train(config, tmp_path / "whole")
     assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
-    found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    ours, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
+    assert [name for name in expected if not torch.equal(ours[name], expected[name])] == []
     errors = [float(row["train/error"]) for row in curves(tmp_path / "run") if row["train/error"]]
     assert all(0 < error <= 100 for error in errors)
     config.data.mixup = None
     assert results(train(config, tmp_path / "plain")) != results(whole)
 
 
-def test_loader_outside_of_training_mixes_nothing() -> None:
+def test_images_are_not_mixed_outside_of_training() -> None:
     data = MNISTDataModule(source="standin", mixup=0.4, train_images=20, batch_size=10)
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))

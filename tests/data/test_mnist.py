@@ -1,4 +1,4 @@
-"""MNIST from files in the real format, its stand-in, and what all data sets do alike: splits, augmentation, resume."""
+"""MNIST and its stand-in, and the behaviour that all data sets share: splits, augmentation, state."""
 
 import numpy as np
 import pytest
@@ -31,12 +31,12 @@ def test_only_verified_files_are_read(real):
     np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
 
 
-def test_servers_and_archives_are_those_that_torchvision_has():
+def test_servers_and_checksums_are_those_of_torchvision():
     assert set(MNIST.mirrors) == set(mnist.SERVERS)
     assert {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources} == mnist.ARCHIVES
 
 
-# --- what is loaded, and what provenance says
+# --- loaded images and provenance
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
@@ -54,7 +54,7 @@ def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, 
     assert asked == [(f"{source}_source", train)]
 
 
-def test_provenance_tells_splits_apart():
+def test_provenance_distinguishes_splits():
     hashes = set()
     for options, sizes in [
         ({}, (1198, 240)),
@@ -65,10 +65,10 @@ def test_provenance_tells_splits_apart():
         ({"validation_share": 0.1}, (1294, 144)),
     ]:
         data = standin(**options)
-        found = dict(data.provenance["split"])
-        hashes.add(found.pop("hash"))
+        split = dict(data.provenance["split"])
+        hashes.add(split.pop("hash"))
         validation = options.get("validation", "first")
-        assert found == {"validation": validation, "train_images": sizes[0], "val_images": sizes[1]}
+        assert split == {"validation": validation, "train_images": sizes[0], "val_images": sizes[1]}
         assert (len(data.sets["train"].labels), len(data.sets["val"].labels)) == sizes
         assert (data.val_dataloader() == []) is (validation == "none")
     assert len(hashes) == 6
@@ -79,7 +79,7 @@ def test_provenance_tells_splits_apart():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["train", "val", "test"])
-def test_network_sees_floats_in_the_unit_interval(training, name):
+def test_network_gets_floats_in_the_unit_interval(training, name):
     data = standin(training=training)
     data.setup("test")
     stored = next(iter(getattr(data, f"{name}_dataloader")()))
@@ -96,7 +96,7 @@ def test_network_sees_floats_in_the_unit_interval(training, name):
     ("training", "options"),
     [(None, {}), (False, {}), (True, {"augment": False}), (True, {"shift": 0}), (True, {}), (True, {"shift": 1})],
 )
-def test_training_images_alone_are_moved_by_at_most_shift(training, options):
+def test_only_training_images_are_shifted(training, options):
     data = standin(training=bool(training), batch_size=32, **options)
     if training is None:
         data.trainer = None

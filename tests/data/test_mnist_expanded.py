@@ -1,4 +1,4 @@
-"""Expanded MNIST: where digits are put, when they are put elsewhere, and what that depends on."""
+"""Expanded MNIST: the places of digits on the larger canvas."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ def standin(**options) -> ExpandedMNISTDataModule:
 
 
 def seen(data: ExpandedMNISTDataModule, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels as the network gets them."""
+    """Images and labels that the network gets."""
     batch = data.dataset(name)[torch.arange(len(data.sets[name].labels)), 0]
     return data.transform_batch(batch, name).images, batch.labels
 
 
 def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
-    """Where the first pixel of a white 28x28 frame is, ``(image, 2)``, drawn as training does."""
+    """Row and column of the first pixel of a white 28x28 frame, ``(image, 2)``, placed as in training."""
     data = ExpandedMNISTDataModule(source="standin", pad=pad, shift=shift)
     white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8).expand(count, -1, -1, -1)
     data.sets["train"] = Images(white, torch.zeros(count).long())
@@ -35,20 +35,20 @@ def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("pad", "shift"), [(6, 6), (6, 2), (4, 4), (0, 0), (6, 0)])
-def test_frame_is_always_inside_and_goes_everywhere_it_may(pad, shift):
+def test_digit_is_placed_at_every_allowed_place(pad, shift):
     allowed = range(pad - shift, pad + shift + 1)
     expected = {(row, column) for row in allowed for column in allowed}
     assert {tuple(place) for place in places(pad, shift).tolist()} == expected
 
 
 def test_places_are_uniform_and_rows_independent_of_columns():
-    found = places(count=16900)
-    counts = torch.bincount(found[:, 0] * 13 + found[:, 1], minlength=169)
+    drawn = places(count=16900)
+    counts = torch.bincount(drawn[:, 0] * 13 + drawn[:, 1], minlength=169)
     chi_squared = float(((counts - 100) ** 2 / 100).sum())
     assert chi_squared < 240  # 168 degrees of freedom: exceeded once in 4000 draws
 
 
-def test_network_sees_larger_images_of_the_same_digits():
+def test_network_gets_larger_images_of_the_same_digits():
     data = standin()
     images, labels = seen(data, "test")
     assert data.spec.image_shape == (1, 40, 40)
@@ -58,12 +58,12 @@ def test_network_sees_larger_images_of_the_same_digits():
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
-def test_places_are_a_function_of_the_seed(name):
+def test_places_depend_on_the_seed(name):
     first, second = (seen(standin(seed=seed), name)[0] for seed in (0, 1))
     assert not first.equal(second)
 
 
-def test_provenance(real: Path):
+def test_provenance_names_digits_and_canvas(real: Path):
     assert standin().provenance["name"] == f"{STANDIN_NAME}, placed on 40x40"
     data = ExpandedMNISTDataModule(directory=str(real), source="real")
     data.prepare_data()

@@ -1,4 +1,4 @@
-"""Pairs of digits: which, where, how laid over each other, and that they are the same wherever they are made."""
+"""MultiMNIST: the choice of pairs, places of the digits, their overlay, and reproducible pairs."""
 
 import hashlib
 from typing import Any
@@ -16,7 +16,7 @@ LABELS = (0, 0, 0, 1, 1, 2, 2, 2, 2)
 
 
 def numbered(labels: tuple[int, ...] = LABELS) -> Images:
-    """Images of one pixel: their own number."""
+    """Images of one pixel, whose value is the index of the image."""
     pixels = torch.arange(len(labels), dtype=torch.uint8).reshape(-1, 1, 1, 1)
     return Images(pixels, torch.tensor(labels))
 
@@ -31,7 +31,7 @@ def pairs_of(module: MultiMNISTDataModule, name: str, index: Tensor) -> Batch:
     return module.transform_batch(module.dataset(name)[index, 0], name)
 
 
-# --- which pairs -----------------------------------------------------------------------------------------------------
+# --- choice of pairs -------------------------------------------------------------------------------------------------
 
 
 def test_labels_differ_and_are_those_of_the_images() -> None:
@@ -43,7 +43,7 @@ def test_labels_differ_and_are_those_of_the_images() -> None:
 
 @pytest.mark.parametrize("same_class", ["never", "also", "only"])
 @pytest.mark.parametrize("first", range(len(LABELS)))
-def test_every_image_that_may_be_a_partner_is_as_likely(same_class: Any, first: int) -> None:
+def test_allowed_partners_are_equally_likely(same_class: Any, first: int) -> None:
     draws = 4000
     pairs = Pairs(numbered(), 3, size=draws * len(LABELS), fixed=True, same_class=same_class)
     seen = pairs[torch.arange(draws) * len(LABELS) + first, 0].images[:, :, 0, 0].long()
@@ -61,16 +61,14 @@ def test_every_image_that_may_be_a_partner_is_as_likely(same_class: Any, first: 
 @pytest.mark.parametrize(
     ("fixed", "seed", "epoch", "same"), [(True, 0, 1, True), (False, 0, 1, False), (True, 1, 0, False)]
 )
-def test_pairs_are_a_function_of_the_seed_and_of_the_epoch_unless_fixed(
-    fixed: bool, seed: int, epoch: int, same: bool
-) -> None:
+def test_pairs_depend_on_the_seed_and_on_the_epoch_unless_fixed(fixed: bool, seed: int, epoch: int, same: bool) -> None:
     one = Pairs(numbered(), 0, size=50, fixed=fixed)[torch.arange(50), 0]
     other = Pairs(numbered(), seed, size=50, fixed=fixed)[torch.arange(50), epoch]
     assert one.images.equal(other.images) is one.key.equal(other.key) is same
 
 
 @pytest.mark.parametrize(("name", "stage"), [("train", "fit"), ("val", "fit"), ("test", "test")])
-def test_pairs_are_of_one_split(name: str, stage: str) -> None:
+def test_both_digits_of_a_pair_are_of_one_split(name: str, stage: str) -> None:
     module = data(stage, val_pairs=9, test_pairs=9)
     module.sets[name] = numbered()  # images of 1 pixel that only this split has
     batch = module.dataset(name)[torch.arange(len(LABELS)), 0]
@@ -78,41 +76,41 @@ def test_pairs_are_of_one_split(name: str, stage: str) -> None:
     assert batch.images.shape == (len(LABELS), 2, 1, 1)
 
 
-def test_hundreds_of_thousands_of_test_pairs_are_never_made_at_once() -> None:
+def test_pairs_are_created_on_access() -> None:
     pairs = data("test", test_pairs=359_000).dataset("test")
     last = pairs[torch.tensor([len(pairs) - 1]), 0]
     assert len(pairs) == 1000 * 359
     assert last.images[0, 0].equal(pairs.data.images[-1, 0])
 
 
-# --- how they are composed -------------------------------------------------------------------------------------------
+# --- composition -----------------------------------------------------------------------------------------------------
 
 
 def reference_shift(digit: Tensor, down: int, right: int) -> Tensor:
-    """Onto 36x36, by slices of a larger canvas."""
+    """A digit shifted on 36x36 pixels, by slices of a larger canvas."""
     canvas = torch.zeros(48, 48)
     canvas[10 + down : 38 + down, 10 + right : 38 + right] = digit / 255
     return canvas[6:42, 6:42]
 
 
-def test_each_digit_is_moved_by_itself_on_36x36() -> None:
+def test_digits_of_a_pair_are_shifted_independently() -> None:
     for shift in [4, 6]:
         module = data(shift=shift)
         index = torch.arange(40)
         stored, made = module.dataset("train")[index, 0], pairs_of(module, "train", index)
-        found = []
+        shifts = []
         for digit, part in zip(stored.images.flatten(0, 1), made.parts.flatten(0, 2), strict=True):
             places = [(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)]
             (place,) = [place for place in places if reference_shift(digit, *place).equal(part)]
-            found.append(place)
-        moves = torch.tensor(found).reshape(-1, 2, 2)
+            shifts.append(place)
+        moves = torch.tensor(shifts).reshape(-1, 2, 2)
         assert moves.amax() == shift
         assert moves.amin() == -shift
         assert not moves[:, 0].equal(moves[:, 1])
 
 
 @pytest.mark.parametrize("name", ["train", "val"])
-def test_image_is_the_overlay_of_its_parts(name: str) -> None:
+def test_image_is_the_sum_or_maximum_of_its_parts(name: str) -> None:
     for blend in ("sum", "max"):
         batch = pairs_of(data(blend=blend), name, torch.arange(20))
         assert batch.parts is not None
@@ -123,8 +121,8 @@ def test_image_is_the_overlay_of_its_parts(name: str) -> None:
 
 
 @pytest.mark.whole
-def test_overlap_of_boxes_of_20_pixels() -> None:
-    """Percent, on average; CapsNet's authors say 80, which is one digit moving."""
+def test_boxes_of_20_pixels_have_the_expected_overlap() -> None:
+    """In percent, on average. The 80 of CapsNet's authors is the overlap if only one digit moves."""
     for shift, moving, overlap in [(4, 2, 72.6), (4, 1, 79.0), (6, 2, 61.6), (3, 2, 78.4)]:
         box = torch.zeros(28, 28, dtype=torch.uint8)
         box[4:24, 4:24] = 255
@@ -139,12 +137,12 @@ def test_overlap_of_boxes_of_20_pixels() -> None:
 @pytest.mark.parametrize(
     "options", [{"shift": 6}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}, {"same_class": "only"}], ids=str
 )
-def test_every_option_of_the_composition_does_something(options: dict[str, Any]) -> None:
-    one, other = (pairs_of(data(**each), "train", torch.arange(8)).images for each in ({}, options))
+def test_every_option_of_the_composition_changes_the_images(options: dict[str, Any]) -> None:
+    one, other = (pairs_of(data(**given), "train", torch.arange(8)).images for given in ({}, options))
     assert one.shape != other.shape or not one.equal(other)
 
 
-def test_tutorials_pairs_are_28_pixels_wide_and_smaller_digits() -> None:
+def test_affine_placing_shrinks_digits_on_28_pixels() -> None:
     module = data(pad=0, placing="affine", blend="max")
     batch = pairs_of(module, "train", torch.arange(200))
     stored = module.dataset("train")[torch.arange(200), 0].images / 255
@@ -154,11 +152,11 @@ def test_tutorials_pairs_are_28_pixels_wide_and_smaller_digits() -> None:
     assert 0.2 < shrunk.median() < 0.5  # areas of 0.5^2 to 0.7^2, a few digits being cut off
 
 
-# --- the same everywhere ---------------------------------------------------------------------------------------------
+# --- reproducibility -------------------------------------------------------------------------------------------------
 
 
-def test_hash_of_pairs_is_what_it_was() -> None:
-    """So that results of another machine or version can be compared pair by pair."""
+def test_pairs_have_the_recorded_hash() -> None:
+    """Results of other machines and versions can then be compared pair by pair."""
     batch = pairs_of(data("test"), "test", torch.arange(64))
     stored = hashlib.sha256((255 * batch.images).round().to(torch.uint8).numpy().tobytes()).hexdigest()
     assert stored[:16] == "651786a46484438b"
@@ -167,7 +165,7 @@ def test_hash_of_pairs_is_what_it_was() -> None:
 # --- facts and errors ------------------------------------------------------------------------------------------------
 
 
-def test_number_of_pairs_and_what_is_said_of_them() -> None:
+def test_number_of_pairs_follows_the_options() -> None:
     for options, name, size in [
         ({}, "train", 1438 - 240),
         ({"train_images": 100}, "train", 100),
@@ -192,6 +190,6 @@ def test_number_of_pairs_and_what_is_said_of_them() -> None:
         ((0,), "also", "an image of class 0 has no partner among 1 images"),
     ],
 )
-def test_images_that_cannot_be_paired_are_refused(labels: tuple[int, ...], same_class: Any, message: str) -> None:
+def test_image_without_a_partner_is_refused(labels: tuple[int, ...], same_class: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pairs(numbered(labels), 0, size=2, fixed=True, same_class=same_class)

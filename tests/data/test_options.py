@@ -1,4 +1,4 @@
-"""Options that cannot work: each gets one sentence, when the data set is built or set up; a data set is a key."""
+"""Invalid options of data sets are refused in one sentence; ``REFUSED`` has the options of each data set."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"contrast": 0.5}, "data.contrast is 0.5, but pairs are not augmented; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
     ],
-    SVHNDataModule: [({"shift": each}, rf"data\.shift is {each}; expected ") for each in (-1, 32)],
+    SVHNDataModule: [({"shift": shift}, rf"data\.shift is {shift}; expected ") for shift in (-1, 32)],
 }
 
 
@@ -105,7 +105,7 @@ def set_up(kind: type[AbstractDataModule], options: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_options_that_are_refused(kind: type[AbstractDataModule]) -> None:
+def test_invalid_options_are_refused(kind: type[AbstractDataModule]) -> None:
     for options, message in REFUSED[kind]:
         with pytest.raises(ValueError, match=f"^{message}") as caught:
             set_up(kind, options)

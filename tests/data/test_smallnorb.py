@@ -1,4 +1,4 @@
-"""smallNORB from tiny files in the real format, its stand-in, its splits, and what the network sees."""
+"""smallNORB: tiny files in the real format, the stand-in, splits, augmentation and crops."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
 
 @pytest.fixture
 def standin(toynorb):
-    """Makes a DataModule on the stand-in: ``standin("fit", split="azimuth")``."""
+    """A function that returns a DataModule on the stand-in: ``standin("fit", split="azimuth")``."""
 
     def make(*stages: str, training: bool = True, testing: bool = False, **options) -> SmallNORBDataModule:
         data = SmallNORBDataModule(directory=str(toynorb), source="standin", **options)
@@ -44,7 +44,7 @@ def standin(toynorb):
 
 
 def count_as_real(folder: Path, monkeypatch) -> None:
-    """Make the checksums those of the files in ``folder``."""
+    """Replace the published checksums by those of the files in ``folder``."""
     sums = {
         path.name.removesuffix(".gz"): Published(md5(path), hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(folder.glob("*.mat*"))
@@ -54,7 +54,7 @@ def count_as_real(folder: Path, monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """The files of ``real``, by their suffix: written once."""
+    """The files of ``real``, by suffix."""
     folder = tmp_path_factory.mktemp("written")
     return {suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")}
 
@@ -98,7 +98,7 @@ def test_training_files_are_read_back_exactly(real, source):
     assert data.val_dataloader() == []
 
 
-def test_test_files_are_read_back_exactly_and_alone(real):
+def test_test_files_are_read_back_exactly(real):
     data = SmallNORBDataModule(directory=str(real), source="real")
     data.setup("test")
     assert set(data.sets) == {"test"}
@@ -115,7 +115,7 @@ def test_training_never_reads_the_test_files(real, stage):
     assert set(data.sets) == {"train", "val"}
 
 
-def test_area_is_the_rounded_mean_of_four_pixels(real):
+def test_resize_area_is_the_rounded_mean_of_four_pixels(real):
     data = SmallNORBDataModule(directory=str(real), source="real", validation="none", resize="area")
     data.setup("fit")
     wide = stored(real / "smallNORB", "training", "dat").astype(float)
@@ -124,7 +124,7 @@ def test_area_is_the_rounded_mean_of_four_pixels(real):
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_a_damaged_or_missing_file_is_named_not_replaced(real, source):
+def test_damaged_or_missing_file_is_named_and_kept(real, source):
     (path,) = (real / "smallNORB").glob("*-training-cat.mat*")
     whole = path.read_bytes()
     for damaged in (whole[:-1], b"<!DOCTYPE html>"):
@@ -162,7 +162,7 @@ def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypat
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
 
 
-def test_download_of_another_file_leaves_nothing(tmp_path, published, monkeypatch):
+def test_download_with_a_wrong_checksum_leaves_nothing(tmp_path, published, monkeypatch):
     def answer(url: str) -> bytes:
         content = (published / url.rpartition("/")[2]).read_bytes()
         return content[:-1] if "testing-info" in url else content
@@ -173,7 +173,7 @@ def test_download_of_another_file_leaves_nothing(tmp_path, published, monkeypatc
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 
-def test_real_without_network_names_the_missing_files(tmp_path):
+def test_source_real_without_network_names_the_missing_files(tmp_path):
     data = SmallNORBDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError, match=r"no network in tests.*CAPSULE_LAB_DATA") as caught:
         data.setup("fit")
@@ -183,7 +183,7 @@ def test_real_without_network_names_the_missing_files(tmp_path):
 
 
 @pytest.mark.parametrize(("source", "size", "folder"), [("auto", "full", "48x48"), ("standin", "small", "48x48-small")])
-def test_provenance_of_the_standin(toynorb, caplog, source, size, folder):
+def test_provenance_of_the_standin_is_its_record(toynorb, caplog, source, size, folder):
     data = SmallNORBDataModule(directory=str(toynorb), source=source, standin=size)
     with caplog.at_level(logging.WARNING, "capsule_lab"):
         data.prepare_data()
@@ -203,7 +203,7 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize(("stage", "part"), [("fit", "training"), ("test", "testing")])
-def test_rendered_files_are_compared_with_their_record(tmp_path, stage, part):
+def test_rendered_files_must_match_their_record(tmp_path, stage, part):
     folder = write_standin(tmp_path) / "toynorb" / "48x48"
 
     def read() -> None:
@@ -238,7 +238,7 @@ def test_rendered_files_are_compared_with_their_record(tmp_path, stage, part):
         ("small", "48x48-small", {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}),
     ],
 )
-def test_standin_is_rendered_once_and_again_after_a_failure(tmp_path, monkeypatch, caplog, size, folder, levels):
+def test_standin_is_rendered_once_or_again_after_a_failure(tmp_path, monkeypatch, caplog, size, folder, levels):
     asked = []
 
     def render_files(folder: Path, **how) -> None:
@@ -262,7 +262,7 @@ def test_standin_is_rendered_once_and_again_after_a_failure(tmp_path, monkeypatc
     assert first == f"rendering toys into {tmp_path / 'toynorb' / folder}, once; this takes about half a minute"
 
 
-# --- files that do not fit each other
+# --- inconsistent files
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array
     assert "\n" not in str(caught.value)
 
 
-def test_unpacked_files_are_read_first(tmp_path):
+def test_unpacked_file_is_preferred_to_the_archive(tmp_path):
     folder = write_set(tmp_path, side=48)
     (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
     assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
@@ -320,7 +320,7 @@ def toys(indices: np.ndarray) -> set[tuple[int, int]]:
     return set(zip(FULL_LABELS[indices].tolist(), FULL_FACTORS[indices, 0].tolist(), strict=True))
 
 
-def test_no_toy_is_on_both_sides():
+def test_no_toy_is_in_training_and_validation():
     for seed, held_out in product((0, 1), (1, 2, 4)):
         train, validation = by_instance(held_out, seed)
         assert len(validation) == 4_860 * held_out
@@ -335,7 +335,7 @@ def test_split_by_instance_is_the_one_we_publish():
     assert (index_hash(train), index_hash(validation)) == SPLIT
 
 
-def test_folds_hold_out_every_toy_once():
+def test_folds_hold_out_different_toys():
     for held_out, folds in [(1, 5), (2, 2)]:
         held = [toys(by_instance(held_out, fold=fold)[1]) for fold in range(folds)]
         assert sum(map(len, held)) == len(set().union(*held)) == 5 * held_out * folds
@@ -350,7 +350,7 @@ def test_folds_hold_out_every_toy_once():
         ({"held_out": 5}, r"data\.validation_instances is 5; expected 1 to 4"),
     ],
 )
-def test_folds_and_instances_that_do_not_exist(options, message):
+def test_invalid_folds_and_instances_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         by_instance(**options)
 
@@ -370,7 +370,7 @@ def test_training_and_validation_come_from_the_training_viewpoints(standin, ster
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
-def test_novel_viewpoints_are_reported_on_their_own(standin, split):
+def test_familiar_and_novel_viewpoints_are_separate_test_sets(standin, split):
     data = standin("test", training=False, testing=True, split=split, eval_batch_size=20)
     assert set(data.sets) == set(data.test_parts) == {"familiar", "novel"}
     loaders = data.test_dataloader()
@@ -380,7 +380,7 @@ def test_novel_viewpoints_are_reported_on_their_own(standin, split):
     assert set(seen[1].tolist()).isdisjoint(FAMILIAR[split])
 
 
-def test_provenance_tells_splits_apart(standin):
+def test_provenance_distinguishes_splits(standin):
     hashes = set()
     for options, sizes in [
         ({}, (80, 20)),
@@ -391,9 +391,9 @@ def test_provenance_tells_splits_apart(standin):
         ({"stereo": "separate"}, (160, 40)),
     ]:
         data = standin("fit", **options)
-        found = dict(data.provenance["split"])
-        hashes.add(found.pop("hash"))
-        assert found == {"validation": "instance", "train_images": sizes[0], "val_images": sizes[1]}
+        content = dict(data.provenance["split"])
+        hashes.add(content.pop("hash"))
+        assert content == {"validation": "instance", "train_images": sizes[0], "val_images": sizes[1]}
         assert data.sets["train"].labels.bincount().tolist() == [sizes[0] // 5] * 5
         assert json.loads(json.dumps(data.provenance)) == data.provenance
     assert len(hashes) == 6
@@ -413,7 +413,7 @@ def first_batch(data: SmallNORBDataModule, name: str):
     ("options", "shape"),
     [({}, (2, 32, 32)), ({"stereo": "separate"}, (1, 32, 32)), ({"crop": 48}, (2, 48, 48)), ({"crop": 1}, (2, 1, 1))],
 )
-def test_images_and_factors_are_what_the_facts_promise(standin, name, preprocessing, options, shape):
+def test_batch_has_the_shape_and_the_factors_of_the_spec(standin, name, preprocessing, options, shape):
     data = standin("fit", "test", training=name == "train", preprocessing=preprocessing, **options)
     stored, seen = first_batch(data, name)
     assert data.spec.image_shape == seen.images.shape[1:] == shape
@@ -428,7 +428,7 @@ def test_images_and_factors_are_what_the_facts_promise(standin, name, preprocess
     assert [set(known[factor]) for factor in FACTORS[1:]] == [{0, 4}, {0, 12}, {1}]
 
 
-def test_eyes_are_samples_of_their_own_with_the_factors_of_their_pair(standin):
+def test_separate_eyes_are_samples_with_the_factors_of_their_pair(standin):
     pairs, eyes = (standin("test", stereo=stereo).sets["test"] for stereo in ("channels", "separate"))
     assert len(eyes.labels) == 2 * len(pairs.labels)
     for eye in (0, 1):
@@ -454,7 +454,7 @@ def still(image: np.ndarray, preprocessing: str, top: int = 8, left: int = 8) ->
 
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 @pytest.mark.parametrize("name", ["val", "test", "train"])
-def test_images_are_standardised_central_crops_without_augmentation(standin, name, preprocessing):
+def test_image_without_augmentation_is_the_standardised_central_crop(standin, name, preprocessing):
     data = standin("fit", "test", training=name == "train", augment=False, preprocessing=preprocessing)
     stored, seen = first_batch(data, name)
     expected = [still(image, preprocessing) for image in stored.images.numpy().astype(float)]
@@ -463,7 +463,7 @@ def test_images_are_standardised_central_crops_without_augmentation(standin, nam
 
 @pytest.mark.parametrize(("preprocessing", "largest"), [("official", (63.0, 0.8)), ("paper", (2.0, 0.5))])
 def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing, largest):
-    """Four draws of their own for every sample, both eyes alike."""
+    """Each sample has four random numbers, which both eyes share."""
     stored, seen = first_batch(standin("fit", preprocessing=preprocessing), "train")
     added = random_uniform(stored.key, 0, -largest[0], largest[0]).tolist()
     factor = random_uniform(stored.key, 1, 1 - largest[1], 1 + largest[1]).tolist()
@@ -476,14 +476,14 @@ def test_training_images_equal_the_published_steps_one_by_one(standin, preproces
         np.testing.assert_allclose(seen.images[i].numpy(), expected, atol=1e-4)
 
 
-def test_official_brightness_changes_nothing(standin):
-    """Standardisation comes last and undoes it."""
+def test_brightness_of_the_official_code_changes_nothing(standin):
+    """The final standardisation undoes it."""
     images = [first_batch(standin("fit", brightness=b), "train")[1].images for b in (0.0, None, 200.0)]
     torch.testing.assert_close(images[0], images[1], rtol=0, atol=1e-4)
     torch.testing.assert_close(images[0], images[2], rtol=0, atol=1e-4)
 
 
-def test_official_contrast_changes_nothing_but_the_offset_between_two_eyes(standin):
+def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(standin):
     for stereo, differs in [("separate", False), ("channels", True)]:
         images = [first_batch(standin("fit", contrast=c, stereo=stereo), "train")[1].images for c in (0.0, 0.7)]
         assert bool((images[0] - images[1]).abs().max() > 1e-3) is differs
@@ -511,7 +511,7 @@ def test_thirteen_crops_are_those_of_the_official_code(standin, preprocessing):
     np.testing.assert_allclose(seen.images[:5].numpy(), np.array(expected), atol=1e-5)
 
 
-def test_thirteen_crops_are_for_the_test_alone(standin):
+def test_thirteen_crops_are_used_only_in_the_test(standin):
     for name, training in [("train", True), ("val", False), ("train", False)]:
         _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
         assert seen.images.shape[1:] == (2, 32, 32)

@@ -1,4 +1,4 @@
-"""Neighbouring views of a toy: which these are, and the camera's rotation between them."""
+"""Pairs of neighbouring views of a toy, and the rotation of the camera between them."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def toys(elevations: int = 9) -> Images:
 
 
 def angles(*degrees: int) -> list[Tensor]:
-    return [torch.tensor([each]) for each in degrees]
+    return [torch.tensor([angle]) for angle in degrees]
 
 
 # --- the camera ------------------------------------------------------------------------------------------------------
@@ -37,14 +37,14 @@ GOLDEN = [  # computed once by an independent program, from the camera's azimuth
 ]
 
 
-def test_golden_rotation() -> None:
-    found = camera_rotation(*angles(0, 30, 20, 35))[0]
-    torch.testing.assert_close(found, torch.tensor(GOLDEN), atol=1e-7, rtol=0)
+def test_rotation_equals_golden_values() -> None:
+    rotation = camera_rotation(*angles(0, 30, 20, 35))[0]
+    torch.testing.assert_close(rotation, torch.tensor(GOLDEN), atol=1e-7, rtol=0)
     elevation_alone = torch.tensor([[1, 0, 0], [0, 0.9961947, -0.08715574], [0, 0.08715574, 0.9961947]])
     torch.testing.assert_close(camera_rotation(*angles(70, 30, 70, 35))[0], elevation_alone, atol=1e-7, rtol=0)
 
 
-def test_rotations_compose_from_the_left_and_depend_on_the_difference_of_azimuths() -> None:
+def test_rotations_compose_from_the_left() -> None:
     first, second = camera_rotation(*angles(0, 30, 20, 35))[0], camera_rotation(*angles(20, 35, 60, 40))[0]
     both = camera_rotation(*angles(0, 30, 60, 40))[0]
     torch.testing.assert_close(second @ first, both, atol=1e-6, rtol=0)
@@ -53,21 +53,21 @@ def test_rotations_compose_from_the_left_and_depend_on_the_difference_of_azimuth
 
 
 @pytest.mark.parametrize(("azimuth", "elevation"), [(0, 30), (20, 35), (140, 70)])
-def test_the_frame_is_that_of_the_camera_that_renders(azimuth: int, elevation: int) -> None:
+def test_rotation_is_that_of_the_rendering_camera(azimuth: int, elevation: int) -> None:
     def frame(elevation: int, azimuth: int) -> np.ndarray:
         seen = view(make_toy(CAR, 0), elevation, azimuth, 0)
-        rows = np.array([seen.right, seen.up, [-each for each in seen.forward]])
+        rows = np.array([seen.right, seen.up, [-value for value in seen.forward]])
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
-    found = camera_rotation(*angles(0, 30, azimuth, elevation))[0].double().numpy()
-    np.testing.assert_allclose(found, frame(elevation, azimuth) @ frame(30, 0).T, atol=1e-5)
+    rotation = camera_rotation(*angles(0, 30, azimuth, elevation))[0].double().numpy()
+    np.testing.assert_allclose(rotation, frame(elevation, azimuth) @ frame(30, 0).T, atol=1e-5)
 
 
-# --- which views -----------------------------------------------------------------------------------------------------
+# --- choice of views -------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_are_those_that_a_loop_finds() -> None:
-    """Azimuths go round, and elevations do not."""
+def test_neighbouring_views_equal_those_of_a_loop() -> None:
+    """Azimuths are cyclic and elevations are not."""
     images = toys(elevations=3)
     neighbours, counts = neighbouring_views(images)
     assert images.factors is not None
@@ -83,7 +83,7 @@ def test_neighbours_are_those_that_a_loop_finds() -> None:
         assert (neighbours[number, counts[number] :] == -1).all()
 
 
-def test_a_pair_is_of_one_toy_and_lighting_with_the_rotation_between_its_views() -> None:
+def test_pair_has_one_toy_and_lighting_and_the_rotation_between_its_views() -> None:
     images = toys()
     assert images.factors is not None
     numbers = torch.arange(len(images.labels))
@@ -110,7 +110,7 @@ def test_a_pair_is_of_one_toy_and_lighting_with_the_rotation_between_its_views()
 # --- the DataModule --------------------------------------------------------------------------------------------------
 
 
-def test_only_cars_on_whole_images_with_other_toys_in_the_test_set(toynorb: Path) -> None:
+def test_pairs_are_whole_images_of_cars(toynorb: Path) -> None:
     module = SmallNORBPairsDataModule(directory=str(toynorb), source="standin", eval_images=7)
     module.setup("fit")
     module.setup("test")

@@ -1,4 +1,4 @@
-"""Published files and their stand-ins: what every data set of them promises; a data set is a row of ``DATA_SETS``."""
+"""The contract of data sets with published files and a stand-in; each data set is a row of ``DATA_SETS``."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ def files_below(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def real(tmp_path, monkeypatch, data_set) -> Path:
-    """A data directory with the small files, which nothing is downloaded into."""
+    """A data directory with the small files; a download fails the test."""
     (tmp_path / data_set.source.path).mkdir(parents=True)
     for file, content in data_set.files.CONTENTS.items():
         (tmp_path / data_set.source.path / file).write_bytes(content)
@@ -68,7 +68,7 @@ def real(tmp_path, monkeypatch, data_set) -> Path:
 
 @pytest.fixture
 def downloads(real, monkeypatch, data_set) -> Callable[..., list[str]]:
-    """Gives the server the small files but for some changes; returns the addresses asked for."""
+    """A function that serves the small files with some changes and returns the requested addresses."""
 
     def make(**changes: bytes) -> list[str]:
         served = data_set.files.downloads(data_set.files.CONTENTS | changes)
@@ -111,13 +111,13 @@ def test_test_file_is_read_back_exactly(data_set, real, source):
 
 
 def test_validation_is_on_the_first_images(data_set, real):
-    """Which for SVHN are of other houses."""
+    """SVHN's first images are of other houses than the rest."""
     data = data_set.module(directory=str(real), source="real", validation_share="1/10")
     data.setup("fit")
-    split, found = data.provenance["split"], data.sets["val"].images
+    split, images = data.provenance["split"], data.sets["val"].images
     assert (split["validation"], split["train_images"], split["val_images"]) == ("first", 54, 6)
-    assert len(found) == 6
-    assert found.unique(dim=0).equal(data_set.files.TRAINING.images[:6].unique(dim=0))
+    assert len(images) == 6
+    assert images.unique(dim=0).equal(data_set.files.TRAINING.images[:6].unique(dim=0))
 
 
 def test_training_never_reads_the_test_file(data_set, real):
@@ -128,7 +128,7 @@ def test_training_never_reads_the_test_file(data_set, real):
     assert set(data.sets) == {"train", "val"}
 
 
-def test_a_missing_file_or_one_with_another_checksum_is_named_not_replaced(data_set, real, source):
+def test_missing_or_damaged_file_is_named_and_kept(data_set, real, source):
     number, folder = len(data_set.files.CONTENTS), real / data_set.source.path
     for file, whole in data_set.files.CONTENTS.items():
         path = folder / file
@@ -144,7 +144,7 @@ def test_a_missing_file_or_one_with_another_checksum_is_named_not_replaced(data_
         path.write_bytes(whole)
 
 
-def test_a_file_of_another_kind_is_refused_whatever_its_checksum(data_set, real, monkeypatch):
+def test_file_of_another_format_is_refused_despite_its_checksum(data_set, real, monkeypatch):
     path = real / data_set.source.path / list(data_set.files.CONTENTS)[-1]
     for kind, (content, message) in data_set.files.BROKEN.items():
         path.write_bytes(content)
@@ -161,7 +161,7 @@ def test_a_file_of_another_kind_is_refused_whatever_its_checksum(data_set, real,
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_names_the_missing_files(data_set, tmp_path, monkeypatch, stage):
+def test_source_real_without_network_names_the_missing_files(data_set, tmp_path, monkeypatch, stage):
     without_network(monkeypatch)
     data = data_set.module(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
@@ -184,11 +184,11 @@ def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads,
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_download_that_brings_another_file_is_named(data_set, tmp_path, downloads):
+def test_download_of_a_wrong_file_is_named(data_set, tmp_path, downloads):
     for number, file in enumerate(data_set.files.CONTENTS):
         downloads(**{file: b"a login page"})
-        found = re.escape(file) + (": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes")
-        with pytest.raises(DataError, match=found):
+        message = re.escape(file) + (": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes")
+        with pytest.raises(DataError, match=message):
             data_set.module(directory=str(tmp_path / str(number)), source="real").setup("fit")
 
 
@@ -196,9 +196,7 @@ def test_a_download_that_brings_another_file_is_named(data_set, tmp_path, downlo
 
 
 @pytest.mark.parametrize("option", ["auto", "standin"])
-def test_standin_is_announced_by_one_warning_and_told_by_its_provenance(
-    data_set, tmp_path, monkeypatch, caplog, option
-):
+def test_standin_has_one_warning_and_its_own_provenance(data_set, tmp_path, monkeypatch, caplog, option):
     (without_network if option == "auto" else forbid_downloads)(monkeypatch)
     data = data_set.module(directory=str(tmp_path), source=option)
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
@@ -215,7 +213,7 @@ def test_standin_is_announced_by_one_warning_and_told_by_its_provenance(
     assert data.provenance["version"] >= 1
     assert data.provenance["sha256"] == tensor_hash(data.standin_source.load(train=True))
     assert json.loads(json.dumps(data.provenance)) == data.provenance
-    assert data.spec.classes == (), "a digit is no airplane"
+    assert data.spec.classes == (), "digits do not have the names of the real classes"
     assert data.spec.num_classes == 10
     assert data.sets["test"].images.equal(data.standin_source.load(train=False).images)
     assert files_below(tmp_path) == []

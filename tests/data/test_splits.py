@@ -1,4 +1,4 @@
-"""Validation splits: sizes, classes, fingerprints, errors."""
+"""Validation splits: sizes, classes, hashes and errors."""
 
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ SIXTH = Fraction(1, 6)
         ("none", ("fe4e39bbf5e7508e", "e3b0c44298fc1c14")),
     ],
 )
-def test_split_of_60_000_is_the_one_we_publish(validation, hashes):
+def test_split_of_60_000_images_has_the_published_hashes(validation, hashes):
     train, held_out = split_validation(MNIST_LABELS, validation, SIXTH, seed=0)
     assert (index_hash(train), index_hash(held_out)) == hashes
 
@@ -36,7 +36,7 @@ def test_split_of_60_000_is_the_one_we_publish(validation, hashes):
         ("first", Fraction(59_999, 60_000), 59_999),
     ],
 )
-def test_sizes_and_nothing_twice_or_lost(validation, share, size):
+def test_split_has_every_image_once(validation, share, size):
     train, held_out = split_validation(MNIST_LABELS, validation, share, seed=0)
     assert len(held_out) == size
     assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(60_000))
@@ -55,13 +55,13 @@ def test_stratified_takes_the_same_share_of_every_class():
 
 @pytest.mark.parametrize("validation", ["first", "stratified"])
 @pytest.mark.parametrize("share", [Fraction(0), Fraction(1, 1000), Fraction(1), Fraction(-1, 2)])
-def test_share_that_leaves_nothing_on_one_side(validation, share):
+def test_share_that_leaves_one_side_empty_is_refused(validation, share):
     message = r"^data\.validation_share is .*of 100 images; expected .*validation=none$"
     with pytest.raises(ValueError, match=message):
         split_validation(UNEVEN, validation, share, seed=0)
 
 
-def test_take_stratified_keeps_proportions_and_stays_inside():
+def test_take_stratified_keeps_the_proportions_of_classes():
     indices = np.arange(0, 100, 1)[::-1].copy()[:95]
     taken = take_stratified(indices, UNEVEN, 19, seed=0)
     assert len(set(taken.tolist())) == 19
@@ -71,7 +71,7 @@ def test_take_stratified_keeps_proportions_and_stays_inside():
 
 
 @pytest.mark.parametrize("size", [1, 3, 20, 97, 99, 100])  # most of them cannot be in proportion
-def test_take_stratified_is_a_function_of_size_and_seed(size):
+def test_take_stratified_depends_on_size_and_seed(size):
     one, again, other = (take_stratified(np.arange(100), UNEVEN, size, seed) for seed in (0, 0, 1))
     assert len(np.unique(one)) == size
     assert np.array_equal(one, again)

@@ -1,4 +1,4 @@
-"""SVHN: what the network sees and the experiment; its files are in ``test_sources``."""
+"""SVHN: images of the network and the experiment. ``test_sources`` covers its files."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.helpers.commands import NO_PICTURES
 from tests.helpers.data_modules import trainer
 
 
-def test_files_are_those_that_torchvision_has():
+def test_checksums_and_addresses_are_those_of_torchvision():
     files = [datasets.SVHN.split_list[part] for part in ("train", "test")]
     assert dict(file[1:] for file in files) == svhn.SVHNFiles.checksums
     assert [file[0] for file in files] == [svhn.SERVER + name for name in svhn.SVHNFiles.checksums]
@@ -26,7 +26,7 @@ def test_files_are_those_that_torchvision_has():
         (True, {"shift": 2, "augment": False}, False),
     ],
 )
-def test_pixels_are_in_the_unit_interval_and_stay_where_they_are_unless_asked(training, options, moved):
+def test_images_are_in_the_unit_interval_and_shifted_only_if_asked(training, options, moved):
     data = SVHNDataModule(source="standin", **options)
     data.trainer = trainer(training=training)
     data.setup("fit")

@@ -1,4 +1,4 @@
-"""Random draws against SplitMix64 in Python's big integers, shifts against a loop over pixels."""
+"""Transforms: random numbers equal SplitMix64 in Python integers, shifts equal loops, affine equals scipy."""
 
 import math
 from itertools import product
@@ -54,7 +54,7 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
 
 def test_random_bits_are_the_published_splitmix64():
     assert tuple(splitmix(1234567, stream) for stream in range(5)) == PUBLISHED
-    assert [random_bits(torch.tensor([1234567]), n).item() for n in range(5)] == [each >> 1 for each in PUBLISHED]
+    assert [random_bits(torch.tensor([1234567]), n).item() for n in range(5)] == [word >> 1 for word in PUBLISHED]
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
@@ -78,7 +78,7 @@ def test_no_two_samples_share_a_key():
     assert len(keys.unique()) == len(keys)
 
 
-def test_each_element_has_a_key_of_its_own_whatever_the_batch():
+def test_element_keys_are_different_and_do_not_depend_on_the_batch():
     keys = element_keys(torch.tensor([3, 4, 5]), (2, 30, 40))
     assert keys.shape == (3, 2, 30, 40)
     assert len(keys.unique()) == keys.numel()
@@ -88,7 +88,7 @@ def test_each_element_has_a_key_of_its_own_whatever_the_batch():
     assert chi_square((10 * uniform.flatten()).long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
 
 
-def test_random_integers_reach_both_ends_and_no_further():
+def test_random_integers_cover_exactly_their_range():
     for low, high in [(-2, 2), (0, 1), (3, 3), (-1, 8)]:
         values = random_integers(torch.arange(2000), 0, low, high)
         assert values.unique().tolist() == list(range(low, high + 1))
@@ -126,7 +126,7 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
 
 
 @pytest.mark.parametrize("largest", [2, 3, 5])
-def test_each_image_moves_by_its_own_offset_and_zeros_move_in(largest):
+def test_shift_moves_each_image_by_its_own_offset(largest):
     images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
     down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).unbind(1)
     moved = shift(images, down, right, largest)
@@ -141,7 +141,7 @@ def test_crop_takes_each_image_from_its_own_corner():
     assert cropped.equal(torch.stack(expected))
 
 
-def test_thirteen_corners():
+def test_thirteen_corners_are_the_centre_and_two_diagonals():
     for size, places in [
         (24, [(12, 11), (13, 11), (13, 10)]),
         (31, [(9, 8), (9, 7), (10, 7)]),
@@ -160,7 +160,7 @@ def test_to_unit_interval_fills_the_interval_evenly():
     torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
 
 
-def test_deviation_has_a_lower_limit():
+def test_standardise_limits_the_deviation_from_below():
     images = torch.full((2, 2, 32, 32), 7.0)
     images[1, 0, 0, 0] = 7.5  # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
     standard = standardise(images)
@@ -172,18 +172,18 @@ def test_deviation_has_a_lower_limit():
 
 
 @pytest.mark.parametrize(("around", "rows"), [("border", [[1, 1, 1], [4, 4, 4]]), ("zeros", [[0, 0, 1], [0, 0, 4]])])
-def test_around_an_image_are_zeros_or_its_border(around, rows):
+def test_affine_pads_with_zeros_or_the_border(around, rows):
     image, still, size = torch.arange(1.0, 7).view(1, 1, 2, 3), torch.zeros(1), torch.ones(1)
-    found = affine(
+    moved = affine(
         image, rotation=still, shear=still, scale_x=size, scale_y=size, right=still + 2, down=still, around=around
     )
-    torch.testing.assert_close(found[0, 0], torch.tensor(rows).float())
+    torch.testing.assert_close(moved[0, 0], torch.tensor(rows).float())
 
 
 @pytest.mark.parametrize(("rotation", "shear"), [(0.0, 0.0), (0.3, 0.2), (-0.2, 0.1), (1.6, 0.0), (3.0, -0.5)])
 @pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.0)])
 @pytest.mark.parametrize(("right", "down"), [(0.0, 0.0), (3.0, -5.0)])
-def test_affine_is_that_of_scipy(rotation, shear, scale_x, scale_y, right, down):
+def test_affine_equals_that_of_scipy(rotation, shear, scale_x, scale_y, right, down):
     image = np.pad(np.random.default_rng(0).random((20, 24)), 10)  # black at the edge, which the two treat apart
     cos, sin = math.cos(rotation), math.sin(rotation)
     # of a point x to the right and y above the middle: stretched, then sheared, then turned counter-clockwise
@@ -195,23 +195,23 @@ def test_affine_is_that_of_scipy(rotation, shear, scale_x, scale_y, right, down)
     expected = scipy.ndimage.affine_transform(image, backward, offset, order=1)
     drawn = {"rotation": rotation, "shear": shear, "scale_x": scale_x, "scale_y": scale_y, "right": right, "down": down}
     tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
-    found = affine(torch.from_numpy(image).float()[None, None], **tensors)
-    np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=2e-4)
+    moved = affine(torch.from_numpy(image).float()[None, None], **tensors)
+    np.testing.assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
 
 
 # --- torchvision's transforms
 
 
-def test_each_image_is_what_the_pipeline_gives_with_its_key_as_seed():
+def test_transform_each_seeds_the_pipeline_with_the_key_of_the_image():
     pipeline = v2.Compose(
         [v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
     )
     images = torch.randint(0, 256, (3, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     key = torch.tensor([7, 2**62 + 5, 0])
     before = torch.get_rng_state()
-    found = transform_each(pipeline, images, key)
+    results = transform_each(pipeline, images, key)
     assert torch.get_rng_state().equal(before)
     with torch.random.fork_rng([]):
-        for image, seed, result in zip(images, key.tolist(), found, strict=True):
+        for image, seed, result in zip(images, key.tolist(), results, strict=True):
             torch.default_generator.manual_seed(seed)
             assert pipeline(image).equal(result)

@@ -20,7 +20,7 @@ TRANSFORMS = RANDOM.uniform(-1, 1, (CASES, 6))
 
 
 def fields(cases: slice = slice(None)) -> dict[str, Any]:
-    """What a file holds, in its order and as MATLAB has it: a case is a column, and a pixel a row of it."""
+    """The fields of a file in its order and in MATLAB's layout: a case is a column, a pixel a row."""
     images, labels = IMAGES[cases], LABELS[cases]
     number = np.arange(len(images), dtype=np.float64)[None] + 1
     return {
@@ -44,7 +44,7 @@ def zipped(contents: dict[str, bytes]) -> bytes:
 
 
 def write_affnist(folder: Path) -> Path:
-    """The test set in both forms that it may have, beside each other."""
+    """Write the test set in both of its forms, as a file and as an archive."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "test.mat").write_bytes(matlab(affNISTdata=fields()))
     (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
@@ -52,7 +52,7 @@ def write_affnist(folder: Path) -> Path:
 
 
 def count_as_affnist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the files of ``write_affnist`` the published ones."""
+    """Make the files of ``write_affnist`` count as the published ones."""
     monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
     checksum = hashlib.sha256((folder / "test.mat.zip").read_bytes()).hexdigest()
     monkeypatch.setattr(affnist, "SHA256", checksum)

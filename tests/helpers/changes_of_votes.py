@@ -1,4 +1,4 @@
-"""Changes of all votes at once, such as a change of viewpoint would make; and votes to try them on."""
+"""Transforms of all votes at once, as by a change of viewpoint, and example votes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Small files in CIFAR10's format, good and broken ones."""
+"""Small files in CIFAR10's format, valid and broken ones."""
 
 import io
 import tarfile
@@ -22,7 +22,7 @@ def text(written: bytes) -> bytes:
 
 
 def array(values: np.ndarray) -> bytes:
-    """As Python 2 pickles an array: its making, then its state."""
+    """An array as Python 2 pickles it: the constructor, then the state."""
     sizes = b"".join(b"M" + size.to_bytes(2, "little") for size in values.shape)
     return (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01("
@@ -43,7 +43,7 @@ def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> byte
 
 
 def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
-    """What the module makes of these batches."""
+    """The images of the data module for these batches."""
     pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
     return Images(torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels]))
 
@@ -53,7 +53,7 @@ TRAINING, TEST = stored(*list(BATCHES.values())[:5]), stored(BATCHES["test_batch
 
 
 def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """What the server has: an archive of ``contents``."""
+    """The files of the server: an archive of ``contents``."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:gz") as archive:
         for name, content in contents.items():

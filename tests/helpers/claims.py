@@ -8,9 +8,9 @@ A comment lists claims about the text above it, as far as the comment before::
     0.25, 0.44 :: "published"
     -->
 
-On the left is text as it stands above; on the right an expression whose numbers are those of the text, in their order.
-They are rounded once, to the decimals that the text shows. A string on the right says where a number without a record
-is from.
+On the left is text that stands above the comment; on the right is an expression for the numbers of that text, in their
+order. They are rounded once, to the decimals of the text. A string on the right names the source of numbers without a
+record.
 """
 
 import functools
@@ -38,12 +38,12 @@ _NO_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)\n]*\)|[Ss]ect
 
 @dataclass(frozen=True)
 class Part:
-    """Prose above a comment, on one line and without code, and what the comment says of it.
+    """Prose above a comment, on one line and without code, and the claims of the comment about it.
 
     Attributes:
-        prose: empty comments have none; after the last comment there is prose without claims.
+        prose: text between two comments; after the last comment there is prose without claims.
         claims: pairs of text and expression.
-        names: expressions that the comment gives names to, ``let rows = csv(…)``.
+        names: named expressions, ``let rows = csv(…)``.
     """
 
     prose: str
@@ -69,12 +69,12 @@ def parts_of(document: str) -> Iterator[Part]:
 
 
 def unsaid(document: str) -> list[str]:
-    """Texts of claims that do not stand above them."""
+    """Texts of claims that the document does not contain above them."""
     return [text for part in parts_of(document) for text, _ in part.claims if not re.search(_whole(text), part.prose)]
 
 
 def mismatches(document: str) -> list[str]:
-    """Claims whose numbers are not those of the records, in a sentence each."""
+    """A sentence for each claim whose numbers are not those of the records."""
     wrong = []
     for part in parts_of(document):
         names = dict(_NAMES)
@@ -92,8 +92,8 @@ def mismatches(document: str) -> list[str]:
             numbers, written = [*_flat(values)], NUMBER.findall(text)
             right = [as_written(number, like) for number, like in zip(numbers, written, strict=False)]
             if right != written or len(numbers) != len(written):
-                found = ", ".join(f"{number:.7g}" for number in numbers)
-                wrong.append(f"{text!r} should be {found} by {source}")
+                recorded = ", ".join(f"{number:.7g}" for number in numbers)
+                wrong.append(f"{text!r} should be {recorded} by {source}")
     return wrong
 
 
@@ -129,7 +129,7 @@ def _one_line(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """A pattern for ``text`` that does not begin or end within another number."""
+    """A pattern for ``text`` that does not begin or end inside another number."""
     return rf"(?<![\w.,-]){re.escape(text)}(?!\w|[.,]\d)"
 
 
@@ -150,24 +150,24 @@ def _frame(name: str) -> pd.DataFrame:
 
 
 def csv(file: str, /, **where: Any) -> pd.DataFrame:
-    """Rows of a CSV whose columns have these values, at least one; text of a column may be given by its beginning."""
+    """Rows of a CSV file whose columns have these values, or texts that begin with them; an error if there are none."""
     frame = _frame(file)
     for column, value in where.items():
-        found = frame[column] == value
-        if isinstance(value, str) and not found.any():
-            found = frame[column].astype(str).str.startswith(value)
-        frame = frame[found]
+        matches = frame[column] == value
+        if isinstance(value, str) and not matches.any():
+            matches = frame[column].astype(str).str.startswith(value)
+        frame = frame[matches]
     if frame.empty:
         raise ValueError(f"{file} has no row of {where}")
     return frame
 
 
 def one(file: str, wanted: str, /, **where: Any) -> Any:
-    """The value of the only such row of a CSV."""
-    found = csv(file, **where)[wanted].dropna().unique()
-    if len(found) != 1:
-        raise ValueError(f"{file} has {len(found)} values of {wanted} where {where}; expected one")
-    return found[0]
+    """The only value of a column in such rows of a CSV file."""
+    values = csv(file, **where)[wanted].dropna().unique()
+    if len(values) != 1:
+        raise ValueError(f"{file} has {len(values)} values of {wanted} where {where}; expected one")
+    return values[0]
 
 
 def record(name: str, path: str) -> Any:
@@ -198,8 +198,8 @@ def report(table: str, column: str, *names: str) -> list[tuple[float, float]]:
 
 def one_of(*values: float) -> float:
     """The value that is not missing."""
-    (found,) = (value for value in values if not pd.isna(value))
-    return found
+    (value,) = (number for number in values if not pd.isna(number))
+    return value
 
 
 def mean_std(values: pd.Series) -> tuple[float, float]:
@@ -221,8 +221,8 @@ def paired(first: pd.Series, second: pd.Series) -> float:
 
 def paired_interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
     """95 % interval of the mean difference of pairs, which stand in the same order."""
-    found = stats.ttest_rel(first, second).confidence_interval()
-    return found.low, found.high
+    bounds = stats.ttest_rel(first, second).confidence_interval()
+    return bounds.low, bounds.high
 
 
 def fisher(first: float, second: float, images: int) -> float:
@@ -244,8 +244,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
     """95 % interval of the difference of two means, Welch."""
-    found = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
-    return found.low, found.high
+    bounds = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    return bounds.low, bounds.high
 
 
 _NAMES: dict[str, Any] = {

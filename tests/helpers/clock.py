@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """Time that passes where the test lets it."""
+    """A clock that the test moves."""
 
     now: float = 1000.0
 

@@ -1,4 +1,4 @@
-"""Runs small enough for tests, and commands as the shell would start them."""
+"""Overrides of tiny runs, and functions that start commands in processes of their own."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ TINY_DATA = ["data.source=standin", "data.batch_size=64", "data.train_images=256
 TINY_DATA += ["trainer.log_every_n_steps=3", "trainer.accelerator=cpu"]
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
 CHOSEN = {"model": "capsnet", "routing": "dynamic", "data": "mnist"}
-"""Options of groups behind ``TINY``."""
+"""The options of configuration groups in ``TINY``."""
 NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
 
 ENVIRONMENT_OF_THE_DEVELOPER = (
@@ -33,7 +33,7 @@ ENVIRONMENT_OF_THE_DEVELOPER = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run and what happened in it."""
+    """A finished run and the events in it."""
 
     directory: Path
     config: DictConfig
@@ -44,7 +44,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """Status and output of a command."""
 
     status: int
     out: str
@@ -58,27 +58,27 @@ Tiny = Callable[..., DictConfig]
 
 
 def environment_of_a_command(**environment: str) -> dict[str, str]:
-    """One core, without the developer's environment."""
+    """The environment of a command: one thread, and no variables of the developer."""
     inherited = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_OF_THE_DEVELOPER}
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """``python *arguments`` as an interpreter of its own."""
+    """Start ``python *arguments`` in a new interpreter."""
     command, env = [sys.executable, *arguments], environment_of_a_command(**environment)
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
-    """``python -m …`` or ``python -c …`` as a process of its own, to its end, which comes within ``limit`` seconds.
+    """Run ``python -m …`` or ``python -c …`` in a process of its own to its end, for at most ``limit`` seconds.
 
-    Its libraries are imported already; ``interpreter`` is for tests of what importing them does.
+    The process is forked with its libraries imported; use ``interpreter`` for tests of imports.
     """
     return Ended(*forked_commands.run([*arguments], cwd, environment_of_a_command(**environment), limit))
 
 
 def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
-    """``start``, to its end, which comes within ``limit`` seconds."""
+    """Run ``python *arguments`` in a new interpreter to its end, for at most ``limit`` seconds."""
     with start(*arguments, cwd=cwd, **environment) as process:
         try:
             out, err = process.communicate(timeout=limit)
@@ -88,11 +88,11 @@ def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: s
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
-    """Until it holds; an error after four minutes, or if the process ends before."""
+    """Wait until the condition holds; an error after four minutes, or if the process ends before."""
     end = time.monotonic() + 240
     while not condition():
-        assert time.monotonic() < end, "it took too long"
+        assert time.monotonic() < end, "the condition does not hold after four minutes"
         if process is not None and process.poll() is not None:
             out, err = process.communicate()
-            raise AssertionError(f"it ended: {out}{err}")
+            raise AssertionError(f"the process has ended: {out}{err}")
         time.sleep(0.2)

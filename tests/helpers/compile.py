@@ -1,4 +1,4 @@
-"""torch.compile and torch.export in tests: they cannot trace the shape checks that only tests have."""
+"""torch.compile and torch.export in tests: they cannot trace the shape checks, which only tests have."""
 
 import inspect
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def _kinds(kind: type) -> Iterator[type]:
 
 
 def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in training, without the wrappers of jaxtyping."""
+    """Remove the wrappers of jaxtyping, as in training."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # of functions that exist already
     monkeypatch.setattr(jaxtyping, "jaxtyped", lambda **_: lambda function: function)  # of functions in functions
     for kind in _kinds(Normaliser):  # of objects that are made in a graph

@@ -1,10 +1,11 @@
-"""Hydra's composition with its repeated parts done once: parsing a file, resolving a defaults list, merging its files.
+"""Hydra's composition with caches: each file is parsed once, each defaults list is resolved and merged once.
 
-A suite composes thousands of times from the same few hundred files. What follows from the shipped files and the
-chosen options alone is kept, as pickles, so that nobody shares a node; overrides of values are applied anew each time.
-Compositions that look into other folders are left alone. The private functions are those of Hydra 1.3.
+The tests compose thousands of times from the same few hundred files. The caches hold what depends only on the shipped
+files and the chosen options, as pickles, so that compositions share no nodes. Overrides of values are applied every
+time. Compositions with other folders in the search path are not cached. The private functions are those of Hydra 1.3.
 """
 
+import copy
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal import config_loader_impl, config_repository, defaults_list
 from omegaconf import OmegaConf
 
 from capsule_lab.config.compose import conf_dir
@@ -24,12 +25,14 @@ def _only_shipped(repo: Any) -> bool:
 
 load, create = OmegaConf.load, defaults_list._create_defaults_list
 merge = config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list
+open_repository = config_repository.CachingConfigRepository.__init__
 
 
 @contextmanager
-def composed_by(load: Any, create: Any, merge: Any) -> Iterator[None]:
-    """Within, Hydra composes by these functions."""
+def composed_by(load: Any, create: Any, merge: Any, open_repository: Any) -> Iterator[None]:
+    """Within, Hydra composes with these functions."""
     with (
+        mock.patch.object(config_repository.CachingConfigRepository, "__init__", open_repository),
         mock.patch.object(OmegaConf, "load", staticmethod(load)),
         mock.patch.object(defaults_list, "_create_defaults_list", create),
         mock.patch.object(config_loader_impl.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
@@ -38,12 +41,12 @@ def composed_by(load: Any, create: Any, merge: Any) -> Iterator[None]:
 
 
 def composed_anew() -> AbstractContextManager[None]:
-    """Within, Hydra composes by its own functions."""
-    return composed_by(load, create, merge)
+    """Within, Hydra composes with its own functions."""
+    return composed_by(load, create, merge, open_repository)
 
 
 def composed_from_parts() -> AbstractContextManager[None]:
-    """Within, every part of a composition is computed once."""
+    """Within, Hydra composes with the caches."""
     parsed: dict[Path, bytes] = {}
     resolved: dict[str, bytes] = {}
     merged: dict[str, bytes] = {}
@@ -57,7 +60,7 @@ def composed_from_parts() -> AbstractContextManager[None]:
         return pickle.loads(parsed[name])  # six times faster than copy.deepcopy
 
     def create_once(repo: Any, config_name: Any, overrides: Any, **options: Any) -> Any:
-        """The list, and what resolving it adds to ``overrides``."""
+        """Return the list; restore what resolving it adds to ``overrides``."""
         if not _only_shipped(repo):
             return create(repo, config_name, overrides, **options)
         choices = (overrides.override_choices, overrides.append_group_defaults, overrides.deletions)
@@ -79,4 +82,8 @@ def composed_from_parts() -> AbstractContextManager[None]:
             merged[key] = pickle.dumps(merge(self, defaults=defaults, repo=repo))
         return pickle.loads(merged[key])
 
-    return composed_by(load_once, create_once, merge_once)
+    def open_shallow(self: Any, delegate: Any) -> None:
+        """Copy only the list of sources, which Hydra changes; it copies every node of every source."""
+        self.delegate, self.cache = copy.copy(delegate), {}
+
+    return composed_by(load_once, create_once, merge_once, open_shallow)

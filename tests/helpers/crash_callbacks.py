@@ -1,4 +1,4 @@
-"""Failures of a run, or of an evaluation, that happen once."""
+"""A run and an evaluation that are killed only the first time."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from capsule_lab.data import MNISTDataModule
 
 
 class Once(Callback):
-    """The first run that comes here is ended by a signal after its first step; later ones are not."""
+    """Sends a signal to the first run after its first step; later runs are not disturbed."""
 
     def __init__(self, marker: str, signum: int) -> None:
         self.marker, self.signum = Path(marker), signum
@@ -23,7 +23,7 @@ class Once(Callback):
 
 
 class MNISTThatKillsOnce(MNISTDataModule):
-    """The first process that tests on these images is killed; later ones are not."""
+    """Kills the first process that tests on these images; later processes are not disturbed."""
 
     def __init__(self, marker: str, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""CUDA graphs without a GPU: passes that are computed again, but in memory that stays the same."""
+"""A stand-in for CUDA graphs without a GPU: passes are recomputed into memory that stays the same."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from capsule_lab.lit.training_network import TrainingNetwork
 
 
 class FakeGraphs:
-    """Stands in for ``torch.cuda.make_graphed_callables``, and overwrites what that would overwrite."""
+    """Stands in for ``torch.cuda.make_graphed_callables`` and overwrites the same memory."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.captures: list[tuple[int, ...]] = []  # shapes of images
@@ -44,8 +44,10 @@ class FakeGraphs:
 
             @staticmethod
             def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-                found = gradients(memory.outputs, [each.clone() for each in given])
-                return None, *(each if each is None else each.detach() for each in memory.keep("gradients", found))
+                computed = gradients(memory.outputs, [value.clone() for value in given])
+                return None, *(
+                    value if value is None else value.detach() for value in memory.keep("gradients", computed)
+                )
 
         module.forward = lambda images: Graphed.apply(images, *parameters)  # type: ignore[method-assign]
         return module
@@ -60,7 +62,7 @@ class _Memory:
 
     def keep(self, name: str, values: tuple[Any, ...]) -> list[Any]:
         if name not in self.kept:
-            self.kept[name] = [each if each is None else each.detach().clone() for each in values]
+            self.kept[name] = [value if value is None else value.detach().clone() for value in values]
         for old, new in zip(self.kept[name], values, strict=True):
             if old is not None:
                 old.copy_(new.detach())

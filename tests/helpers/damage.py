@@ -1,4 +1,4 @@
-"""Files with one flipped bit, and files that are damaged in other ways."""
+"""Files with one flipped bit, and other damaged files."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def with_a_flipped_bit(path: Path, count: int, *, seed: int) -> Iterator[int]:
-    """Flips one bit of the file ``count`` times, each time of the whole file; yields where."""
+    """Flip one bit of the original file, ``count`` times; yield the position of the byte."""
     content = path.read_bytes()
     places = random.Random(seed)
     for _ in range(count):
@@ -19,7 +19,7 @@ def with_a_flipped_bit(path: Path, count: int, *, seed: int) -> Iterator[int]:
 
 
 def damages(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of what is left of a file after a crash, a full disk or an editor."""
+    """Names and contents of damaged files, as after a crash, a full disk or an editor."""
     yield "empty", b""
     yield "cut in half", content[: len(content) // 2]
     yield "zeros", bytes(len(content))

@@ -1,4 +1,4 @@
-"""What tests of data modules share: a Trainer's state, downloads without a network."""
+"""Helpers for tests of data modules: the state of a Trainer, and downloads without a network."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 Answer = bytes | Exception
-"""The content of a file, or why it cannot be downloaded."""
+"""The content of a file, or the error of its download."""
 
 
 def trainer(*, training: bool = True, testing: bool = False, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
@@ -21,7 +21,7 @@ def trainer(*, training: bool = True, testing: bool = False, rank: int = 0, worl
 
 
 def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Answer]) -> list[str]:
-    """Downloads get what ``answer`` returns or raise it; the addresses asked for are in the list, each once."""
+    """Downloads get or raise the return value of ``answer``; the returned list has the requested addresses."""
     asked: list[str] = []
 
     def respond(url: str, path: str, cache: pooch.Pooch | None) -> None:

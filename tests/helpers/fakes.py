@@ -1,4 +1,4 @@
-"""A CapsNet with a given output, whose decoder draws the poses; and what is in a figure."""
+"""A CapsNet with a fixed output whose decoder draws the poses, and functions that read figures."""
 
 from functools import partial
 
@@ -48,11 +48,11 @@ def capsule_output(predictions: list[list[int]], classes: int = 5, dim: int = 3)
 
 
 def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
-    """What ``PoseDecoder`` decodes the capsules of these classes to."""
+    """The picture that ``PoseDecoder`` decodes from the capsules of these classes."""
     assert output.capsules is not None
     picture = torch.zeros_like(output.capsules.poses[image])
-    for each in classes:
-        picture[each] = output.capsules.poses[image, each]
+    for label in classes:
+        picture[label] = output.capsules.poses[image, label]
     return picture.numpy()
 
 
@@ -84,7 +84,7 @@ def picture_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (
 
 
 def grey_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
-    """The picture there, drawn dark on white: 1 is black."""
+    """The picture at this place of the grid, drawn dark on white: 1 is black."""
     picture = picture_at(figure, row, column, shape)
     assert (picture == picture[..., :1]).all()
     return 1 - picture[..., 0]

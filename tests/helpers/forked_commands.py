@@ -1,9 +1,8 @@
-"""Commands as processes of their own without their imports: forked from one process that has imported the libraries.
+"""Commands in processes of their own, forked from a process that has imported the libraries.
 
-An interpreter needs seconds of processor time to import torch, Lightning and Hydra, and a tenth of one to fork. What
-is forked has its own working directory, environment, standard streams, arguments and ``sys.path``, imports
-``capsule_lab`` itself, and ends as a process of its own does. Tests of the start itself, of imports and of signals
-during them take ``commands.start`` or ``commands.interpreter``.
+Importing torch, Lightning and Hydra takes seconds of processor time; a fork takes a tenth of a second. A forked command
+has its own working directory, environment, standard streams, arguments and ``sys.path``, and imports ``capsule_lab``
+itself. Tests of imports, and of signals during imports, use ``commands.start`` or ``commands.interpreter``.
 """
 
 import atexit
@@ -37,7 +36,7 @@ def _context() -> ForkServerContext:
 
 
 def run(arguments: list[str], cwd: Path, environment: dict[str, str], limit: float) -> tuple[int, str, str]:
-    """Status, standard output and standard error of ``python *arguments``, which ends within ``limit`` seconds."""
+    """Return status, output and errors of ``python *arguments``, which must end within ``limit`` seconds."""
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         process = _context().Process(target=_become, args=(arguments, cwd, environment, out.name, err.name))
         process.start()
@@ -51,7 +50,7 @@ def run(arguments: list[str], cwd: Path, environment: dict[str, str], limit: flo
 
 
 def _become(arguments: list[str], cwd: Path, environment: dict[str, str], out: str, err: str) -> None:
-    """Be ``python *arguments``, and end."""
+    """Become ``python *arguments``, and exit."""
     for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_WRONLY), (2, err, os.O_WRONLY)):
         os.dup2(os.open(name, mode | os.O_APPEND), number)
     os.chdir(cwd)

@@ -1,4 +1,4 @@
-"""Votes whose routing has been computed elsewhere, step by step."""
+"""Votes whose routing was computed by other code, step by step."""
 
 import torch
 from torch import Tensor

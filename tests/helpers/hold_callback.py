@@ -1,4 +1,4 @@
-"""Jobs of SLURM that wait for what is about to happen to them."""
+"""A callback that makes SLURM jobs wait for a signal."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from capsule_lab.system.slurm import this_job
 
 
 class Hold(Callback):
-    """Each process of a job comes to a step and waits there for a signal, if it has not done so before.
+    """Each process of a job waits at a step for a signal, once.
 
-    Until then, ``held-<rank>.json`` in the run's directory says which job and process it is.
+    ``held-<rank>.json`` in the run's directory names the job and the process that waits.
     Outside of SLURM it does nothing."""
 
     def __init__(self, step: int) -> None:

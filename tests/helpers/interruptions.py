@@ -1,4 +1,4 @@
-"""Runs that are interrupted at any point, in this process: by a signal, or as if by kill -9."""
+"""Runs in this process that are interrupted at any point by a signal, or as if by kill -9."""
 
 import os
 import shutil
@@ -22,11 +22,11 @@ HOOKS = (
     *("on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_epoch_start"),
     *("on_save_checkpoint", "on_train_end", "on_test_start", "on_test_batch_end"),
 )
-"""Of a callback; where a signal may come."""
+"""Hooks of a callback at which a signal is sent."""
 
 
 class Counting(Callback):
-    """Counts the calls of ``HOOKS``; sends a signal at the one of number ``at``."""
+    """Counts the calls of ``HOOKS`` and sends a signal at call number ``at``."""
 
     def __init__(self, at: int | None = None, signum: int = signal.SIGTERM) -> None:
         self.seen: list[str] = []
@@ -44,7 +44,7 @@ class Counting(Callback):
 
 
 def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: int) -> Iterator[Path]:
-    """Copies of a run's directory as kill -9 would leave it before files are put in place, from the last backwards."""
+    """Copies of a run's directory as kill -9 would leave it before a file is replaced, from the last to the first."""
     copies: list[Path] = []
     real = os.replace
 
@@ -59,7 +59,7 @@ def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: i
 
 
 def stopped_and_resumed(config: DictConfig, directory: Path, at: int, signum: int) -> dict[str, Any]:
-    """The result of a run that a signal stopped at the call ``at`` of ``HOOKS``, if it could, and that was resumed."""
+    """The result of a run that a signal stops at call ``at`` of ``HOOKS``, and that is then resumed."""
     try:
         with interruptible():
             return run(config, directory, Counting(at, signum))
@@ -74,24 +74,24 @@ def resumed(config: DictConfig) -> DictConfig:
     return config
 
 
-def differences(found: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path) -> list[str]:
-    """In what a run that was interrupted differs from one that was not; nothing if it is right."""
+def differences(result: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path) -> list[str]:
+    """Names of the parts in which an interrupted run differs from an uninterrupted one; empty if they are equal."""
     ours, theirs = checkpoint(directory), checkpoint(whole)
     pairs = {
-        "results": (results(found), results(expected)),
-        "steps and epochs": [(each["global_step"], each["epoch"]) for each in (ours, theirs)],
-        "weights": [_plain(each["state_dict"]) for each in (ours, theirs)],
-        "optimizer": [_plain(each["optimizer_states"]) for each in (ours, theirs)],
+        "results": (results(result), results(expected)),
+        "steps and epochs": [(saved["global_step"], saved["epoch"]) for saved in (ours, theirs)],
+        "weights": [_plain(saved["state_dict"]) for saved in (ours, theirs)],
+        "optimizer": [_plain(saved["optimizer_states"]) for saved in (ours, theirs)],
         "metrics.csv": (curves(directory), curves(whole)),
-        "best.ckpt": [_plain(checkpoint(each, "best")["state_dict"]) for each in (directory, whole)],
+        "best.ckpt": [_plain(checkpoint(run_directory, "best")["state_dict"]) for run_directory in (directory, whole)],
     }
     return [name for name, (first, second) in pairs.items() if first != second]
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as bytes, which can be compared."""
+    """The value with tensors as bytes, which can be compared."""
     if isinstance(value, torch.Tensor):
         return value.numpy().tobytes()
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Random arguments of the fused kernels, the same sums written out, and how close results must be."""
+"""Random arguments of the fused kernels, the same sums in plain torch, and tolerances."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 class Kernel(NamedTuple):
-    """A kernel, the same written out, and arguments of both."""
+    """A kernel, the same computation in plain torch, and arguments of both."""
 
     call: Callable[..., Any]
     slow: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Files in MATLAB's format 5, in which SVHN and affNIST are published."""
+"""Files in MATLAB's format 5, the format of SVHN and affNIST."""
 
 import io
 from typing import Any

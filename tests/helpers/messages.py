@@ -1,10 +1,10 @@
-"""Messages of commands that were refused."""
+"""Error messages of commands."""
 
 from tests.helpers.commands import Ended
 
 
 def one_sentence(ended: Ended, status: int = 2) -> str:
-    """The message of a command that was refused: one line on stderr, no traceback, a status other than 0."""
+    """The error message of a failed command; checks its status, one line on stderr, and no traceback."""
     assert ended.status == status, ended.err
     program, _, message = ended.err.partition(": ")
     assert program == "capsule_lab"

@@ -31,7 +31,7 @@ def md5(content: bytes) -> str:
 
 
 def stored(part: str) -> Images:
-    """What the module makes of the files of a part."""
+    """The images of the data module for the files of a part."""
     images, labels = (torch.from_numpy(ARRAYS[f"{part}-{name}-ubyte"]) for name in ("images-idx3", "labels-idx1"))
     return Images(images[:, None], labels.long())
 
@@ -50,12 +50,12 @@ BROKEN = {
 
 
 def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """What the server has."""
+    """The files of the server."""
     return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in contents.items()}
 
 
 def write_mnist(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the files to where they belong in a data directory, and make their checksums the published ones."""
+    """Write the files into a data directory, and make them count as the published ones."""
     folder = directory / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name, content in CONTENTS.items():

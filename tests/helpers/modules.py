@@ -44,7 +44,7 @@ def batch(images: int = 6, crops: int | None = None, size: int = 4) -> Batch:
 
 
 def loader(*batches: Batch) -> Any:
-    """A loader of these batches as they are."""
+    """A loader of these batches, unchanged."""
     return torch.utils.data.DataLoader(list(batches), batch_size=None)
 
 

@@ -1,4 +1,4 @@
-"""Networks of few weights, by the sizes of their parts."""
+"""Small networks."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Few combinations of switches that contain every pair of values of two of them."""
+"""A small set of combinations of switches that contains every pair of values of two switches."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
@@ -12,7 +12,7 @@ def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str,
 
     Args:
         switches: the values of each.
-        given: combinations that come first; switches that they leave open are set, other names are kept.
+        given: first combinations; missing switches are added to them, and other names are kept.
 
     >>> for row in pairwise({"a": [1, 2], "b": [1, 2], "c": [1, 2]}):
     ...     print(row)

@@ -1,4 +1,4 @@
-"""Small files in smallNORB's format, real or of its stand-in."""
+"""Small files in smallNORB's format: as the real files or as its stand-in."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def write_set(
 
 
 def write_standin(directory: Path, **levels: Sequence[int]) -> Path:
-    """A data directory that holds what counts as the stand-in, full and small."""
+    """Write files into a data directory that count as the stand-in, in both sizes."""
     for folder in ("48x48", "48x48-small"):
         write_set(directory / "toynorb" / folder, side=48, size="48x48", **levels)
         write_record(directory / "toynorb" / folder, **levels)

@@ -1,4 +1,4 @@
-"""Networks and images to put questions to, without a run."""
+"""Networks and images for tests of questions and attacks, without a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ CLASSES = 4
 
 
 def digits(images: int = 24, side: int = 24) -> Tensor:
-    """Grey levels, a bright square in one of four corners by class, moved a little."""
+    """Images with a bright square in one of four corners, by class, slightly shifted."""
     pictures = torch.zeros(images, 1, side, side)
     labels = torch.arange(images) % CLASSES
     noise = torch.rand(pictures.shape, generator=torch.Generator().manual_seed(0))
@@ -43,8 +43,8 @@ def subject(network: Any, changes: Mapping[str, Change] | None = None, images: i
 
     def batches(pictures: Tensor) -> list[Batch]:
         size = -(-images // 2)
-        parts = (each.split(size) for each in (pictures / 255, labels, torch.arange(images)))
-        return [Batch(*each) for each in zip(*parts, strict=True)]
+        parts = (tensor.split(size) for tensor in (pictures / 255, labels, torch.arange(images)))
+        return [Batch(*fields) for fields in zip(*parts, strict=True)]
 
     def changed(change: Change, strength: float) -> list[Batch]:
         return batches(change(stored, strength))

@@ -1,4 +1,4 @@
-"""Small files in SVHN's format, good and broken ones."""
+"""Small files in SVHN's format, valid and broken ones."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def drawn(number: int) -> dict[str, np.ndarray]:
-    """What a file holds: labels 1 to 10, which is how the digit 0 is labelled."""
+    """The content of a file. Labels are 1 to 10; 10 stands for the digit 0."""
     pixels = RANDOM.integers(0, 256, (32, 32, 3, number), dtype=np.uint8)
     return {"X": pixels, "y": RANDOM.permutation(np.arange(number, dtype=np.uint8) % 10 + 1)[:, None]}
 
@@ -19,7 +19,7 @@ ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
 
 
 def stored(arrays: dict[str, np.ndarray]) -> Images:
-    """What the module makes of them: image by image, and the digit that it shows."""
+    """The images of the data module, with digits as labels."""
     pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
     images = np.stack([pixels[:, :, :, n].transpose(2, 0, 1) for n in range(len(labels))])
     return Images(torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels]))
@@ -30,7 +30,7 @@ TRAINING, TEST = (stored(arrays) for arrays in ARRAYS.values())
 
 
 def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """What the server has."""
+    """The files of the server."""
     return contents
 
 

@@ -1,4 +1,4 @@
-"""The tables of ``docs/switches.md``, made from the comments in ``conf/``: ``python -m tests.helpers.switches``.
+"""``python -m tests.helpers.switches`` updates the tables of ``docs/switches.md`` from the comments in ``conf/``.
 
 A table stands after ``<!-- options of <group> -->`` or ``<!-- keys of <group> -->``, up to the next empty line; all
 other text of the page is written by hand.
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "switches.md"
 
 
 def updated(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with updated tables."""
 
     def table(match: re.Match[str]) -> str:
         rows = _options(match[2]) if match[1] == "options" else _keys(match[2])
@@ -36,16 +36,16 @@ def _summary(comments: list[str]) -> str:
 
 
 def _keys(group: str) -> str:
-    """Every key of every option, with its first comment; those of nested parts have dots."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    """Every key of every option with its first comment; keys of nested parts have dots."""
+    entries: dict[str, tuple[list[str], list[str]]] = {}
     for option, file in sorted(option_files(group).items()):
         for key, value, comment in _lines(file, group):
-            options, comments = found.setdefault(key, ([], []))
+            options, comments = entries.setdefault(key, ([], []))
             options.append(option)
             comments.extend([f"`{value}` {comment}".strip()] * bool(value))
     rows = [
         f"| `{key}` | {', '.join(options)} | {_escaped('; '.join(dict.fromkeys(comments)))} |"
-        for key, (options, comments) in sorted(found.items())
+        for key, (options, comments) in sorted(entries.items())
     ]
     return "\n".join(["| key | of | values in `conf/` |", "|---|---|---|", *rows])
 

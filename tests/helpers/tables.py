@@ -1,13 +1,14 @@
-"""Tables of tiny runs, and what finished runs leave."""
+"""Tables of tiny runs, and the files of finished runs and evaluations."""
 
+import functools
 import importlib
 import io
 import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from capsule_lab import runs
 from capsule_lab.launchers import DEADLINE_VARIABLE, Job
 from capsule_lab.runs.lock import LOG_VARIABLE
-from capsule_lab.tables.cells import EvaluationCell, TrainingCell
+from capsule_lab.tables import expand
+from capsule_lab.tables.cells import EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
@@ -29,28 +31,35 @@ TINY = [
     *(*NO_PICTURES, "callbacks.routing_stats=null"),
 ]
 RESULT = {
-    "status": "finished",
-    "test": {"error": 1.0, "novel/error": 2.0},
-    "val": {"error": 3.0},
-    "provenance": {"source": "real", "name": "real MNIST"},
-    "parameters": 1234,
-    "training_seconds": 90.0,
-    "hardware": "a machine",
-    "precision": "32-true",
-    "steps": 5,
-    "commit": "abc",
-    "weights_tested": "best",
-}
+    "status": "finished", "test": {"error": 1.0, "novel/error": 2.0}, "val": {"error": 3.0}, "parameters": 1234,
+    "provenance": {"source": "real", "name": "real MNIST"}, "training_seconds": 90.0, "hardware": "a machine",
+    "precision": "32-true", "steps": 5, "commit": "abc", "weights_tested": "best",
+}  # fmt: skip
 """The record of a finished run."""
 ATTACKED = {
     "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
     "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
 }  # fmt: skip
-"""What the record of an attack has beside those of an evaluation."""
+"""Fields of the record of an attack that other evaluations do not have."""
+
+
+@contextmanager
+def shared_compositions() -> Iterator[None]:
+    """Within, all expansions of tables share their composed configurations, as those of one command do."""
+    shared: expand.Composed = {}
+    compose = expand._composed
+
+    @functools.wraps(compose)
+    def composed(overrides: tuple[str, ...], _: expand.Composed) -> SeededConfig:
+        return compose(overrides, shared)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expand, "_composed", composed)
+        yield
 
 
 def write_table(folder: Path, **content: Any) -> Path:
-    """``mine.yaml``: ``write_table(folder, rows=[{"name": "a", "overrides": []}])``."""
+    """Write ``mine.yaml``: ``write_table(folder, rows=[{"name": "a", "overrides": []}])``."""
     standard = {"paper": "a paper", "seeds": [0, 1], "base": TINY, "rows": [{"name": "one", "overrides": []}]}
     file = folder / "mine.yaml"
     file.write_text("# Mine.\n" + yaml.safe_dump({**standard, **content}, sort_keys=False))
@@ -58,7 +67,7 @@ def write_table(folder: Path, **content: Any) -> Path:
 
 
 def write_run(cell: TrainingCell, *, error: float = 1.0, attempt: str = "", **more: Any) -> Path:
-    """What a finished run of a cell leaves: ``write_run(cell, error=2.5)``."""
+    """Write the files of a finished run of a cell: ``write_run(cell, error=2.5)``."""
     directory = runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
     directory.mkdir(parents=True)
     result = {**RESULT, "config_hash": cell.fingerprint, **more}
@@ -71,7 +80,7 @@ def write_run(cell: TrainingCell, *, error: float = 1.0, attempt: str = "", **mo
 
 
 def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path:
-    """What a finished evaluation leaves in the directory of its training run, which has finished, too."""
+    """Write the record of a finished evaluation into the directory of its finished training run."""
     assert cell.training.finished
     file = result_file(cell.training.finished[0], cell.fingerprint)
     file.parent.mkdir(exist_ok=True)
@@ -81,7 +90,7 @@ def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path
 
 
 def call(module: ModuleType, *arguments: str) -> Ended:
-    """A command in this process, for fixtures that serve several tests; for one test there is ``cli``."""
+    """Run a command in this process, for fixtures with a wider scope than ``cli``."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", [module.__name__, *arguments])
@@ -93,7 +102,7 @@ def call(module: ModuleType, *arguments: str) -> Ended:
 
 
 def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-    """What a launcher does, but in this process, which has imported everything: ``monkeypatch`` it for a launcher's."""
+    """Run jobs in this process, as a replacement for the ``launch`` of a launcher."""
     failures = {}
     for job in jobs:
         hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg  # of the sweep
@@ -113,7 +122,7 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
 
 
 def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
-    """Every file of every run, with its time stamp."""
+    """Time stamp and content of every file of every run."""
     return {
         run.name: {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.rglob("*") if file.is_file()}
         for run in folder.glob("runs/capsnet-mnist-*")

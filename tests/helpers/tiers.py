@@ -1,4 +1,4 @@
-"""Which cases of a table are of ``make test``, and which of ``make test-all`` alone."""
+"""Cases of a parametrised test that only ``make test-all`` runs."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,8 +1,9 @@
-"""Training runs in this process, interrupted at a step, and a look at what they leave."""
+"""Training runs in this process, interruptions at a step, and functions that read the files of a run."""
 
 import csv
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class SignalAt(Callback):
 
 
 class TimeOver(Callback):
-    """The time of the command is over after so many batches of training and testing; a step may wait for its save."""
+    """Ends the time of the command after ``batches`` batches of training and testing."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -43,11 +44,17 @@ class TimeOver(Callback):
     on_train_batch_end = on_test_batch_end = _count
 
 
-def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:
-    """``train`` with more callbacks."""
+def add_callback(patch: pytest.MonkeyPatch, make: Callable[[], Callback]) -> None:
+    """Add a new callback to each Trainer that is built from now on."""
     build_trainer = build.build_trainer
+    patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, make(), *callbacks))
+
+
+def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:
+    """Run ``train`` with more callbacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, *extra, *callbacks))
+        for callback in extra:
+            add_callback(patch, lambda callback=callback: callback)
         return train(config, directory)
 
 
@@ -63,7 +70,7 @@ def interrupted_and_resumed(config: DictConfig, directory: Path, *steps: int) ->
 
 
 def checkpoint(directory: Path, name: str = "last") -> dict[str, Any]:
-    """A checkpoint of a run as it was saved."""
+    """The content of a checkpoint of a run."""
     return torch.load(directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True)
 
 
@@ -73,7 +80,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def spoil_weights(path: Path) -> None:
-    """Replace the weights in a checkpoint by what is not a number; its checksums are right."""
+    """Replace the weights in a checkpoint by NaN, with valid checksums."""
     content = torch.load(path, weights_only=True)
     for name, value in content["state_dict"].items():
         if name.startswith("network."):
@@ -93,7 +100,7 @@ def curves(directory: Path) -> list[dict[str, str]]:
 
 
 def results(result: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on where and when a run takes place."""
+    """The part of a result that does not depend on time and place of the run."""
     return {key: result[key] for key in ("test", "val", "steps", "epochs", "provenance")}
 
 
@@ -102,4 +109,4 @@ SMALL_MODELS = {
     "em_caps_small": ["model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"],
     "cnn_small": ["model.channels=[4,4,4]"],
 }
-"""One of each kind, with what makes it small."""
+"""One model of each kind, with overrides that make it small."""

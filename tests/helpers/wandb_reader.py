@@ -1,4 +1,4 @@
-"""What W&B's own reader finds in the runs that were logged offline."""
+"""Reads offline runs of W&B with W&B's own reader."""
 
 import json
 import subprocess

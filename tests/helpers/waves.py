@@ -1,4 +1,4 @@
-"""Tensors of sines and cosines of the number of an entry, which golden numbers are computed from."""
+"""Tensors of sines and cosines of the index, the inputs of golden numbers."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""At most one run has a GPU, for as long as it lives."""
+"""Locks of GPUs: a run keeps its GPUs until its process ends."""
 
 import os
 import subprocess
@@ -18,8 +18,8 @@ def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
 
 
-def test_a_gpu_is_locked_until_the_process_that_has_it_is_killed() -> None:
-    """All GPUs that a run asks for are locked, or none."""
+def test_gpu_is_locked_until_its_process_is_killed() -> None:
+    """Either all GPUs of a run are locked, or none."""
     gpus = ["0", "1", "2"]
     locks = lock_gpus(gpus, 2)
     assert locks is not None
@@ -30,7 +30,7 @@ def test_a_gpu_is_locked_until_the_process_that_has_it_is_killed() -> None:
         try:
             assert lock_gpus(gpus, 2) is None
             (last,) = (lock_gpus(gpus, 1) or {}).items()
-            assert last[0] == "2", "it was not kept while two were looked for"
+            assert last[0] == "2", "the failed request for two GPUs released it"
             os.close(last[1])
         finally:
             process.kill()
@@ -40,7 +40,7 @@ def test_a_gpu_is_locked_until_the_process_that_has_it_is_killed() -> None:
         os.close(descriptor)
 
 
-def test_gpus_that_a_run_asks_for() -> None:
+def test_number_of_gpus_follows_accelerator_and_devices() -> None:
     for accelerator, devices, gpus, count in (
         ("gpu", 2, "01", 2),
         ("cuda", "2", "01", 2),
@@ -52,13 +52,13 @@ def test_gpus_that_a_run_asks_for() -> None:
         assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (accelerator, devices, gpus)
     wrong = r"trainer\.devices is .*; expected the number of GPUs of the run, 1 to 2, or auto for all"
     too_many = r"trainer\.devices is 3, but the sweep sees only 2 GPUs \(0, 1\); expected at most that many, or "
-    refused: list[tuple[Any, str]] = [("3", too_many), *((each, wrong) for each in ([0], "0,1", 0, True, None))]
+    refused: list[tuple[Any, str]] = [("3", too_many), *((value, wrong) for value in ([0], "0,1", 0, True, None))]
     for devices, message in refused:
         with pytest.raises(DeviceError, match=message):
             gpus_of_a_run("auto", devices, ["0", "1"])
 
 
-def test_gpus_that_a_process_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_follow_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, environment, names in ((2, "", ["0", "1"]), (2, "3, 5", ["3", "5"]), (0, "-1", [])):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)

@@ -1,4 +1,4 @@
-"""Hydra finds our sweeper, whose combinations are command lines."""
+"""The grid sweeper of ``-m``: a job for each combination of values."""
 
 import json
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ SMOKE = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     ],
     ids=str,
 )
-def test_every_combination_of_values(arguments: list[str], expected: list[list[str]]) -> None:
+def test_combinations_has_every_combination_of_values(arguments: list[str], expected: list[list[str]]) -> None:
     assert combinations(arguments) == expected
 
 
-def test_combinations_are_command_lines_for_the_launcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[LocalLauncher, Sequence[Job]]] = []
     monkeypatch.setattr(LocalLauncher, "launch", lambda self, jobs: seen.append((self, jobs)) or {})
     ended = cli("train", "-m", "seed=3,4", *SMOKE, "launcher=gpus", "hydra.launcher.jobs=7", "train.resume=true")
@@ -51,12 +51,14 @@ def test_combinations_are_command_lines_for_the_launcher(cli: Cli, monkeypatch: 
         ("model.channels=4,five", "model.channels is five; expected a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_first_run(cli: Cli, tmp_path: Path, override: str, message: str) -> None:
+def test_invalid_multirun_is_refused_before_the_first_run(
+    cli: Cli, tmp_path: Path, override: str, message: str
+) -> None:
     assert one_sentence(cli("train", "-m", *SMOKE, override)).startswith(message)
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
-def test_a_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))
     ended = cli("train", "-m", "model.channels=0,4", "seed=1", *SMOKE[:1], *SMOKE[2:])
     message = one_sentence(ended)

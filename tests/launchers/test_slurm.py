@@ -1,4 +1,4 @@
-"""Which jobs of SLURM are requeued, and what is asked of it."""
+"""The SLURM launcher: requeued jobs, submitted options, and jobs without a result."""
 
 import os
 import shutil
@@ -37,7 +37,9 @@ ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
         ({}, signal.SIGTERM, None),
     ],
 )
-def test_requeue(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], signum: int, job: str | None) -> None:
+def test_only_stopped_batch_jobs_are_requeued(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], signum: int, job: str | None
+) -> None:
     asked: list[list[str]] = []
     answer = SimpleNamespace(returncode=0, stderr="")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command) or answer)
@@ -70,14 +72,14 @@ def test_job_counts_as_queued_if_the_controller_does_not_answer(monkeypatch: pyt
     assert not slurm.in_queue("7"), "without SLURM"
 
 
-def test_launcher_without_slurm_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_without_slurm_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     ended = cli("sweep", "table=smoke", "rows=[uniform]", "seeds=[0]", "launcher=slurm")
     assert one_sentence(ended).startswith("SLURM rejected the runs (Could not detect")
 
 
 class Executor:
-    """Submitit's, whose jobs leave the queue without a result."""
+    """A stand-in for submitit's executor whose jobs leave the queue without a result."""
 
     def __init__(self, cluster: str, folder: str) -> None:
         self.folder, self.submitted = Path(folder), []
@@ -96,7 +98,7 @@ class Executor:
         return SimpleNamespace(job_id=paths.job_id, paths=paths, task=lambda _: SimpleNamespace(paths=paths))
 
 
-def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
+def test_queued_job_is_recorded_and_fails_without_a_result(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation is recorded under its own fingerprint."""

@@ -1,4 +1,4 @@
-"""The smoke table through ``launcher=slurm`` on a SLURM of one node: jobs are killed, pre-empted, out of time."""
+"""The smoke table with ``launcher=slurm`` on a cluster of one node: jobs are killed, pre-empted, out of time."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def slurm(*command: str) -> str:
 
 
 def overrides_for(step: int, *more: str) -> list[str]:
-    """The smoke table as it is, but for where its jobs wait."""
+    """Overrides of the smoke table that make its jobs wait at a step."""
     hold = f"+callbacks.hold={{_target_: tests.helpers.hold_callback.Hold, step: {step}}}"
     return ["trainer.accelerator=cpu", hold, *NO_PICTURES, *more]
 
@@ -61,7 +61,7 @@ def sweep(*more: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_path: Path) -> None:
+def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_path: Path) -> None:
     overrides = overrides_for(HELD_AT)
     command = sweep(*overrides)
     killed, *others = asked = cells(overrides)
@@ -103,13 +103,13 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
 
     assert uninterrupted.status == 0, uninterrupted.err
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
-    found, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
-    assert differences(found, directory, expected, whole) == []
-    assert HELD_AT % (found["steps"] / found["epochs"]) != 0, "it was stopped within an epoch"
+    result, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
+    assert differences(result, directory, expected, whole) == []
+    assert HELD_AT % (result["steps"] / result["epochs"]) != 0, "it was stopped within an epoch"
 
 
 @pytest.mark.usefixtures("cluster")
-def test_run_of_two_processes_leaves_and_goes_on(tmp_path: Path) -> None:
+def test_preempted_run_of_two_processes_continues(tmp_path: Path) -> None:
     overrides = overrides_for(HELD_AT // 2, "trainer.devices=2", "trainer.strategy=ddp")
     command = sweep("rows=[dynamic]", "seeds=[5]", "hydra.launcher.tasks_per_node=2", *overrides)
     (cell,) = cells(overrides, rows=["dynamic"], seeds=[5])
@@ -136,26 +136,26 @@ def cells(overrides: list[str], **selection: Any) -> list[Cell]:
 
 
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
-    """Job and process of a run that waits, or has waited."""
+    """Job and process of a run that waits or has waited; empty if there is none yet."""
     files = [path / f"held-{rank}.json" for path in cell.directories]
     return next((json.loads(path.read_text()) for path in files if path.is_file() and path.stat().st_size), {})
 
 
 def pre_empt(cpus: int, seconds: int = 3) -> str:
-    """A job that comes first wants so many of the node's 8 CPUs; its number."""
+    """Submit a job of higher priority that takes ``cpus`` of the node's 8 CPUs; return its number."""
     options = ["--parsable", "--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null"]
     return slurm("sbatch", *options, f"--wrap=sleep {seconds}").strip()
 
 
 def let_time_run_out(job: str) -> None:
-    """The shortest time limit in whole minutes that leaves SLURM the time for its warning."""
+    """Set the shortest time limit in whole minutes after which SLURM can still send its warning."""
     hours_minutes_seconds = slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").strip().split(":")
     elapsed = sum(int(part) * 60**power for power, part in enumerate(reversed(hours_minutes_seconds)))
     slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={(elapsed + WARNING + 30) // 60 + 1}")
 
 
 def start_what_waits() -> None:
-    """Jobs that went back into the queue begin again at once, not after SLURM's two minutes, and have time."""
+    """Start requeued jobs at once instead of after SLURM's two minutes, and without a time limit."""
     for line in slurm("squeue", "--noheader", "--format", "%i %T").splitlines():
         job, state = line.split()
         if state == "PENDING":
@@ -164,5 +164,5 @@ def start_what_waits() -> None:
 
 
 def directly(cell: Cell, folder: Path) -> Ended:
-    """The command of a cell, outside of SLURM."""
+    """Run the command of a cell outside of SLURM."""
     return python("-m", "capsule_lab.train", *cell.overrides, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))

@@ -29,7 +29,7 @@ def create(config: DictConfig, *overrides: str, model: str = "capsnet") -> Path:
     return directory
 
 
-def test_hash_covers_what_decides_the_result(config: DictConfig, composed: dict[str, Any]) -> None:
+def test_hash_covers_every_option_that_changes_the_result(config: DictConfig, composed: dict[str, Any]) -> None:
     fingerprint = config_hash(config)
     assert fingerprint == config_hash(composed), "of plain containers, too"
     same = (
@@ -43,26 +43,26 @@ def test_hash_covers_what_decides_the_result(config: DictConfig, composed: dict[
         "loss.classification.present=0.8", "schedule=constant", "optimizer.eps=1e-7", "train.test=last",
         "trainer.precision=bf16-mixed",
     )  # fmt: skip
-    assert {config_hash(compose("train", [*TINY, each])) for each in same} == {fingerprint}
-    assert len({fingerprint, *(config_hash(compose("train", [*TINY, each])) for each in different)}) == 15
-    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, "it is as it was"
+    assert {config_hash(compose("train", [*TINY, override])) for override in same} == {fingerprint}
+    assert len({fingerprint, *(config_hash(compose("train", [*TINY, override])) for override in different)}) == 15
+    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, "the configuration is not changed"
 
 
-def test_name_stands_before_the_hash_and_changes_nothing_else(config: DictConfig) -> None:
+def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
     fingerprint, named = config_hash(config), config.copy()
-    found = []
+    paths = []
     for name in ("first.try_1", None, "7"):
         named.name = name
-        found.append(create(named))
-    assert [path.name for path in found] == [
+        paths.append(create(named))
+    assert [path.name for path in paths] == [
         f"first.try_1-capsnet-mnist-{fingerprint}",
         f"capsnet-mnist-{fingerprint}-2",
         f"7-capsnet-mnist-{fingerprint}-3",
     ]
-    assert directories.attempts(fingerprint) == found[::-1]
-    assert [directories.hash_in(path) for path in found] == [fingerprint] * 3
+    assert directories.attempts(fingerprint) == paths[::-1]
+    assert [directories.hash_in(path) for path in paths] == [fingerprint] * 3
     config.train.resume = named.train.resume = True
-    assert [directories.choose_directory(each, "capsnet-mnist") for each in (config, named)] == [found[-1]] * 2
+    assert [directories.choose_directory(given, "capsnet-mnist") for given in (config, named)] == [paths[-1]] * 2
     config.seed = 5
     in_a_folder = create(config, model="mine/net")
     assert in_a_folder.name.startswith("mine_net-mnist-")
@@ -73,9 +73,9 @@ def test_name_stands_before_the_hash_and_changes_nothing_else(config: DictConfig
             directories.choose_directory(config, "capsnet-mnist")
 
 
-def test_overrides_of_a_run_are_kept_as_they_are_typed(config: DictConfig, tmp_path: Path) -> None:
-    found = create(config, "routing=uniform", "model.decoder=[8, 16]")
-    assert directories.read_overrides(found) == "routing=uniform 'model.decoder=[8, 16]'"
+def test_overrides_are_recorded_as_typed(config: DictConfig, tmp_path: Path) -> None:
+    directory = create(config, "routing=uniform", "model.decoder=[8, 16]")
+    assert directories.read_overrides(directory) == "routing=uniform 'model.decoder=[8, 16]'"
     assert directories.read_overrides(create(config)) == ""
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     assert directories.read_overrides(tmp_path) == "", "not known"

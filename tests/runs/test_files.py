@@ -1,4 +1,4 @@
-"""Records: what is read is what was written, or nothing."""
+"""Records are read as they were written, or count as missing."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,7 @@ class Content(BaseModel, allow_inf_nan=False):
 SCHEMA = TypeAdapter(Content)
 
 
-def test_record_is_read_as_it_was_written_or_counts_as_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record = tmp_path / "runs" / "record.json"
     files.write_record(record, CONTENT)
     assert files.read_record(record, SCHEMA) == json.loads(record.read_text()) == CONTENT
@@ -48,7 +46,7 @@ def test_record_is_read_as_it_was_written_or_counts_as_missing(
         assert reason in message, name
 
 
-def test_number_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
+def test_record_with_nan_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     with pytest.raises(RunError, match=rf"^{path} cannot be written: Out of range float values"):
         files.write_record(path, {"error": float("nan")})
@@ -64,10 +62,10 @@ def test_error_is_the_last_line_of_the_log(tmp_path: Path, capsys: pytest.Captur
     assert first.endswith("ERROR no disk")
     assert "Traceback" in others[1]
     assert files.tail(tmp_path / "train.log", 1) == ["ZeroDivisionError: by 0"]
-    assert capsys.readouterr() == ("", ""), "the terminal has it when the command ends"
+    assert capsys.readouterr() == ("", ""), "the command prints the error later"
 
 
-def test_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "figure.png"
     for write in (

@@ -1,4 +1,4 @@
-"""One process at a time trains a configuration, and a record says how that failed."""
+"""Only one process at a time trains a configuration; a record keeps the error of a failed run."""
 
 import json
 import multiprocessing
@@ -38,7 +38,7 @@ def fingerprint(composed: DictConfig) -> str:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """This process belongs to SLURM's job 7, and these jobs are in SLURM's queue."""
+    """This process belongs to SLURM's job 7. The list holds the jobs in SLURM's queue."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "capsule_lab")
     jobs: list[str] = []
@@ -84,7 +84,7 @@ def test_only_the_first_process_of_a_run_locks(config: DictConfig, monkeypatch: 
 
 
 @pytest.mark.parametrize(("directory", "separate"), [("elsewhere", True), ("runs/table-row-HASH-2", False)])
-def test_run_in_a_directory_of_its_own_locks_that(
+def test_run_in_its_own_directory_locks_that_directory(
     config: DictConfig, fingerprint: str, directory: str, separate: bool
 ) -> None:
     copy = config.copy()
@@ -139,7 +139,7 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     assert lock.is_locked(fingerprint), "SLURM may requeue it"
 
 
-def test_runs_that_need_no_record(config: DictConfig, fingerprint: str, trained: Trained) -> None:
+def test_finished_and_continued_runs_leave_no_record(config: DictConfig, fingerprint: str, trained: Trained) -> None:
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
     directory.mkdir(parents=True)
     (directory / "metrics.json").write_text(json.dumps({**RESULT, "config_hash": fingerprint}))
@@ -159,14 +159,14 @@ def _hold(config: DictConfig, connection: Connection, die: bool) -> None:
 
 
 @pytest.mark.parametrize("die", [False, True], ids=["ends", "is killed"])
-def test_configuration_is_locked_until_the_process(config: DictConfig, fingerprint: str, die: bool) -> None:
+def test_lock_ends_with_its_process(config: DictConfig, fingerprint: str, die: bool) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_hold, args=(config, theirs, die), daemon=True)
     process.start()
     assert ours.poll(20)
     assert ours.recv() == "locked"
     assert lock.is_locked(fingerprint)
-    assert lock.is_locked(fingerprint), "several may look"
+    assert lock.is_locked(fingerprint), "several processes can look"
     ours.send("go on")
     process.join()
     assert not lock.is_locked(fingerprint)

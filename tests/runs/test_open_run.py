@@ -1,4 +1,4 @@
-"""A run is opened from its checkpoint alone; one that cannot be used is refused in one sentence."""
+"""A run is opened from its checkpoint alone; an unusable checkpoint is refused in one sentence."""
 
 import shutil
 from collections.abc import Callable
@@ -14,16 +14,11 @@ from capsule_lab.config.compose import to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit import CapsNetModule
-from tests.helpers.commands import Trained, interpreter
+from tests.helpers.commands import Trained
 from tests.helpers.damage import damages
 
 
-def test_importing_runs_loads_neither_torch_nor_lightning(tmp_path: Path) -> None:
-    code = "import sys, capsule_lab.runs; print({'torch', 'lightning', 'matplotlib'} & {*sys.modules})"
-    assert interpreter("-c", code, cwd=tmp_path).out == "set()\n"
-
-
-def test_run_has_what_was_trained(trained: Trained, tmp_path: Path) -> None:
+def test_run_has_weights_and_facts_of_its_training(trained: Trained, tmp_path: Path) -> None:
     for where, file in ((".", "best"), ("checkpoints/best.ckpt", "best"), ("checkpoints/last.ckpt", "last")):
         run = runs.open(trained.directory / where)
         checkpoint = torch.load(trained.directory / "checkpoints" / f"{file}.ckpt", weights_only=True)
@@ -40,12 +35,12 @@ def test_run_has_what_was_trained(trained: Trained, tmp_path: Path) -> None:
             torch.testing.assert_close(weight, checkpoint["state_dict"][f"network.{name}"], rtol=0, atol=0)
     file = Path(shutil.copy(run.checkpoint, tmp_path / "mine.ckpt"))
     run = runs.open("mine.ckpt")
-    assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent), "a bare file is a run, too"
+    assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent), "a single file is a run, too"
     with pytest.raises(RunError, match=r"no checkpoint at nowhere"):
         runs.open("nowhere")
 
 
-def test_batches_are_those_of_the_network(trained: Trained) -> None:
+def test_batches_of_a_run_are_ready_for_its_network(trained: Trained) -> None:
     run = runs.open(trained.directory)
     for split, images in (("train", 256), ("val", 240), ("test", 359)):
         batches = list(run.batches(split))
@@ -68,7 +63,7 @@ def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: 
         run.data_with(options)
     other = run.data_with({"_target_": "capsule_lab.data.MNISTDataModule", **options})
     assert isinstance(other, MNISTDataModule)
-    assert other.provenance["source"] == "real", "on purpose"
+    assert other.provenance["source"] == "real", "other data must be named"
 
 
 @pytest.fixture
@@ -100,7 +95,7 @@ class OwnModule(CapsNetModule):
     """A wrapper outside of the package."""
 
 
-def test_package_of_ones_own_can_be_trusted(change: Callable[..., Path]) -> None:
+def test_own_package_can_be_trusted(change: Callable[..., Path]) -> None:
     path = change(f"{__name__}.OwnModule", "config", "module", "_target_")
     with pytest.raises(RunError, match=r"OwnModule; expected .* set trust="):
         runs.open(path, trust=["test", "tests.run"])
@@ -110,7 +105,7 @@ def test_package_of_ones_own_can_be_trusted(change: Callable[..., Path]) -> None
         runs.open(path)
 
 
-def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Callable[..., Path]) -> None:
+def test_unusable_checkpoint_is_refused(trained: Trained, change: Callable[..., Path]) -> None:
     path = change(99, "format")
     another_format = path.read_bytes()
     config = OmegaConf.merge(trained.config, {"ckpt": str(path)})
@@ -140,7 +135,7 @@ def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Cal
 
 
 def test_tensors_read_from_a_checkpoint_survive_its_replacement(change: Callable[..., Path]) -> None:
-    """They are read when they are used, and a checkpoint may have been replaced by then."""
+    """Tensors are read on first use, after the file may have been replaced."""
     path = change(0, "config", "seed")
     before, read = torch.load(path, weights_only=True), runs.checkpoints.read(path)
     other = path.with_name("other.ckpt")

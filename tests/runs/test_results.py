@@ -1,4 +1,4 @@
-"""What a run directory says about how its run ended."""
+"""The status and the results in a run directory."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from capsule_lab.runs import results
 from tests.helpers.tables import ATTACKED, RESULT
 
 
-def test_failure_is_in_the_directory(tmp_path: Path) -> None:
+def test_failure_is_recorded_in_the_directory(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("".join(f"line {number}\n" for number in range(50)))
     for error, status, message in (
         (RunError("no disk"), "failed", "no disk"),
@@ -21,16 +21,16 @@ def test_failure_is_in_the_directory(tmp_path: Path) -> None:
     ):
         with pytest.raises(type(error)), results.recording_failure(tmp_path):
             raise error
-        found = results.read_status(tmp_path)
-        assert found is not None
-        assert (found["status"], found["error"]) == (status, message)
-        assert found["log"] == [f"line {number}" for number in range(30, 50)]
+        content = results.read_status(tmp_path)
+        assert content is not None
+        assert (content["status"], content["error"]) == (status, message)
+        assert content["log"] == [f"line {number}" for number in range(30, 50)]
     (tmp_path / "file").write_text("")
     with pytest.raises(ZeroDivisionError), results.recording_failure(tmp_path / "file"):
-        raise ZeroDivisionError  # not hidden by what cannot be recorded
+        raise ZeroDivisionError  # although the failure cannot be recorded
 
 
-def test_metrics_that_are_not_finite_are_no_result() -> None:
+def test_metrics_with_nan_are_an_error() -> None:
     results.check_finite({"loss": 0.5, "error": 90.0}, "the test")
     message = r"^the test of last\.ckpt gives loss nan, error inf; expected finite numbers: .* ckpt=…"
     with pytest.raises(RunError, match=message):
@@ -44,7 +44,7 @@ STRANGE = {
     "targeted": "maybe", "space": "outer", "split": "train", "options": "fgsm", "couplings": None,
     "training_cpu_seconds": "x", "attack": {"a lot/accuracy": 3.0}, "device": 1,
 }  # fmt: skip
-"""By field, a value with which a report could not be made."""
+"""By field, a value that would break a report."""
 
 
 @pytest.mark.parametrize("attacked", [{}, ATTACKED], ids=["trained", "attacked"])
@@ -58,10 +58,10 @@ def test_record_that_a_report_cannot_read_counts_as_missing(tmp_path: Path, atta
     strange += [{name: value for name, value in content.items() if name != field} for field in needed]
     if attacked:
         more = {"0.1/success": 50.0}, {"inf/accuracy": 1.0}, {"0.1/accuracy": 1.0, "0.2/error": 1.0}
-        strange += [{**content, "attack": each} for each in more]
+        strange += [{**content, "attack": values} for values in more]
         strange += [{**content, "targeted": True}, {**content, "test": {}}, {**content, "options": {}}]
         strange += [{name: value for name, value in content.items() if name != field} for field in ("source", "space")]
     strange.append({**content, "steps": 2**63})
-    for each in strange:
-        path.write_text(json.dumps(each))
-        assert results.read_metrics(tmp_path) is None, each
+    for record in strange:
+        path.write_text(json.dumps(record))
+        assert results.read_metrics(tmp_path) is None, record

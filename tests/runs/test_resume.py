@@ -1,4 +1,4 @@
-"""A run that is interrupted anywhere ends as if it had not been."""
+"""A run that is interrupted anywhere and resumed ends exactly like an uninterrupted one."""
 
 import itertools
 import shutil
@@ -19,7 +19,7 @@ BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=16", "trainer.val_check_
 BY_STEPS += ["trainer.check_val_every_n_epoch=null"]
 
 
-def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_run_interrupted_several_times_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     """An epoch has four steps, 256 images in batches of 64."""
     config = compose("train", [*TINY_DATA, *BY_STEPS, *TINY_CNN, *NO_PICTURES])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -35,7 +35,7 @@ def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(tmp
     assert differences(train(config, cut), cut, expected, whole) == []
 
 
-# --- every point -----------------------------------------------------------------------------------------------------
+# --- interruptions at every point ------------------------------------------------------------------------------------
 
 SHORT = [*TINY_DATA, *NO_PICTURES, "data.train_images=128", "data.batch_size=32"]  # four steps an epoch
 SHORT += ["trainer.limit_test_batches=1"]
@@ -58,19 +58,19 @@ KINDS = {
         *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in KINDS),
     ],
 )
-def test_run_can_be_interrupted_at_every_point(tmp_path: Path, kind: str, every: int) -> None:
-    """By each signal in every hook, and by kill -9 before every file that is put in place; or some of these."""
+def test_run_interrupted_at_any_point_equals_an_uninterrupted_run(tmp_path: Path, kind: str, every: int) -> None:
+    """By each signal in every ``every``-th hook, and by kill -9 before every ``every``-th change of a file."""
     config = compose("train", [*SHORT, *(TINY_CAPSNET if kind == "capsules" else TINY_CNN), *KINDS[kind]])
     count = Counting()
     expected = run(config, tmp_path / "whole", count)
     wrong = {}
     for at, signum in zip(range(len(count.seen))[::-every], itertools.cycle(SIGNALS), strict=False):
         directory = tmp_path / "stopped"
-        found = stopped_and_resumed(config, directory, at, signum)
-        wrong[at, count.seen[at], signum.name] = differences(found, directory, expected, tmp_path / "whole")
+        result = stopped_and_resumed(config, directory, at, signum)
+        wrong[at, count.seen[at], signum.name] = differences(result, directory, expected, tmp_path / "whole")
         shutil.rmtree(directory)
     config.callbacks.last.every_minutes = 0
     for copy in killed_at_writes(config, tmp_path / "often", tmp_path, every):
-        found = train(resumed(config), copy)
-        wrong[copy.name, "kill", ""] = differences(found, copy, expected, tmp_path / "whole")
+        result = train(resumed(config), copy)
+        wrong[copy.name, "kill", ""] = differences(result, copy, expected, tmp_path / "whole")
     assert {point: names for point, names in wrong.items() if names} == {}

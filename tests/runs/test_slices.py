@@ -1,4 +1,4 @@
-"""A run in several commands, each of which trains for a while, and in several places."""
+"""A run in several commands with a time limit each, in several places."""
 
 import json
 import shutil
@@ -8,35 +8,23 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
-from tests.helpers.training import TimeOver, run
+from tests.helpers.training import TimeOver, add_callback, run
 
 RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
 RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
 SLICE = [*RUN, "trainer.max_time=00:01:00:00", "train.resume=true"]
-DIFFERS = ("training_seconds", "training_cpu_seconds", "command", "overrides")  # what is said about the commands
-
-
-@pytest.fixture
-def time_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let the time of the following runs be over after so many batches."""
-    real = build.build_trainer
-
-    def after(batches: int) -> None:
-        monkeypatch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(batches), *more))
-
-    return after
+DIFFERS = ("training_seconds", "training_cpu_seconds", "command", "overrides")
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Be in another folder, with the data in it, and the runs."""
+    """A function that changes to a new folder with its own data and runs, and returns the folder of runs."""
     write_mnist(tmp_path / "data", monkeypatch)
 
     def move_to(name: str) -> Path:
@@ -51,13 +39,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 @pytest.mark.whole
-def test_four_slices_and_a_move_end_like_one_run(
-    cli: Cli, time_over: Callable[[int], None], home: Callable[[str], Path]
+def test_four_slices_and_a_move_equal_one_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
 ) -> None:
     whole = home("whole") / "run"
     expected = train(compose("train", RUN), whole)
     before = home("before")
-    time_over(11)
+    add_callback(monkeypatch, lambda: TimeOver(11))
     for step, percent in ((11, 27), (22, 55)):
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
@@ -68,7 +56,7 @@ def test_four_slices_and_a_move_end_like_one_run(
         (directory,) = before.glob("cnn*")
         assert not (directory / "metrics.json").exists()
         assert f"paused {percent} %" in cli("list").out
-    assert list(before.glob("cells/*")) == [], "neither a lock nor a failure"
+    assert list(before.glob("cells/*")) == [], "no lock and no failure is left"
     after = home("after")
     shutil.move(before, after)
     (after / directory.name / "metrics.csv").unlink()  # checkpoints have its rows
@@ -78,30 +66,30 @@ def test_four_slices_and_a_move_end_like_one_run(
     moved = after / directory.name
     assert [path.name for path in after.glob("cnn*")] == [directory.name]
     assert str(before) not in (moved / "config.yaml").read_text()
-    found = json.loads((moved / "metrics.json").read_text())
-    assert differences(found, moved, expected, whole) == []
-    assert {key: found[key] for key in found if key not in DIFFERS} == {
+    result = json.loads((moved / "metrics.json").read_text())
+    assert differences(result, moved, expected, whole) == []
+    assert {key: result[key] for key in result if key not in DIFFERS} == {
         key: expected[key] for key in expected if key not in DIFFERS
     }
     assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 
-def test_test_that_has_no_time_left_is_of_the_next_slice(tmp_path: Path, home: Callable[[str], Path]) -> None:
-    """There are ten steps, and three batches of test images."""
+def test_test_out_of_time_is_repeated_by_the_next_command(tmp_path: Path, home: Callable[[str], Path]) -> None:
+    """The run has ten steps and three batches of test images."""
     home("here")
     config = compose("train", [*SLICE, "trainer.max_epochs=2"])
     expected = train(config, tmp_path / "whole")
     pause = {"status": "paused", "steps": 10, "planned_steps": 10}
     for batches, new_steps in ((11, 10), (2, 0)):
-        found = run(config, tmp_path / "cut", TimeOver(batches))
-        assert found == {**pause, "new_steps": new_steps}
-    found = run(config, tmp_path / "cut", TimeOver(8))
-    assert differences(found, tmp_path / "cut", expected, tmp_path / "whole") == []
+        result = run(config, tmp_path / "cut", TimeOver(batches))
+        assert result == {**pause, "new_steps": new_steps}
+    result = run(config, tmp_path / "cut", TimeOver(8))
+    assert differences(result, tmp_path / "cut", expected, tmp_path / "whole") == []
     assert not (tmp_path / "cut" / "status.json").exists()
 
 
-def test_command_in_which_nothing_could_be_done_fails(cli: Cli, home: Callable[[str], Path]) -> None:
-    """A loop of such commands would never end."""
+def test_command_without_time_for_a_step_fails(cli: Cli, home: Callable[[str], Path]) -> None:
+    """Otherwise a loop over such commands would never end."""
     root = home("here")
     ended = cli("train", *SLICE, "trainer.max_time={seconds: 0}")
     assert ended.status == 2
@@ -111,7 +99,7 @@ def test_command_in_which_nothing_could_be_done_fails(cli: Cli, home: Callable[[
     assert list((directory / "checkpoints").glob("*")) == []
 
 
-def test_time_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], Path]) -> None:
+def test_time_limit_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], Path]) -> None:
     home("here")
     with pytest.raises(ConfigError, match=r"^trainer\.max_time is set, but no callback saves the run"):
         train(compose("train", [*SLICE, "callbacks.last=null"]), tmp_path / "run")

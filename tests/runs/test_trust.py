@@ -1,4 +1,4 @@
-"""A checkpoint from elsewhere runs no code: whatever its configuration names is refused before it is imported."""
+"""A hostile checkpoint runs no code: targets in its configuration are refused before they are imported."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.runs.trust import check_record, check_targets, is_part, targets
 from tests.helpers.commands import Trained
 
-NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only the names differ below
+NODES: dict[str, dict[str, Any]] = {  # a call of one of them would write the file MARKER
     "torch.utils.collect_env.run": {"command": "touch MARKER"},
     "os.mkdir": {"path": "MARKER"},
     "torch.load": {"f": "PICKLE", "weights_only": False},
@@ -48,7 +48,7 @@ NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only 
     "оs.mkdir": {"path": "MARKER"},  # a Cyrillic o
     "": {},
 }
-"""Targets of a node in the place of the routing, with arguments for which a call would write MARKER."""
+"""Arguments of hostile targets, which stand in the place of the routing."""
 
 
 def node(target: Any, **arguments: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def shared(levels: int) -> list[Any]:
-    """A list that stands for ``2 ** levels`` values."""
+    """A nested list of ``2 ** levels`` values that takes little memory."""
     value: list[Any] = ["x"]
     for _ in range(levels):
         value = [value, value]
@@ -113,14 +113,14 @@ RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def disguised(content: dict[str, Any], *methods: str) -> OrderedDict[str, Any]:
-    """A mapping whose ``methods`` say that it is empty, as a pickle of torch's restricted kind can make it."""
+    """A mapping whose ``methods`` return an empty one; torch's restricted unpickler can create it."""
     made = OrderedDict({**content, "routing": EVIL})
     vars(made).update(dict.fromkeys(methods, OrderedDict))
     return made
 
 
 class Calls:
-    """Pickles as a call."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -130,7 +130,7 @@ class Calls:
 
 
 def zipped(content: bytes) -> bytes:
-    """What ``torch.save`` writes, with another pickle in it."""
+    """A file of ``torch.save`` with another pickle in it."""
     written, changed = io.BytesIO(), io.BytesIO()
     torch.save({"a": 1}, written)
     with zipfile.ZipFile(written) as old, zipfile.ZipFile(changed, "w") as new:
@@ -140,7 +140,7 @@ def zipped(content: bytes) -> bytes:
 
 
 def pickles() -> Iterator[tuple[str, bytes]]:
-    """Files in the place of a checkpoint that run code when they are unpickled."""
+    """Hostile files in the place of a checkpoint, which run code when they are unpickled."""
     call = {"capsule_lab": Calls(os.mkdir, "MARKER")}
     yield "pickle", pickle.dumps(call)
     yield "pickle in torch's zip", zipped(pickle.dumps(call))
@@ -152,7 +152,7 @@ def pickles() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Written by code of a file, which here writes into the current directory; PICKLE is what would write it, too."""
+    """The file that hostile code would write into the current directory."""
     monkeypatch.setenv("EVIL", "os.mkdir")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imported_marker.py").write_text("open('MARKER', 'w').close()\nclass Class: pass\n")
@@ -162,7 +162,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def checkpoint(trained: Trained) -> dict[str, Any]:
-    """One to change."""
+    """The content of a checkpoint, for changes."""
     content: dict[str, Any] = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
     return content
 
@@ -171,7 +171,7 @@ FILE = Path("hostile.ckpt")
 
 
 def refused(checkpoint: dict[str, Any] | None, name: str) -> str:
-    """The sentence that ends the opening of a hostile checkpoint, ``None`` for the one that is there."""
+    """The error message for a hostile checkpoint; for the file that is there if ``checkpoint`` is ``None``."""
     if checkpoint is not None:
         torch.save(checkpoint, FILE)
     start_time = time.process_time()
@@ -193,14 +193,14 @@ def with_record(checkpoint: dict[str, Any], change: Callable[[dict[str, Any]], A
     return changed
 
 
-def test_such_a_node_runs_where_nothing_checks_it(marker: Path) -> None:
-    """Otherwise the tests of refusals could not fail."""
+def test_hostile_node_runs_without_the_check(marker: Path) -> None:
+    """Otherwise the other tests could not fail."""
     with suppress(Exception):
         build.build_data(OmegaConf.create({"data": node("torch.utils.collect_env.run")}))
     assert marker.exists()
 
 
-def test_targets_that_are_no_parts_are_refused_wherever_they_stand(checkpoint: dict[str, Any], marker: Path) -> None:
+def test_hostile_target_is_refused_anywhere_in_a_record(checkpoint: dict[str, Any], marker: Path) -> None:
     of_targets = {target: lambda config, t=target: config["model"].update(routing=node(t)) for target in NODES}
     for name, put in (of_targets | PLACES).items():
         changed = with_record(checkpoint, lambda record, put=put: put(record["config"]))["capsule_lab"]
@@ -217,8 +217,8 @@ def test_targets_that_are_no_parts_are_refused_wherever_they_stand(checkpoint: d
 
 
 @pytest.mark.usefixtures("unchecked_types", "marker")
-def test_checkpoint_with_a_hostile_record_is_refused(trained: Trained, checkpoint: dict[str, Any]) -> None:
-    """Before its targets are imported, and before memory or time is taken for a large network."""
+def test_hostile_record_is_refused_on_opening(trained: Trained, checkpoint: dict[str, Any]) -> None:
+    """Before targets are imported, and before a huge network takes memory or time."""
     config = OmegaConf.merge(trained.config, {"ckpt": str(FILE)})
     for name, change in RECORDS.items():
         refused(with_record(checkpoint, change), name)
@@ -231,7 +231,7 @@ def test_checkpoint_with_a_hostile_record_is_refused(trained: Trained, checkpoin
 
 
 @pytest.mark.usefixtures("marker")
-def test_pickles_in_the_place_of_a_checkpoint_are_not_run() -> None:
+def test_pickle_in_the_place_of_a_checkpoint_is_not_run() -> None:
     for name, content in pickles():
         FILE.write_bytes(content)
         assert "cannot be read as a checkpoint" in refused(None, name)
@@ -240,27 +240,27 @@ def test_pickles_in_the_place_of_a_checkpoint_are_not_run() -> None:
 FIRST = "network.conv.weight"
 WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "none": (lambda _: {}, r"has nothing for conv\.weight, but the network in its record has float32 of shape \(4,"),
-    "another": (lambda found: {**found, "network.more": torch.zeros(2)}, r"float32 of shape \(2,\) for more, .* not"),
-    "another shape": (lambda found: {**found, FIRST: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
-    "another type": (lambda found: {**found, FIRST: found[FIRST].half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
+    "another": (lambda given: {**given, "network.more": torch.zeros(2)}, r"float32 of shape \(2,\) for more, .* not"),
+    "another shape": (lambda given: {**given, FIRST: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
+    "another type": (lambda given: {**given, FIRST: given[FIRST].half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
     "no mapping": (lambda _: None, "has weights of type NoneType; expected a dict"),
-    "no tensor": (lambda found: {**found, FIRST: 3}, "cannot be rebuilt"),
-    "one number for all": (lambda found: {**found, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than its wei"),
-    "without memory": (lambda found: {**found, FIRST: found[FIRST].to("meta")}, "cannot be rebuilt"),
+    "no tensor": (lambda given: {**given, FIRST: 3}, "cannot be rebuilt"),
+    "one number for all": (lambda given: {**given, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than its wei"),
+    "without memory": (lambda given: {**given, FIRST: given[FIRST].to("meta")}, "cannot be rebuilt"),
 }
 
 
 @pytest.mark.usefixtures("marker")
-def test_weights_of_another_network_are_one_sentence(checkpoint: dict[str, Any]) -> None:
+def test_weights_that_do_not_fit_are_refused_in_one_sentence(checkpoint: dict[str, Any]) -> None:
     for name, (change, sentence) in WEIGHTS.items():
         message = refused({**checkpoint, "state_dict": change(checkpoint["state_dict"])}, name)
         assert re.search(rf"{sentence}.*: use another checkpoint", message), name
 
 
-def test_groups_that_are_not_checked_give_plain_values_only(
+def test_unchecked_groups_of_a_record_give_only_plain_values(
     checkpoint: dict[str, Any], marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What evaluate and figures take from the configuration of training into theirs."""
+    """``evaluate`` and ``figures`` copy these values into their own configuration."""
 
     def change(record: dict[str, Any]) -> None:
         record["config"]["trainer"]["precision"] = EVIL
@@ -279,7 +279,7 @@ def test_groups_that_are_not_checked_give_plain_values_only(
     assert not marker.exists()
 
 
-def test_own_package_is_trusted_with_what_it_defines_itself() -> None:
+def test_trust_covers_only_names_that_a_package_defines() -> None:
     config = {"model": node(f"{__name__}.Calls"), "loss": [node(f"{__name__}.shared")]}
     check_targets(config, ["tests.runs"], FILE)
     check_targets(config, __name__, FILE)
@@ -291,12 +291,12 @@ def test_own_package_is_trusted_with_what_it_defines_itself() -> None:
             check_targets(config, trust, FILE)
 
 
-def test_every_option_of_the_configuration_is_trusted() -> None:
-    found = set()
+def test_every_target_in_conf_is_trusted() -> None:
+    names = set()
     for group in ("model", "data", "module", "routing", "loss", "schedule", "optimizer"):
         for file in (conf_dir() / group).rglob("*.yaml"):
             content = OmegaConf.to_container(OmegaConf.load(file))
-            found |= {*targets(content if group == "model" else {"model": content})}
-    assert len(found) > 20
-    assert [target for target in sorted(found) if not is_part(target)] == []
+            names |= {*targets(content if group == "model" else {"model": content})}
+    assert len(names) > 20
+    assert [target for target in sorted(names) if not is_part(target)] == []
     assert all(map(is_part, ("capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy")))

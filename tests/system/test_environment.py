@@ -1,4 +1,4 @@
-"""What a result says of the machine."""
+"""The description of the machine and of the code in a result."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ model name\t: another
 """
 
 
-def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_hardware_distinguishes_processors_with_the_same_name(tmp_path: Path) -> None:
     for family, model, flags, text in (
         (25, 1, "avx2", "AMD EPYC (family 25 model 1, AVX2)"),
         (6, 143, "avx2 avx512f amx_tile amx_bf16", "AMD EPYC (family 6 model 143, AVX-512, bfloat16)"),
@@ -30,7 +30,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
 
 
-def test_commit_is_that_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_read_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     first = environment.commit()
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("called again"))
     assert environment.commit() == environment.of_this_process()["commit"] == first

@@ -1,4 +1,4 @@
-"""``atomically``: completely or not at all."""
+"""``atomically`` writes a file completely or not at all."""
 
 import os
 from pathlib import Path
@@ -8,19 +8,19 @@ import pytest
 from capsule_lab.system.files import atomically
 
 
-def test_file_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_file_is_replaced_at_the_end_of_the_block(tmp_path: Path) -> None:
     for number, name in enumerate(("figure.png", "images.mat.gz", "record", "figure.png")):
         path = tmp_path / name
         with atomically(path) as temporary, atomically(path) as other:
             temporary.write_text(f"new {number}")
             other.write_text("of another writer at the same time")
             assert (temporary.parent, temporary.suffix, temporary.name[0]) == (tmp_path, path.suffix, ".")
-            assert path.exists() is (number == 3), "until the block ends it is as it was"
+            assert path.exists() is (number == 3), "the old file stays until the block ends"
         assert path.read_text() == f"new {number}"
     assert sorted(os.listdir(tmp_path)) == ["figure.png", "images.mat.gz", "record"]
 
 
-def test_error_leaves_the_old_file(tmp_path: Path) -> None:
+def test_error_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("old")
 

@@ -1,4 +1,4 @@
-"""Signals stop a command with a status of 128 plus their number; a closed pipe ends it quietly."""
+"""A signal stops a command with the status 128 plus its number; a closed pipe ends it without a message."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.helpers.commands import ROOT
 
 
 def handlers() -> list[object]:
-    return [signal.getsignal(each) for each in signals.SIGNALS]
+    return [signal.getsignal(signum) for signum in signals.SIGNALS]
 
 
 def read_file(signum: int) -> None:
@@ -26,7 +26,7 @@ def read_file(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda signum: signum.name)
-def test_signal_raises_where_nothing_is_saved_and_sets_a_flag_in_training(signum: signal.Signals) -> None:
+def test_signal_raises_outside_of_training_and_sets_a_flag_in_training(signum: signal.Signals) -> None:
     before = handlers()
     with pytest.raises(InterruptError, match=f"^stopped by {signum.name}$") as caught, signals.interruptible():
         read_file(signum)
@@ -41,7 +41,7 @@ def test_signal_raises_where_nothing_is_saved_and_sets_a_flag_in_training(signum
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
-def test_signal_that_python_drops_is_raised_later() -> None:
+def test_signal_in_a_destructor_is_raised_later() -> None:
     class Closing:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
@@ -50,7 +50,7 @@ def test_signal_that_python_drops_is_raised_later() -> None:
         Closing()  # is deleted at once
 
 
-def test_sighup_that_is_ignored_stays_so() -> None:
+def test_ignored_sighup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with signals.interruptible():
@@ -59,7 +59,7 @@ def test_sighup_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_process_that_does_not_end_with_its_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphan_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(signals, "_TO_ORPHANS", ((signal.SIGTERM, 0.2), (signal.SIGKILL, 0.0)))
     reading, writing = os.pipe()
@@ -97,7 +97,7 @@ with usable_streams():
 """
 
 
-def test_reader_that_has_read_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+def test_closed_pipe_ends_a_command_without_a_message(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CLOSED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

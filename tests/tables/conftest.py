@@ -1,13 +1,19 @@
-"""Fixtures of tables."""
+"""Fixtures for tests of tables."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from capsule_lab.launchers.local import LocalLauncher
-from tests.helpers.tables import launch_here, write_run, write_table
+from tests.helpers.tables import launch_here, shared_compositions, write_table
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _shared_compositions() -> Iterator[None]:
+    with shared_compositions():
+        yield
 
 
 @pytest.fixture
@@ -16,11 +22,6 @@ def table_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def finish() -> Callable[..., Path]:
-    return write_run
-
-
-@pytest.fixture
 def runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a sweep run in this process; that they are processes of their own is shown in ``test_sweep.py``."""
+    """The jobs of a sweep run in this process. ``test_sweep.py`` covers jobs in processes of their own."""
     monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))

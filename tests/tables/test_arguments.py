@@ -1,4 +1,4 @@
-"""Which arguments of a command are about the table, and which are overrides of its runs."""
+"""Arguments of ``sweep`` and ``report``: options of the command stay, all others become overrides of the runs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
 
 
-def test_overrides_of_runs_become_one_list() -> None:
+def test_for_hydra_collects_overrides_of_runs_in_one_list() -> None:
     for arguments, expected in (
         (["table=smoke"], ["table=smoke"]),
         (["table=smoke", "--dry-run"], ["table=smoke", "dry_run=true"]),
@@ -31,7 +31,7 @@ def test_quoted_text_is_not_interpolated() -> None:
     assert list(compose("report", [overrides]).overrides) == texts * 2
 
 
-def test_budget_is_a_time() -> None:
+def test_budget_is_parsed_to_seconds() -> None:
     for text, seconds in (("9m", 540), ("90s", 90), ("2h", 7200), ("1h30m5s", 5405)):
         assert budget_seconds(text) == seconds
     for value in ("", "9", 9, 9.5, "9 m", "-9m", "0s", "m", "9min", "30s9m", True, "9" * 400 + "h", [9]):

@@ -1,5 +1,6 @@
-"""Which runs a table asks for, and how far each of them is."""
+"""Cells of a table: the runs that a table expands to, and the status of each."""
 
+import inspect
 import json
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from capsule_lab.runs import lock
 from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
 from capsule_lab.tables.reader import read
+from tests.helpers.tables import write_run
 
 ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
 
@@ -22,13 +24,13 @@ def cells(table_file):
     return expand(read(table_file(rows=ROWS)))
 
 
-def test_a_cell_for_each_row_and_seed(cells) -> None:
+def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
     assert [cell.name for cell in cells] == ["one seed 0", "one seed 1", "two seed 0", "two seed 1"]
     assert len({cell.fingerprint for cell in cells}) == 4
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
+def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
     program, *arguments = shlex.split(cells[number].command)
     assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
     assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
@@ -39,11 +41,12 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
     rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]
     file = table_file(rows=rows, columns=columns)
     composed = []
+    monkeypatch.setattr(expand_module, "_composed", inspect.unwrap(expand_module._composed))
     monkeypatch.setattr(expand_module, "compose", lambda *given: composed.append(given) or compose(*given))
     shared: dict = {}
-    found = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
-    assert (len(found), len(composed)) == (36, 2)
-    for cell in found:
+    cells = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
+    assert (len(cells), len(composed)) == (36, 2)
+    for cell in {cell.overrides: cell for cell in cells}.values():
         whole = compose("train", cell.overrides)
         assert runs.directories.config_hash(whole) == cell.fingerprint
         assert cell.config == whole
@@ -52,7 +55,7 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
 
 @pytest.mark.parametrize("more", [[], ["+trainer.name=x"]], ids=str)
 def test_value_may_refer_to_the_seed(table_file, more: list[str]) -> None:
-    """Also beside an addition, with which Hydra composes everything."""
+    """With an addition (``+key=value``), too, for which Hydra composes each cell anew."""
     cells = expand(read(table_file(seeds=[3, 5])), ["model.class_dim=${seed}", *more])
     assert [cell.config.model.class_dim for cell in cells] == [3, 5]
     assert [cell.composed.container(cell.seed)["model"]["class_dim"] for cell in cells] == [3, 5]
@@ -62,14 +65,14 @@ def test_value_may_refer_to_the_seed(table_file, more: list[str]) -> None:
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
     file = table_file(rows=ROWS, columns={"a": {"overrides": ["data.batch_size=4"]}})
-    found = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
-    assert {cell.config.routing.iterations for cell in found} == {5}
-    assert {cell.config.data.batch_size for cell in found} == {16}
-    assert len(distinct(found)) == 2
+    cells = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
+    assert {cell.config.routing.iterations for cell in cells} == {5}
+    assert {cell.config.data.batch_size for cell in cells} == {16}
+    assert len(distinct(cells)) == 2
     assert "progress" not in expand(read(file), ["~callbacks.progress"])[0].config.callbacks
 
 
-def test_of_overrides_the_last_counts() -> None:
+def test_later_override_of_a_key_replaces_the_earlier_one() -> None:
     for lists, expected in (
         ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
         ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
@@ -81,23 +84,23 @@ def test_of_overrides_the_last_counts() -> None:
         assert merged(*lists) == expected
 
 
-def test_override_that_a_table_decides_is_refused(table_file) -> None:
+def test_override_of_a_key_that_the_table_sets_is_refused(table_file) -> None:
     for override in ("seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"):
         with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
             expand(read(table_file()), [override])
 
 
-def test_two_quantities_of_one_run_are_two_columns(table_file, finish) -> None:
+def test_columns_with_different_metrics_share_one_run(table_file) -> None:
     columns = {"all": {}, "novel": {"metric": "test/novel/error"}, "train": {"metric": "train/error"}}
-    found = expand(read(table_file(columns=columns, seeds=[0])))
-    assert (len(found), len(distinct(found))) == (3, 1)
-    finish(found[0], error=4.5)
-    assert [cell.value(cell.column.metric) for cell in found] == [4.5, 2.0, 4.5]
+    cells = expand(read(table_file(columns=columns, seeds=[0])))
+    assert (len(cells), len(distinct(cells))) == (3, 1)
+    write_run(cells[0], error=4.5)
+    assert [cell.value(cell.column.metric) for cell in cells] == [4.5, 2.0, 4.5]
 
 
-def test_quantity_that_was_not_measured_is_named(table_file, finish) -> None:
+def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])))
-    finish(cell)
+    write_run(cell)
     with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"):
         cell.value("test/novl")
 
@@ -108,39 +111,39 @@ def test_wrong_override_names_its_row(table_file) -> None:
         expand(read(table_file(rows=rows)))
 
 
-# --- how far they are ------------------------------------------------------------------------------------------------
+# --- status ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_there(cells) -> None:
+def test_cell_without_a_run_is_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
     assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it"
 
 
 @pytest.mark.parametrize("attempt", ["", "-2", "-12"])
-def test_finished_run_is_done(cells, finish, attempt: str) -> None:
-    directory = finish(cells[0], attempt=attempt)
+def test_finished_run_is_done(cells, attempt: str) -> None:
+    directory = write_run(cells[0], attempt=attempt)
     assert (cells[0].status, cells[1].status) == ("done", "missing")
     assert cells[0].finished[0] == directory
 
 
-def test_latest_of_several_attempts_counts(cells, finish) -> None:
-    found = [finish(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
-    assert cells[0].directories == [found[2], found[0], found[1]]
+def test_latest_of_several_attempts_counts(cells) -> None:
+    paths = [write_run(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
+    assert cells[0].directories == [paths[2], paths[0], paths[1]]
     assert cells[0].value("test/error") == 3
 
 
 @pytest.mark.parametrize("damage", [{"status": "failed"}, {"config_hash": "00000000"}, None], ids=str)
-def test_damaged_result_and_one_of_another_configuration_do_not_count(cells, finish, caplog, damage) -> None:
-    file = finish(cells[0]) / "metrics.json"
+def test_damaged_or_foreign_result_does_not_count(cells, caplog, damage) -> None:
+    file = write_run(cells[0]) / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}) if damage else "{")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert cells[0].value("test/error") is None
     assert any(f"{file} is damaged" in message for message in caplog.messages) == (damage is None)
 
 
-def test_damaged_curves_have_no_value(cells, finish) -> None:
-    directory = finish(cells[0])
+def test_damaged_curves_have_no_value(cells) -> None:
+    directory = write_run(cells[0])
     result = runs.results.read_result(directory, cells[0].fingerprint)
     runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
     with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
@@ -154,13 +157,13 @@ def test_damaged_record_of_a_failure_counts_as_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
 
 
-def test_failure_is_read_from_the_directory_where_there_is_no_record(cells, finish) -> None:
-    directory = finish(cells[0], status="failed")
+def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells) -> None:
+    directory = write_run(cells[0], status="failed")
     runs.results.write_failure(directory, RunError("no disk"))
     assert cells[0].failure == "no disk"
 
 
-def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lock.LOG_VARIABLE, "somewhere.log")
     with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):
         raise RunError("no disk")
@@ -171,30 +174,30 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
     assert cells[0].failure == cells[0].error
 
 
-def test_run_of_several_processes_gets_its_directory(table_file, finish) -> None:
+def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job.arguments[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
     assert runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
-    directory = finish(cell, status="failed")
+    directory = write_run(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")
 
 
-def test_run_of_any_process_is_running(cells) -> None:
+def test_locked_run_is_running(cells) -> None:
     with lock.train_lock(compose("train", cells[0].overrides)):
         assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 
-def test_run_that_was_killed_has_failed_without_a_message(cells, finish) -> None:
-    finish(cells[0], status="training")
+def test_killed_run_has_failed_without_a_message(cells) -> None:
+    write_run(cells[0], status="training")
     assert cells[0].status == "failed"
     assert "ended without an error message" in cells[0].error
 
 
-def test_run_whose_time_was_over_is_paused(cells, finish) -> None:
-    """Its latest attempt counts, also beside a result of an earlier one that is none."""
-    finish(cells[0], status="training")
-    directory = finish(cells[0], attempt="-2")
+def test_run_out_of_time_is_paused(cells) -> None:
+    """The latest attempt counts, even if an earlier one has an invalid result."""
+    write_run(cells[0], status="training")
+    directory = write_run(cells[0], attempt="-2")
     (directory / "metrics.json").unlink()
     runs.results.write_pause(directory, 30, 80)
     assert [cell.status for cell in cells] == ["paused", "missing", "missing", "missing"]
@@ -202,19 +205,19 @@ def test_run_whose_time_was_over_is_paused(cells, finish) -> None:
     assert cells[0].value("test/error") is None
 
 
-def test_run_that_was_paused_and_then_failed_has_failed(cells, finish) -> None:
-    directory = finish(cells[0], status="training")
+def test_run_that_was_paused_and_then_failed_has_failed(cells) -> None:
+    directory = write_run(cells[0], status="training")
     runs.results.write_pause(directory, 30, 80)
     lock._write_record(cells[0].fingerprint, lock.LockRecord("1", None, "no disk"))
     assert (cells[0].status, cells[0].error) == ("failed", "no disk")
 
 
-def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
+def test_row_that_takes_a_result_waits_for_it(table_file) -> None:
     taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "val/error"]}}
     file = table_file(rows=[ROWS[0], taking])
     first, _, waiting, other = expand(read(file))
     assert [waiting.status, waiting.waits_for] == ["waiting", "one"]
-    finish(first, val={"error": 0.125})
+    write_run(first, val={"error": 0.125})
     *_, now, still = expand(read(file))
     assert (now.status, still.status) == ("missing", "waiting")
     assert "optimizer.eps=0.125" in now.overrides

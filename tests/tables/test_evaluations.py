@@ -1,4 +1,4 @@
-"""Rows that evaluate the weights of another row: found, run, retried and reported like rows that are trained."""
+"""Rows that evaluate the weights of another row: they are expanded, run, retried and reported like trained rows."""
 
 import json
 import shlex
@@ -49,7 +49,7 @@ def test_damaged_evaluation_is_missing(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("tested", "name"), [("last", "checkpoints/last.ckpt"), (None, "")])
-def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, name: str) -> None:
+def test_evaluation_uses_the_weights_that_the_run_tested(file: Path, tested: str | None, name: str) -> None:
     directory = write_run(expand(read(file))[0], weights_tested=tested)
     _, _, cell, _ = expand(read(file))
     assert cell.command == (
@@ -59,7 +59,7 @@ def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, n
     assert (config.data.eval_images, config.trainer.accelerator) == (50, "cpu")
 
 
-def test_packages_of_the_training_are_trusted(table_file) -> None:
+def test_evaluation_trusts_the_packages_of_the_training_configuration(table_file) -> None:
     own = {"name": "trained", "overrides": ["routing._target_=mine.Routing", "optimizer._target_=theirs.Adam"]}
     asking = {**SAME, "evaluate": ["trust=[other]"]}
     _, evaluated, asked = expand(read(table_file(rows=[own, EVALUATED, asking], seeds=[0])))
@@ -68,8 +68,8 @@ def test_packages_of_the_training_are_trusted(table_file) -> None:
 
 
 @pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"]])
-def test_fingerprint_is_that_of_training_and_the_evaluation(table_file, evaluate: list[str]) -> None:
-    """The job is the command, which is told where its result belongs."""
+def test_fingerprint_covers_training_and_evaluation(table_file, evaluate: list[str]) -> None:
+    """The job runs the command and passes the path of the result in its environment."""
     file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])
     training, cell = expand(read(file))
     config = compose("train", [*training.overrides, f"+evaluate=[{','.join(map(quoted, evaluate))}]"])
@@ -81,7 +81,7 @@ def test_fingerprint_is_that_of_training_and_the_evaluation(table_file, evaluate
     assert cell.job.environment == {RESULT_VARIABLE: str(directory / "evaluations" / f"{cell.fingerprint}.json")}
 
 
-def test_overrides_and_training_both_decide_which_result_it_is(table_file) -> None:
+def test_evaluations_are_distinct_by_overrides_and_by_training_run(table_file) -> None:
     other = {"name": "other", "overrides": ["data.shift=1"]}
     of_other = {**EVALUATED, "name": "of_other", "of": "other"}
     more = {**EVALUATED, "name": "more", "evaluate": ["data.eval_images=60"]}
@@ -96,7 +96,7 @@ def test_evaluation_takes_the_devices_of_training(table_file) -> None:
     assert cell.training.job.trainer.devices == 2
 
 
-def test_networks_of_different_precision_are_not_mixed_where_one_precision_evaluates_them(table_file) -> None:
+def test_networks_trained_in_different_precisions_are_not_mixed_in_a_column(table_file) -> None:
     attacked = {"name": "attacked", "of": "trained", "by": "attack", "evaluate": ["attack=fgsm"]}
     file = table_file(rows=[TRAINED, attacked], columns={"it": {"metric": "attack/0.1/accuracy"}})
     for cell, precision in zip(expand(read(file))[:2], ("32-true", "bf16-mixed"), strict=True):
@@ -107,7 +107,7 @@ def test_networks_of_different_precision_are_not_mixed_where_one_precision_evalu
         summarise(read(file))
 
 
-def test_result_is_of_the_evaluation_and_cost_and_size_of_its_run(file: Path) -> None:
+def test_summary_has_the_result_of_the_evaluation_and_the_size_of_its_run(file: Path) -> None:
     for cell in expand(read(file))[:2]:
         write_run(cell)
     write_evaluation(expand(read(file))[2], error=7.5)
@@ -119,7 +119,7 @@ def test_result_is_of_the_evaluation_and_cost_and_size_of_its_run(file: Path) ->
     assert evaluated.minutes is None, "no times of a column with two machines"
 
 
-def test_weights_trained_on_a_standin_never_count_as_real(file: Path) -> None:
+def test_evaluation_of_weights_trained_on_a_standin_counts_as_standin(file: Path) -> None:
     write_run(expand(read(file))[0], provenance={"source": "standin", "name": "bundled digits"})
     write_evaluation(expand(read(file))[2], error=7.5)
     (entry,) = [entry for entry in summarise(read(file)) if entry.row.of]
@@ -146,7 +146,7 @@ def test_wrong_override_is_refused_before_anything_is_trained(
     assert list(tmp_path.glob("runs/capsnet-*")) == []
 
 
-def test_row_without_runs_in_a_column_has_no_evaluations_there(table_file) -> None:
+def test_row_without_runs_in_a_column_has_no_evaluations_in_it(table_file) -> None:
     rows = [{"name": "trained", "overrides": {"a": []}}, EVALUATED]
     columns = {"a": {"overrides": ["data.shift=1"]}, "b": {"overrides": ["data.shift=2"]}}
     cells = expand(read(table_file(rows=rows, columns=columns, seeds=[0])))
@@ -155,10 +155,10 @@ def test_row_without_runs_in_a_column_has_no_evaluations_there(table_file) -> No
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
-def test_table_with_evaluations_from_its_first_sweep_to_its_report(
+def test_table_with_evaluations_is_swept_and_reported(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seeds are trained and evaluated; one evaluation fails, and only it is run again by the same command."""
+    """Two seeds are trained and evaluated. One evaluation fails, and the same command repeats only that one."""
     file = table_file(rows=[TRAINED, EVALUATED, SAME])
     ended = cli("sweep", f"table={file}", "--dry-run")
     assert ended.out.splitlines()[-1] == "mine: 2 missing, 2 waiting"

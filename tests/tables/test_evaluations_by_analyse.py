@@ -1,4 +1,4 @@
-"""Rows of tables that ``analyse`` evaluates."""
+"""Rows of tables that the command ``analyse`` evaluates."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_columns_show_what_rows_have(table_file) -> None:
+def test_column_shows_only_rows_with_its_metric(table_file) -> None:
     table = read(table_file(rows=ROWS, columns=COLUMNS, seeds=[0]))
     shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
     assert shown == {"clean": ["one"], "t_score": ["inside"], "untrained": ["inside"], "static": ["inside"]}
@@ -30,13 +30,13 @@ def test_columns_show_what_rows_have(table_file) -> None:
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
-def test_from_the_sweep_to_the_report(cli: Cli, table_file, tmp_path: Path) -> None:
+def test_table_with_analyses_is_swept_and_reported(cli: Cli, table_file, tmp_path: Path) -> None:
     file = table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done"), ended.err
     before = contents(tmp_path)
     assert cli("sweep", f"table={file}").status == 0
-    assert contents(tmp_path) == before, "nothing is asked twice"
+    assert contents(tmp_path) == before, "no analysis is repeated"
 
     entries = {entry.column.name: entry for entry in summarise(read(file)) if entry.row.name == "inside"}
     (run,) = entries["t_score"].runs

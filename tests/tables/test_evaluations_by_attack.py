@@ -1,4 +1,4 @@
-"""Rows of tables that ``attack`` evaluates."""
+"""Rows of tables that the command ``attack`` evaluates."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def file(table_file) -> Path:
     return table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
 
 
-def test_columns_show_what_rows_have(file: Path) -> None:
+def test_column_shows_only_rows_with_its_metric(file: Path) -> None:
     table = read(file)
     shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
     trained, attacked = ["one", "other"], ["white_box", "transfer"]
@@ -41,7 +41,7 @@ def test_columns_show_what_rows_have(file: Path) -> None:
     assert len(distinct(expand(table))) == 4, "one attack for all budgets"
 
 
-def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path) -> None:
+def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) -> None:
     one, other, white_box, transfer = distinct(expand(read(file)))
     assert (white_box.waits_for, transfer.waits_for) == ("one", "one")
     directory = write_run(one)
@@ -53,11 +53,11 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     best = "checkpoints/best.ckpt"
     assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
-    assert transfer.evaluate[-1] == f"source={other.fingerprint}", "it is hashed wherever runs lie"
+    assert transfer.evaluate[-1] == f"source={other.fingerprint}", "a hash does not depend on the path of the runs"
     assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
 
 
-def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file) -> None:
+def test_checkpoint_of_next_seed_is_the_source_of_a_transfer(table_file) -> None:
     for seeds in [[0, 4, 2], [0]]:
         twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
         cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
@@ -65,7 +65,7 @@ def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file
         sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
         following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
         expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
-        assert sources == expected, "of one seed there is no other"
+        assert sources == expected, "a single seed has no next one"
 
 
 def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> None:
@@ -86,12 +86,12 @@ def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> No
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
-def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_table_with_attacks_is_swept_and_reported(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done"), ended.err
     before = contents(tmp_path)
     assert cli("sweep", f"table={file}").status == 0
-    assert contents(tmp_path) == before, "nothing is attacked twice"
+    assert contents(tmp_path) == before, "no attack is repeated"
 
     entries = {(entry.column.name, entry.row.name): entry for entry in summarise(read(file))}
     (run,) = entries["attacked_0.1", "white_box"].runs
@@ -102,7 +102,7 @@ def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path
     (transfer,) = entries["attacked_0.1", "transfer"].runs
     other = entries["clean", "other"].runs[0].directory
     assert transfer.result["source"] == str(other / "checkpoints" / "best.ckpt")
-    assert [each.cell.row.name for each in best_runs(list(entries.values()))] != ["white_box"]
+    assert [run.cell.row.name for run in best_runs(list(entries.values()))] != ["white_box"]
     assert {*figures_by_command(list(entries.values()))} == {"attacks"}
 
     ended = cli("report", f"table={file}", "out=.")
@@ -111,7 +111,7 @@ def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path
     assert "<h2>Attacks</h2>" in Path("mine.html").read_text()
 
 
-def test_a_failed_check_stands_in_the_table(file: Path) -> None:
+def test_failed_check_is_part_of_the_state(file: Path) -> None:
     one, *_ = distinct(expand(read(file)))
     write_run(one)
     *_, white_box, _ = distinct(expand(read(file)))
@@ -121,11 +121,11 @@ def test_a_failed_check_stands_in_the_table(file: Path) -> None:
     ]
     attacked = {**ATTACKED, "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks}
     write_evaluation(white_box, error=1.0, **attacked)
-    entries = [each for each in summarise(read(file)) if each.row.name == "white_box"]
+    entries = [entry for entry in summarise(read(file)) if entry.row.name == "white_box"]
     assert [entry.state for entry in entries] == ["1 of 1, failed checks: large budget"] * 2
 
 
-def test_curves_are_means_over_seeds_of_one_data_set_between_the_extremes() -> None:
+def test_attack_curves_are_means_over_seeds_with_their_extremes() -> None:
     records = [
         {"attack": {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0}, "split": "test", "test": test}
         for accuracy, test in ((40.0, {"error": 1.0}), (60.0, {"error": 3.0}))

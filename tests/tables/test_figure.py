@@ -1,4 +1,4 @@
-"""Error against time, from finished runs alone."""
+"""The figure of error against training time."""
 
 from pathlib import Path
 
@@ -27,12 +27,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def points(axis: Axes) -> dict[str, tuple[list[float], list[float]]]:
-    """What was drawn, by label: seconds and errors."""
+    """Seconds and errors of the drawn points, by label."""
     bars = zip(axis.containers, axis.get_legend_handles_labels()[1], strict=True)
     return {label: tuple(map(list, bar[0].get_data())) for bar, label in bars}
 
 
-def test_a_point_for_each_row_and_a_line_through_its_iterations(file: Path) -> None:
+def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None:
     cells = expand(read(file))
     for cell, error, seconds in zip(cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True):
         write_run(cell, error=error, training_cpu_seconds=seconds)
@@ -47,7 +47,7 @@ def test_a_point_for_each_row_and_a_line_through_its_iterations(file: Path) -> N
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
-def test_standins_have_a_panel_of_their_own(file: Path) -> None:
+def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
     standin = {"source": "standin", "name": "bundled digits"}
     for overrides, more in (([], {}), ([STANDIN], {"provenance": standin})):
         for cell in expand(read(file), overrides):
@@ -59,13 +59,13 @@ def test_standins_have_a_panel_of_their_own(file: Path) -> None:
     assert points(figure.axes[1])["a CNN"] == ([90], [1])
 
 
-def test_no_times_of_different_hardware(file: Path) -> None:
+def test_runs_on_different_hardware_are_not_drawn(file: Path) -> None:
     for cell in expand(read(file)):
         write_run(cell, hardware="another machine" if cell.row.name == "cnn" else "a machine")
     assert error_against_time(summarise(read(file))) is None
 
 
-def test_two_rows_or_more_make_a_figure(file: Path) -> None:
+def test_figure_needs_two_rows(file: Path) -> None:
     cells = expand(read(file))
     write_run(cells[0])
     entries = summarise(read(file))

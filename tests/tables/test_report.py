@@ -1,4 +1,4 @@
-"""What a report shows, from run directories alone."""
+"""Reports of tables: their values, their formats, and hostile text in them."""
 
 import base64
 import html
@@ -21,7 +21,7 @@ from capsule_lab.tables.expand import STANDIN, expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
-from tests.helpers.commands import ROOT, Cli, interpreter, python
+from tests.helpers.commands import ROOT, Cli, python
 from tests.helpers.tables import RESULT, write_run, write_table
 
 AUTO = ["data.source=auto"]
@@ -34,7 +34,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
-    """Row a: 1 % and 2 % on real data, 9 % on a stand-in; row b: seed 0 failed, seed 1 is missing; c is reported."""
+    """Row a: 1 % and 2 % on real data, 9 % on a stand-in. Row b: seed 0 failed, seed 1 is missing. Row c: reported."""
     folder = tmp_path_factory.mktemp("made")
     path = write_table(folder, rows=ROWS)
     with pytest.MonkeyPatch.context() as patch:
@@ -61,8 +61,8 @@ def entries(made: tuple[Path, list[Entry]], file: Path) -> list[Entry]:
     return made[1]
 
 
-def test_rows_beside_the_published_values(entries) -> None:
-    """Mean and deviation over seeds; a stand-in has a column of its own."""
+def test_report_shows_results_beside_published_values(entries) -> None:
+    """Values are mean and deviation over seeds. Results on a stand-in are in a column of their own."""
     ours, standin = entries[0].ours, entries[0].standin
     assert (ours.mean, ours.count) == (1.5, 2)
     assert ours.std == pytest.approx(0.5**0.5)
@@ -77,12 +77,12 @@ def test_rows_beside_the_published_values(entries) -> None:
     assert [formats.cells_of(entry) for entry in entries] == lines
     assert len(lines[0]) == len(formats.HEADINGS)
     assert entries[0].minutes == pytest.approx(90 / 60), "of runs on real data"
-    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), "there are none"
+    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), "only on a stand-in"
     assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
 
 
-def test_rows_are_tested_against_one(table_file) -> None:
-    """Welch's t-test: of 1, 2, 3 and 4, 6, 8 by hand, t = 4 / sqrt(1/3 + 4/3), 2.9 degrees of freedom."""
+def test_p_value_compares_a_row_with_the_reference_row(table_file) -> None:
+    """Welch's t-test of 1, 2, 3 and 4, 6, 8, computed by hand: t = 4 / sqrt(1/3 + 4/3), 2.9 degrees of freedom."""
     rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
     file = table_file(seeds=[0, 1, 2], rows=rows, against="b", columns=None)
     errors = {"a": [1.0, 2.0, 3.0], "b": [4.0, 6.0, 8.0]}
@@ -97,8 +97,8 @@ def test_rows_are_tested_against_one(table_file) -> None:
     )
 
 
-def test_no_p_of_runs_that_all_gave_one_value(table_file) -> None:
-    """Their deviation of 0 would make any difference significant, and scipy warns."""
+def test_runs_with_equal_values_have_no_p_value(table_file) -> None:
+    """A deviation of 0 would make any difference significant, and scipy warns about it."""
     rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b"], 1)]
     file = table_file(seeds=[0, 1, 2], rows=rows, against="b")
     for cell in expand(read(file)):
@@ -120,11 +120,11 @@ def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
     assert f"column error: one seed 0 ({one}) has precision 32-true, but one seed 1 ({two}) bf16-mixed" in ended.err
     assert cli("report", f"table={file}", "seeds=[0]").status == 0
     (here[1] / "metrics.json").write_text((here[1] / "metrics.json").read_text().replace('"bf16-mixed"', "null"))
-    assert cli("report", f"table={file}").status == 0, "of a record that does not say"
+    assert cli("report", f"table={file}").status == 0, "a record without a precision"
 
 
 @pytest.mark.parametrize("metric", ["test/error", "time_to_accuracy/99/seconds"])
-def test_errors_of_different_hardware_are_compared_and_times_are_not(table_file, metric: str) -> None:
+def test_errors_on_different_hardware_are_compared_but_times_are_not(table_file, metric: str) -> None:
     column = {"label": "it", "metric": metric, "statistic": "median"}
     rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b"], 1)]
     file = table_file(rows=rows, columns={"it": column}, against="b")
@@ -137,14 +137,14 @@ def test_errors_of_different_hardware_are_compared_and_times_are_not(table_file,
     assert [line["minutes"] for line in shown] == ["", ""]
     ours = "1.50 (1.00 to 2.00)" if metric == "test/error" else ""
     assert [line["ours"] for line in shown] == [ours] * 2
-    (remark,) = [each for each in formats.remarks(entries) if "hardware" in each]
+    (remark,) = [text for text in formats.remarks(entries) if "hardware" in text]
     assert re.match(r"it: no times, .*: a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine$", remark)
     assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + ["another machine"]
     alone = summarise(read(table_file(rows=rows[:1], columns={"it": column})))
     assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
 
 
-def test_uncommitted_code_and_rows_of_the_same_tests_are_named(table_file) -> None:
+def test_remarks_name_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
     rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
     file = table_file(rows=rows)
     for cell in expand(read(file)):
@@ -165,8 +165,8 @@ def test_column_with_runs_of_several_commits_is_named(table_file) -> None:
     assert {"abc0", "abc1"} <= {*Page(formats.as_page(read(file), summarise(read(file)), "")).texts}
 
 
-def test_value_as_text() -> None:
-    """What is published is shown as it was printed."""
+def test_mean_and_published_values_are_formatted() -> None:
+    """Published values keep the decimals of the paper."""
     for value, text in (
         (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
         (Mean(12.345, None, 1), "12.35"),
@@ -188,8 +188,10 @@ def test_value_as_text() -> None:
         ([0.47, 0.5, 0.524], "0.50 (0.47 to 0.52)", "3 of 3"),
     ],
 )
-def test_median_of_what_may_not_be_reached(table_file, seconds: list[float | None], text: str, count: str) -> None:
-    """A run that did not reach it counts as longer than all others, and is shown, never dropped."""
+def test_median_counts_runs_that_never_reached_it_as_longest(
+    table_file, seconds: list[float | None], text: str, count: str
+) -> None:
+    """Such a run is shown as "not reached" and is never dropped."""
     column = {"label": "seconds", "metric": "time_to_accuracy/99/seconds", "statistic": "median"}
     file = table_file(seeds=[0, 1, 2], columns={"seconds": column})
     for cell, value in zip(expand(read(file)), seconds, strict=True):
@@ -206,7 +208,7 @@ def test_median_of_what_may_not_be_reached(table_file, seconds: list[float | Non
     assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
 
 
-def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
+def test_run_without_the_metric_does_not_hide_the_other_runs(table_file) -> None:
     file = table_file(metric="test/novel/error")
     one, two = expand(read(file))
     write_run(one)
@@ -217,7 +219,7 @@ def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -
     assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
 
 
-def test_best_run_is_that_of_the_first_quantity(table_file) -> None:
+def test_best_run_is_chosen_by_the_first_column(table_file) -> None:
     file = table_file(columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1])
     low, high, *_ = expand(read(file))
     write_run(low, val={"error": 1.0}, error=9.0)
@@ -225,7 +227,7 @@ def test_best_run_is_that_of_the_first_quantity(table_file) -> None:
     assert [run.cell.seed for run in best_runs(summarise(read(file)))] == [0]
 
 
-def test_every_form_of_a_report(file: Path, entries) -> None:
+def test_report_in_every_format(file: Path, entries) -> None:
     console = Console(file=io.StringIO(), width=200)
     for table in formats.on_terminal(read(file), entries):
         console.print(table)
@@ -255,7 +257,7 @@ def test_every_form_of_a_report(file: Path, entries) -> None:
     assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
 
 
-HOSTILE = [  # what a label, a title or the name of a data set may be
+HOSTILE = [  # labels, titles and names of data sets
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
     "' onmouseover='alert(1)",
@@ -276,7 +278,7 @@ HOSTILE = [  # what a label, a title or the name of a data set may be
 
 @pytest.fixture
 def hostile(file: Path, entries, monkeypatch: pytest.MonkeyPatch) -> tuple[Table, list[Entry]]:
-    """A row for each text, which is its label, its note, its hardware and the name of its data; all are the title."""
+    """A row for each hostile text, as its label, note, hardware and name of the data. The title is all of them."""
     made = []
     for text in HOSTILE:
         run = entries[0].runs[0]
@@ -289,20 +291,20 @@ def hostile(file: Path, entries, monkeypatch: pytest.MonkeyPatch) -> tuple[Table
     return table, made
 
 
-def test_page_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+def test_page_escapes_hostile_text(hostile: tuple[Table, list[Entry]]) -> None:
     text = formats.as_page(*hostile, HOSTILE[0])
     harmless = formats.as_page(*hostile, "a")
-    for each in HOSTILE:
-        harmless = harmless.replace(str(markupsafe.escape(each)), "a")
+    for label in HOSTILE:
+        harmless = harmless.replace(str(markupsafe.escape(label)), "a")
     page = Page(text)
     assert page.open == []
     assert page.tags == Page(harmless).tags
-    assert text.count("<script") == 1, "that of the page"
-    for each in HOSTILE:
-        assert text.count(str(markupsafe.escape(each))) >= 5, each
+    assert text.count("<script") == 1, "the page's own script"
+    for label in HOSTILE:
+        assert text.count(str(markupsafe.escape(label))) >= 5, label
 
 
-def test_terminal_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+def test_terminal_shows_hostile_text_without_control_characters(hostile: tuple[Table, list[Entry]]) -> None:
     console = Console(file=io.StringIO(), width=400, force_terminal=False)
     for shown in formats.on_terminal(*hostile):
         console.print(shown)
@@ -311,10 +313,10 @@ def test_terminal_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> Non
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
 
 
-def test_markdown_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+def test_markdown_escapes_hostile_text(hostile: tuple[Table, list[Entry]]) -> None:
     text = formats.as_markdown(*hostile, "python -m `x`")
     assert text.startswith("## ")
-    assert text.count("\n#") == 1, "the heading of the column"
+    assert text.count("\n#") == 1, "only the heading of the column"
     assert "`` python -m `x` ``" in text
     assert not re.search(r"(?<!\\)(\\\\)*[<>\[\]`*_]", text.replace("`` python -m `x` ``", ""))
     table = [line for line in text.splitlines() if line.startswith("| ")]
@@ -322,7 +324,7 @@ def test_markdown_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> Non
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(formats.HEADINGS) + 1}
 
 
-def test_csv_holds_no_formula(hostile: tuple[Table, list[Entry]], entries) -> None:
+def test_csv_cell_is_never_a_formula(hostile: tuple[Table, list[Entry]], entries) -> None:
     for frame in (formats.as_frame(hostile[1]), formats.runs_frame(hostile[1])):
         written = pd.read_csv(io.StringIO(formats.as_csv(frame)), dtype=str, keep_default_na=False)
         assert len(written) == len(frame)
@@ -330,10 +332,10 @@ def test_csv_holds_no_formula(hostile: tuple[Table, list[Entry]], entries) -> No
             texts = [text for text in written[column] if not re.fullmatch(r"-?\d+(\.\d+)?", text)]
             assert [text for text in texts if re.match(r"\s*[=+@-]", text)] == [], column
     for frame in (formats.as_frame(entries), formats.runs_frame(entries)):
-        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), "numbers stay as they are"
+        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), "numbers are unchanged"
 
 
-def test_latex_holds_no_command_of_a_label(hostile: tuple[Table, list[Entry]]) -> None:
+def test_latex_escapes_commands_in_labels(hostile: tuple[Table, list[Entry]]) -> None:
     table = hostile[0].model_copy(update={"name": "a}\\input{b"})
     text = formats.as_latex(table, hostile[1])
     assert "\\input" not in text
@@ -343,7 +345,7 @@ def test_latex_holds_no_command_of_a_label(hostile: tuple[Table, list[Entry]]) -
 
 
 class Page(HTMLParser):
-    """Sources, links and text of a page, and whether its elements are closed."""
+    """Sources, links, tags and text of an HTML page; ``open`` lists elements that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -366,7 +368,7 @@ class Page(HTMLParser):
         self.texts.append(data.strip())
 
 
-def test_page_is_whole_and_asks_for_nothing(file: Path, entries) -> None:
+def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
     page = Page(formats.as_page(read(file), entries, "make report table=mine"))
     assert page.open == []
     assert len(page.sources) == 2
@@ -374,10 +376,10 @@ def test_page_is_whole_and_asks_for_nothing(file: Path, entries) -> None:
     assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
     curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
     assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
-    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
-    said = ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "the figure of the best run, with 1 %"
+    shown = ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
     commands = [cell.command for cell in expand(read(file))]
-    assert [text for text in (*said, *commands) if text not in page.texts] == []
+    assert [text for text in (*shown, *commands) if text not in page.texts] == []
 
 
 def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
@@ -388,7 +390,7 @@ def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
     assert formats._curves([replace(entries[0], runs=(damaged,))]) == {}
 
 
-def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_command_writes_every_format(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("report", f"table={file}", "out=there")
     assert (ended.status, ended.err) == (0, "")
     names = ["mine.csv", "mine.html", "mine.md", "mine.tex", "mine_runs.csv"]  # no figure of a single row
@@ -397,33 +399,14 @@ def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None
     assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
 
 
-def test_overrides_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
+def test_report_with_the_overrides_of_a_sweep_shows_its_runs(cli: Cli, file: Path) -> None:
     write_run(expand(read(file), ["data.batch_size=4"])[0], error=7.25)
     ended = cli("report", f"table={file}", "data.batch_size=4")
     assert "7.25" in ended.out
     assert "1.50 ± 0.707" not in ended.out
 
 
-TORCHLESS = """
-import importlib, sys
-for name in ("report", "list", "sweep"):
-    module = importlib.import_module(f"capsule_lab.{name}")
-    sys.argv = [name, *([] if name == "list" else sys.argv[-1:])]
-    if name != "sweep":
-        module.main()
-sys.exit(", ".join({"torch", "lightning"} & {*sys.modules}) or 0)
-"""
-
-
-def test_report_and_list_import_no_torch(file: Path, tmp_path: Path) -> None:
-    """With runs and their curves; nor does a report of nothing."""
-    runs_folder = {"CAPSULE_LAB_RUNS": str(file.parent / "runs"), "COLUMNS": "200"}
-    ended = interpreter("-c", TORCHLESS, f"table={file}", cwd=tmp_path, **runs_folder)
-    assert (ended.status, ended.err) == (0, "")
-    assert "1.50 ± 0.707" in ended.out
-
-
-def test_report_of_nothing(cli: Cli) -> None:
+def test_report_without_runs_lists_missing_cells(cli: Cli) -> None:
     ended = cli("report", "table=smoke", "rows=[dynamic]", "seeds=[3]")
     assert (ended.status, ended.err) == (0, "")
     assert "0 of 1, 1 missing" in ended.out
@@ -452,14 +435,16 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 from capsule_lab import report
-report.main()
+from tests.helpers.compositions import composed_from_parts
+with composed_from_parts():
+    report.main()
 """
 
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_report_runs_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a result on a stand-in, which comes with the table, asks whether the real files are here."""
+def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even to ask whether the real files exist, which a result on a stand-in needs."""
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     (tmp_path / "imported_marker.py").write_text("class Class: pass\n")
     rows = [

@@ -1,4 +1,4 @@
-"""Which jobs of a table are launched, in which order, and what is made of those that failed."""
+"""The scheduler of a table: which jobs are launched, in which order, and how failures are handled."""
 
 import logging
 import shutil
@@ -28,7 +28,7 @@ ROWS = [
 
 
 class Launcher:
-    """Writes the results that its jobs would leave, and keeps which it was given; those of ``failing`` rows fail."""
+    """Writes the results that jobs would leave and records the names of jobs. Jobs of ``failing`` rows fail."""
 
     def __init__(self, file: Path, *failing: str) -> None:
         self.file, self.failing = file, failing
@@ -54,7 +54,7 @@ def file(table_file) -> Path:
     return table_file(rows=ROWS)
 
 
-def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) -> None:
+def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
     launcher = Launcher(file)
     run_table(read(file), [], launcher.launch)
     assert launcher.launched == [
@@ -66,13 +66,13 @@ def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) ->
     assert {cell.status for cell in cells} == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
     run_table(read(file), [], launcher.launch)
-    assert len(launcher.launched) == 3, "nothing is left"
+    assert len(launcher.launched) == 3, "nothing is launched again"
 
 
 @pytest.mark.parametrize(
     ("failing", "statuses"), [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])]
 )
-def test_failed_runs_are_tried_once_and_named_at_the_end(table_file, failing: str, statuses: list[str]) -> None:
+def test_failed_run_is_tried_once_and_named_at_the_end(table_file, failing: str, statuses: list[str]) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
     with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"):
@@ -87,7 +87,7 @@ def test_failed_runs_are_tried_once_and_named_at_the_end(table_file, failing: st
     assert {cell.status for cell in expand(read(file))} == {"done"}
 
 
-def test_what_another_process_runs_is_left_alone(table_file) -> None:
+def test_run_of_another_process_is_not_launched(table_file) -> None:
     file = table_file(rows=[ROWS[0], {**ROWS[2], "of": "one"}])
     launcher = Launcher(file)
     with lock.train_lock(expand(read(file))[0].config):
@@ -96,7 +96,7 @@ def test_what_another_process_runs_is_left_alone(table_file) -> None:
 
 
 class Slice(Launcher):
-    """Has time for a number of jobs; of the last of them only for some steps."""
+    """Has time for ``jobs`` jobs, of which the last is paused after ``steps`` steps."""
 
     def __init__(self, file: Path, jobs: int, steps: int = 30, failing: Sequence[str] = ()) -> None:
         super().__init__(file, *failing)
@@ -119,12 +119,11 @@ class Slice(Launcher):
             run_table(read(self.file), [], self.launch, 100.0)
 
 
-def test_table_in_slices(table_file, caplog: pytest.LogCaptureFixture) -> None:
-    """The paused run goes on first; what waits for others is left with what was not started."""
+def test_sweep_with_a_budget_continues_paused_runs_first(table_file, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     left = "; the same command continues"
-    for jobs, said, statuses in (
+    for jobs, message, statuses in (
         (1, f"0 of 4 runs complete, 1 paused, 3 not started{left}", ["paused", "waiting", "waiting", "missing"]),
         (2, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
         (1, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
@@ -132,21 +131,21 @@ def test_table_in_slices(table_file, caplog: pytest.LogCaptureFixture) -> None:
     ):
         launcher = Slice(file, jobs, steps=20 + jobs * 10 if jobs > 1 else 50)
         launcher.run()
-        assert caplog.messages[-1] == f"mine: {said}"
+        assert caplog.messages[-1] == f"mine: {message}"
         assert [cell.status for cell in expand(read(file))] == statuses
-    assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused one first"
+    assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused run is launched first"
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-def test_time_in_which_nothing_could_be_done_is_an_error(table_file, jobs: int) -> None:
-    """A loop of such commands would never end."""
+def test_budget_too_short_for_any_step_is_an_error(table_file, jobs: int) -> None:
+    """Otherwise a loop over such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
     with pytest.raises(TableError, match=r"^no run of mine made a step or was tested before the time was over, "):
         Slice(file, jobs).run()
 
 
-def test_earlier_failure_is_repeated_only_if_it_was_tried(table_file, caplog: pytest.LogCaptureFixture) -> None:
+def test_earlier_failure_outside_the_budget_is_no_error(table_file, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
@@ -157,7 +156,7 @@ def test_earlier_failure_is_repeated_only_if_it_was_tried(table_file, caplog: py
     )
 
 
-def test_nothing_is_launched_if_a_later_row_cannot_work(table_file) -> None:
+def test_nothing_is_launched_if_any_row_is_invalid(table_file) -> None:
     wrong = {**ROWS[1], "overrides": ["optimizer.epsilon=1"]}
     file = table_file(rows=[ROWS[0], wrong])
     launcher = Launcher(file)

@@ -1,4 +1,4 @@
-"""What a table's file may say, and what the shipped ones do."""
+"""The schema of table files, and the shipped tables."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ QUICK = ("smoke", "hinton2018_viewpoints")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.whole) for name in SHIPPED]
 )
-def test_every_cell_is_checked_and_built_without_weights(name: str) -> None:
+def test_every_cell_of_a_shipped_table_is_valid(name: str) -> None:
     cells = expand(select(read(name), seeds=[0]))
     for cell in distinct(cells):
         verify(cell)
@@ -40,10 +40,11 @@ def _size(cell: TrainingCell) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def test_heads_say_command_cost_and_expectation() -> None:
+def test_heads_of_shipped_tables_name_command_cost_and_expectation() -> None:
     heads = {name: read(name).head for name in SHIPPED}
-    said = ("Command:", "Cost:", "Expected:", "make sweep table={name}")
-    assert [(name, text) for name, head in heads.items() for text in said if text.format(name=name) not in head] == []
+    for name, text in heads.items():
+        required = ("Command:", "Cost:", "Expected:", f"make sweep table={name}")
+        assert [words for words in required if words not in text] == [], name
 
 
 PUBLISHED = {
@@ -67,14 +68,14 @@ PUBLISHED = {
 }
 
 
-def test_published_values() -> None:
+def test_published_values_are_those_of_the_papers() -> None:
     for (name, column), means in PUBLISHED.items():
         table = read(name)
-        (shown,) = [each for each in table.columns if each.name == (column or "")]
-        found = [row.published.get(column) for row in table.rows if shown.shows(row)]
+        (shown,) = [other for other in table.columns if other.name == (column or "")]
+        values = [row.published.get(column) for row in table.rows if shown.shows(row)]
         if shown.metric.startswith("attack/"):  # most rows have none
-            found = [value for value in found if value]
-        assert [value and value.mean for value in found] == means, (name, column)
+            values = [value for value in values if value]
+        assert [value and value.mean for value in values] == means, (name, column)
     deviations = [row.published["mnist"].std for row in read("sabour2017_table1").rows]
     assert deviations == [None, 0.032, 0.011, 0.036, 0.005]
 
@@ -84,7 +85,7 @@ COMPARED = read("routing_algorithms")
 TRAINED = [row for row in COMPARED.rows if row.overrides]
 
 VARIANTS = {"em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"}
-"""Of routings that are in the table: other costs, initial values and normalisations."""
+"""Variants of routings in the table: other costs, initial values and normalisations."""
 
 
 def test_every_routing_is_in_the_table_of_routings() -> None:
@@ -97,7 +98,7 @@ def test_every_routing_is_in_the_table_of_routings() -> None:
     assert chosen == ROUTINGS - VARIANTS
 
 
-def test_every_routing_with_several_iterations_is_tested_with_equal_couplings_too() -> None:
+def test_iterative_routings_are_also_evaluated_with_equal_couplings() -> None:
     evaluated = {row.of: row for row in COMPARED.rows if row.of}
     assert all(row.evaluate == {"toynorb": ("couplings=equal",)} for row in evaluated.values())
     several = {row.name for row in TRAINED if re.search(r"_[23]$", row.name)}
@@ -105,7 +106,7 @@ def test_every_routing_with_several_iterations_is_tested_with_equal_couplings_to
 
 
 @pytest.mark.whole
-def test_rows_of_the_table_of_routings_differ_in_their_routing_alone() -> None:
+def test_rows_of_the_table_of_routings_differ_only_in_routing() -> None:
     for row in TRAINED:
         for column in COMPARED.columns:
             groups = {re.split(r"[.=]", override)[0] for override in row.overrides[column.name]}
@@ -119,14 +120,14 @@ def test_rows_without_overrides_are_evaluations_or_only_reported() -> None:
     assert [row.name for row in rows if not row.has_runs] == ["ciresan2011", "sabour2017"]
 
 
-def test_overrides_and_published_values_may_differ_by_column(table_file) -> None:
-    row = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
-    (found,) = read(table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[row])).rows
-    assert found.overrides == {"x": ("a=1",), "y": ("a=2",)}
-    assert found.published == {"y": Published(mean=1.0, std=0.5)}
+def test_overrides_and_published_values_can_be_given_by_column(table_file) -> None:
+    content = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
+    (row,) = read(table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[content])).rows
+    assert row.overrides == {"x": ("a=1",), "y": ("a=2",)}
+    assert row.published == {"y": Published(mean=1.0, std=0.5)}
 
 
-def test_selection_keeps_the_order_and_the_rows_that_others_need(table_file) -> None:
+def test_selection_keeps_order_and_required_rows(table_file) -> None:
     rows = [
         {"name": "a", "overrides": []},
         {"name": "b", "overrides": [], "takes": {"optimizer.eps": ["a", "val/error"]}},
@@ -139,12 +140,12 @@ def test_selection_keeps_the_order_and_the_rows_that_others_need(table_file) -> 
     assert ([column.name for column in table.columns], table.seeds) == (["y"], (7,))
 
 
-def test_one_row_and_one_seed_need_no_brackets() -> None:
+def test_single_row_and_seed_need_no_list() -> None:
     table = select(read("smoke"), rows="uniform", seeds=0)
     assert ([row.name for row in table.rows], table.seeds) == (["uniform"], (0,))
 
 
-def test_wrong_selection_is_refused() -> None:
+def test_invalid_selection_is_refused() -> None:
     for selection, message in (
         ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"columns": ["x"]}, r"columns is \['x'\], but smoke has one without a name; leave columns= out"),
@@ -208,10 +209,10 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": [{**ROW, "published": {"": float("inf")}}]}, "row a|published|inf|expected a number, or [mean,"),
     ({"rows": [{**ROW, "published": [1.0, float("nan")]}]}, "row a|published|nan|expected a number, or [mean,"),
 ]
-"""What a file has, and parts of the message."""
+"""The content of a file, and parts of the error message."""
 
 
-def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(table_file) -> None:
+def test_error_in_a_table_names_file_place_and_expected_value(table_file) -> None:
     for content, parts in WRONG_FILES:
         file = table_file(**content)
         with pytest.raises(TableError) as caught:
@@ -222,7 +223,7 @@ def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(tabl
         assert "\n" not in message
 
 
-def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_file_without_a_table_is_refused(tmp_path: Path) -> None:
     for text, message in (
         ("- 1", "holds a list; expected"),
         ("a: [", "cannot be read: "),
@@ -240,7 +241,7 @@ def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-def test_text_of_a_table_is_never_interpolated(table_file, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s3cr3t")
     for content in (
         {"paper": "x ${oc.env:SECRET}"},

@@ -1,4 +1,4 @@
-"""A table is run by any launcher, also if some of its runs fail or are killed; nothing is run twice."""
+"""Sweeps: all runs of a table are finished though some fail or are killed, and none is repeated."""
 
 import json
 import re
@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from capsule_lab import report, sweep
-from capsule_lab.config import build
 from capsule_lab.launchers import DEADLINE_VARIABLE, local
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
-from tests.helpers.tables import TINY, call, contents, write_table
-from tests.helpers.training import TimeOver
+from tests.helpers.tables import TINY, call, contents, write_run, write_table
+from tests.helpers.training import TimeOver, add_callback
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
@@ -29,7 +28,7 @@ ENDLESS = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=100000", *NO_PICTURES]
 
 
 def results(folder: Path) -> dict[str, float]:
-    """Time stamps of all results, by run."""
+    """Modification times of all results, by run."""
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.json")}
 
 
@@ -38,14 +37,14 @@ def statuses(file: Path) -> list[str]:
 
 
 def once(tmp_path: Path, signum: int) -> dict[str, Any]:
-    """A row whose first run is ended by a signal."""
+    """A row whose first run sends itself a signal."""
     fault = f"{{_target_: tests.helpers.crash_callbacks.Once, marker: '{tmp_path / 'marker'}', signum: {int(signum)}}}"
     return {"name": "stopped", "overrides": [f"+callbacks.fault={fault}"]}
 
 
 @pytest.mark.usefixtures("runs_here")
-def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: Path) -> None:
-    """A failing run does not stop the others; the same command finishes the rest, and runs nothing twice."""
+def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Path) -> None:
+    """A failing run does not stop the others. A repeated sweep does not train finished runs again."""
     evaluated = {"name": "evaluated", "of": "good", "evaluate": ["data.eval_images=50"]}
     file = table_file(rows=[FAILING, GOOD, evaluated], seeds=[0])
     ended = cli("sweep", f"table={file}")
@@ -77,7 +76,7 @@ def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: P
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
-def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
+def test_wandb_groups_the_runs_of_a_table(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -87,16 +86,16 @@ def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     assert len(records) == 2
     assert all(b"mine" in record for record in records)
     assert sorted(re.findall(rb"seed \d", record)[0] for record in records) == [b"seed 0", b"seed 1"]
-    assert statuses(file) == ["done", "done"], "a dashboard decides nothing about a result"
+    assert statuses(file) == ["done", "done"], "a logger does not change the status"
 
 
 @pytest.mark.parametrize("argument", ["dry_run=true", "--dry-run"])
-def test_dry_run_shows_status_and_commands_and_writes_nothing(
-    cli: Cli, table_file, finish, tmp_path: Path, argument: str
+def test_dry_run_prints_status_and_commands_and_writes_nothing(
+    cli: Cli, table_file, tmp_path: Path, argument: str
 ) -> None:
     file = table_file()
     first, second = expand(read(file))
-    finish(first)
+    write_run(first)
     before = sorted(tmp_path.rglob("*"))
     ended = cli("sweep", f"table={file}", argument)
     assert (ended.status, ended.err) == (0, "")
@@ -112,15 +111,14 @@ def test_dry_run_shows_status_and_commands_and_writes_nothing(
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
-def test_table_in_slices_goes_on_in_another_place(
+def test_sweep_with_a_budget_continues_in_a_moved_folder(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all of its runs, which the report does not take for results."""
+    """The report does not count paused runs as results."""
     file = table_file(rows=[GOOD])
     command = ("sweep", f"table={file}", "budget=1h")
-    real = build.build_trainer
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(1), *more))
+        add_callback(patch, lambda: TimeOver(1))
         ended = cli(*command)
     assert ended.status == 0, ended.err
     assert ended.out.endswith("\nmine: 0 of 2 runs complete, 2 paused, 0 not started; the same command continues\n")
@@ -137,8 +135,8 @@ def test_table_in_slices_goes_on_in_another_place(
     assert len(list(Path("moved").glob("capsnet*"))) == 2
 
 
-def test_run_is_paused_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a failure, also if it has made no step."""
+def test_run_pauses_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause before the first step is no failure, unlike the end of ``trainer.max_time``."""
     monkeypatch.setenv(DEADLINE_VARIABLE, str(time.time()))
     monkeypatch.setenv(lock.LOG_VARIABLE, "a.log")
     ended = cli("train", *TINY, "seed=0")
@@ -157,7 +155,7 @@ ON_THREE = {"name": "too_many", "overrides": ["trainer.accelerator=auto", "train
 
 @dataclass(frozen=True)
 class Swept:
-    """A folder with a table of which one run and one evaluation are killed once, swept twice by the same command."""
+    """Two sweeps of a table. In the first, a run and an evaluation are killed; the second is the same command."""
 
     folder: Path
     file: Path
@@ -172,11 +170,11 @@ class Swept:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
-    """There seem to be two GPUs."""
+    """The launcher sees two GPUs."""
     folder = tmp_path_factory.mktemp("swept")
     data = ["data=mnist", f"data._target_={crash_callbacks.__name__}.MNISTThatKillsOnce", "data.source=standin"]
     evaluated = {"name": "evaluated", "of": "good", "evaluate": [*data, f"+data.marker='{folder / 'evaluated'}'"]}
-    file = write_table(folder, seeds=[0], rows=[FAILING, once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE, evaluated])
+    file = write_table(folder, seeds=[0], rows=[once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE, evaluated])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("tempfile.tempdir", str(folder))
@@ -192,21 +190,20 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 
 @pytest.mark.whole
-def test_processes_of_a_sweep_finish_though_others_fail_or_are_killed(swept: Swept) -> None:
+@pytest.mark.integration
+def test_sweep_finishes_though_runs_fail_or_are_killed(swept: Swept) -> None:
     assert swept.first.status == 2, swept.first.err
-    assert "4 of 5 runs of mine failed" in swept.first.err
-    assert swept.statuses == ["failed", "failed", "done", "failed", "failed"]
-    failing, stopped, _, too_many, evaluated = swept.failures
-    assert failing[0] == "model: CapsNet has channels 0; expected 1 or more"
-    assert "CapsNet has channels 0" in Path(failing[1]).read_text()
+    assert "3 of 4 runs of mine failed" in swept.first.err
+    assert swept.statuses == ["failed", "done", "failed", "failed"]
+    stopped, _, too_many, evaluated = swept.failures
     assert "was killed by SIGKILL" in stopped[0]
     assert "CapsNet on stand-in" in Path(stopped[1]).read_text()
     assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
     assert "was killed by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
-    assert [line for line in lines if line.startswith("[3/4]")][-1].startswith("[3/4] good seed 0: ended after 0.")
+    assert [line for line in lines if line.startswith("[2/3]")][-1].startswith("[2/3] good seed 0: ended after 0.")
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
-    assert locks == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
+    assert locks == ["gpu-0.lock"], "the other runs use the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
     assert f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}" in swept.report.out
@@ -214,31 +211,34 @@ def test_processes_of_a_sweep_finish_though_others_fail_or_are_killed(swept: Swe
 
 
 @pytest.mark.whole
-def test_same_command_finishes_only_what_is_left(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.integration
+def test_repeated_sweep_runs_only_unfinished_cells(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(swept.folder)
     assert swept.second.status == 2
-    assert swept.second.out.splitlines()[0] == "mine: 1 done, 4 failed"
-    assert "2 of 5 runs of mine failed" in swept.second.err
+    assert swept.second.out.splitlines()[0] == "mine: 1 done, 3 failed"
+    assert "1 of 4 runs of mine failed" in swept.second.err
     cells = expand(read(swept.file))
-    assert [cell.status for cell in cells] == ["failed", "done", "done", "failed", "done"]
-    (killed,), (whole,) = cells[1].directories, cells[2].directories
+    assert [cell.status for cell in cells] == ["done", "done", "failed", "done"]
+    (killed,), (whole,) = cells[0].directories, cells[1].directories
     before, after = swept.between, swept.after
     assert before.keys() == after.keys() == {killed.name, whole.name}
     assert before[whole.name].items() <= after[whole.name].items()
     new = after[whole.name].keys() - before[whole.name].keys()
-    assert f"{cells[4].fingerprint}.json" in new
-    assert {name.rpartition(".")[2] for name in new} == {"json"}, "and the command's own record"
+    assert f"{cells[3].fingerprint}.json" in new
+    assert {name.rpartition(".")[2] for name in new} == {"json"}, "with the record that the command itself writes"
     assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
 
 
 @pytest.mark.whole
+@pytest.mark.integration
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name)
-def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, signum: signal.Signals) -> None:
-    file = table_file(seeds=[0, 1], base=ENDLESS, rows=[GOOD])
+def test_runs_save_a_checkpoint_and_end_with_their_sweep(table_file, tmp_path: Path, signum: signal.Signals) -> None:
+    seeds = [0, 1] if signum == signal.SIGTERM else [0]
+    file = table_file(seeds=seeds, base=ENDLESS, rows=[GOOD])
     command = ("-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2")
     process = start(*command, cwd=tmp_path)
     try:
-        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
+        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == len(seeds))
         started = [lock.read_record(cell.fingerprint).process for cell in expand(read(file))]
         process.send_signal(signum)
         _, err = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""affNIST's files, small ones in the real format: read back exactly, or refused in a message."""
+"""affNIST's file format: small files are read back exactly or refused with a message."""
 
 import hashlib
 import shutil
@@ -48,7 +48,7 @@ def refusal(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["test.mat", "test.mat.zip"])
-def test_each_form_is_read_back_exactly_and_its_hash_given(written, tmp_path, name):
+def test_file_and_archive_are_read_back_exactly(written, tmp_path, name):
     shutil.copy(written / name, tmp_path)
     images, labels, factors = load(tmp_path)
     np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
@@ -57,7 +57,7 @@ def test_each_form_is_read_back_exactly_and_its_hash_given(written, tmp_path, na
     assert check(tmp_path) == {name: hashlib.sha256((written / name).read_bytes()).hexdigest()}
 
 
-def test_the_archive_is_preferred_as_it_has_a_published_checksum(written, tmp_path):
+def test_archive_is_preferred_to_the_unpacked_file(written, tmp_path):
     shutil.copy(written / "test.mat.zip", tmp_path)
     (tmp_path / "test.mat").write_bytes(b"not looked at")
     assert list(check(tmp_path)) == ["test.mat.zip"]
@@ -91,7 +91,7 @@ BAD = {
 }  # fmt: skip
 
 
-def test_bad_file_is_named_with_what_is_wrong(tmp_path):
+def test_invalid_file_is_named_with_the_reason(tmp_path):
     for kind, (content, expected) in BAD.items():
         (tmp_path / "test.mat").write_bytes(content)
         for reading in (load, check):  # check is what runs before training
@@ -103,7 +103,7 @@ def test_bad_file_is_named_with_what_is_wrong(tmp_path):
     assert refusal(load, tmp_path / "no").startswith(f"{tmp_path / 'no' / 'test.mat'} cannot be read (No such file")
 
 
-def test_archive_that_is_not_the_published_one_or_cannot_be_opened_is_refused(written, tmp_path):
+def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path):
     path = tmp_path / "test.mat.zip"
     for damaged in ((written / path.name).read_bytes()[:-1], b"", b"<!DOCTYPE html>"):
         path.write_bytes(damaged)

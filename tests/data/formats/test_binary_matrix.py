@@ -17,7 +17,7 @@ CUBE = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 BYTES = struct.pack("<5i", 0x1E3D4C55, 3, 2, 3, 4) + CUBE.tobytes()
 
 
-def test_header_of_four_dimensions(tmp_path):
+def test_header_of_four_dimensions_is_that_of_the_real_images(tmp_path):
     """The first bytes of the real images, as published."""
     write_matrix(tmp_path / "a.mat", np.zeros((3, 2, 96, 96), np.uint8))
     published = "554C3D1E 04000000 EC5E0000 02000000 60000000 60000000"
@@ -25,7 +25,7 @@ def test_header_of_four_dimensions(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".mat", ".mat.gz"])
-def test_written_and_read_back(tmp_path, suffix):
+def test_matrix_is_read_back_as_written(tmp_path, suffix):
     kinds = ["u1", "i2", "i4", "f4", "f8", ">i4", ">f8"]
     shapes = [(7,), (3, 4), (2, 3, 4), (2, 2, 3, 5), (0,), (0, 2, 3, 3)]
     strided = np.arange(60, dtype=np.int32).reshape(3, 4, 5).transpose(2, 0, 1)[::2]
@@ -64,7 +64,7 @@ BROKEN_ARCHIVES = {
 }
 
 
-def test_files_that_are_not_whole_or_not_there_are_refused_with_one_message(tmp_path):
+def test_damaged_or_missing_file_is_refused_with_one_message(tmp_path):
     files = [("a.mat", content, kind) for kind, content in BROKEN.items()]
     files += [("a.mat.gz", gzip.compress(content), kind) for kind, content in BROKEN.items() if content]
     files += [("a.mat.gz", content, kind) for kind, content in BROKEN_ARCHIVES.items()]

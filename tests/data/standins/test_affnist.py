@@ -1,4 +1,4 @@
-"""Synthetic affNIST: versions of digits, their factors and their places."""
+"""Synthetic affNIST: transformed versions of digits, their factors and places."""
 
 import math
 
@@ -34,8 +34,8 @@ def test_factors_fill_their_documented_ranges_evenly_and_independently():
     assert correlations.abs().max() < 0.06  # 4 standard deviations
 
 
-def test_factors_make_the_image():
-    """What scipy makes of the digit with the factors given is the image."""
+def test_factors_describe_the_transform_of_the_image():
+    """The image equals scipy's transform of the digit by the factors."""
     batch = versions(60)
     for index in range(0, 60, 7):
         rotation, shear, scale_x, scale_y, right, down = batch.factors[index].tolist()
@@ -51,14 +51,14 @@ def test_factors_make_the_image():
         np.testing.assert_allclose(batch.images[index, 0].numpy(), expected, atol=0.6)
 
 
-def test_nothing_of_a_digit_is_lost():
+def test_whole_digit_is_inside_the_image():
     batch = versions(1000)
     digits = standin_digits(train=False).images[torch.arange(1000) % 359].float().sum((1, 2, 3))
     area = batch.factors[:, 2] * batch.factors[:, 3]
     assert (batch.images.float().sum((1, 2, 3)) / (digits * area) - 1).abs().max() < 0.05
 
 
-def test_places_are_uniform_and_independent_over_all_that_lose_nothing():
+def test_places_inside_the_image_are_uniform_and_independent():
     """A spot of 5x5 pixels can be put in 36x36 places."""
     count, choices = 20000, 36
     image = torch.zeros(54, 54, dtype=torch.uint8)
@@ -75,7 +75,7 @@ def test_places_are_uniform_and_independent_over_all_that_lose_nothing():
     assert torch.corrcoef(torch.stack(moved).float())[0, 1].abs() < 0.03  # 4 standard deviations
 
 
-def test_what_fills_the_canvas_is_put_in_the_middle():
+def test_digit_as_large_as_the_canvas_is_centred():
     for side in [40, 41, 46]:
         image = torch.zeros(3, 1, 54, 54, dtype=torch.uint8)
         begin = (54 - side) // 2
@@ -96,7 +96,7 @@ def test_frame_fits_the_canvas_at_every_corner_of_the_ranges():
     assert torch.nn.functional.pad(wide[:, :, 1:-1, 1:-1], (1,) * 4).equal(wide), "nothing reaches the edge"
 
 
-def test_versions_are_a_function_of_seed_and_index_alone():
+def test_versions_depend_only_on_seed_and_index():
     whole = versions(96)
     for size in [1, 3, 64]:
         parts = [versions(len(part), shift=int(part[0])) for part in torch.arange(96).split(size)]
@@ -106,7 +106,7 @@ def test_versions_are_a_function_of_seed_and_index_alone():
         assert versions(96, **change).images.equal(whole.images) is same
 
 
-def test_every_digit_is_used_equally_often_and_stored_versions_are_those_of_the_batches():
+def test_every_digit_has_the_same_number_of_versions():
     data = standin_digits(train=False)
     for size, length in [(None, 718), (100, 100), (501, 501), (20000, 718)]:
         dataset = SyntheticAffNIST(data, 0, versions=2, size=size)

@@ -9,7 +9,7 @@ from capsule_lab.data.standins.digits import standin_digits
 HASHES = {True: "03838331dc11a412", False: "5cf89e667b52b42b"}
 
 
-def test_the_same_bits_every_time_in_the_form_of_the_real_sets():
+def test_standin_has_the_form_of_the_real_sets_and_a_fixed_hash():
     for train, known in HASHES.items():
         images, labels, factors = made = coloured_digits.__wrapped__(train=train)
         assert tensor_hash(made) == known
@@ -25,8 +25,8 @@ def test_the_same_bits_every_time_in_the_form_of_the_real_sets():
     }
 
 
-def test_every_digit_can_be_seen_in_every_colour():
-    """Where there is most ink, 246 to 255, it is lighter than all around the digit in all colours, or darker."""
+def test_digit_contrasts_with_its_background_in_every_channel():
+    """Pixels with most ink, 246 to 255, are lighter in all channels than the background, or darker in all."""
     for train in [True, False]:
         ink = torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2)).expand(-1, 3, -1, -1).flatten(2)
         images = coloured_digits(train=train).images.flatten(2).int()

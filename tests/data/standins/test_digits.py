@@ -18,7 +18,7 @@ def test_standin_has_the_form_of_mnist_with_digits_in_a_box_of_20_pixels():
             assert images.amax(dim=(0, 1)).any(dim=axis).tolist() == [False] * 4 + [True] * 20 + [False] * 4
 
 
-def test_standin_tests_on_other_images_than_it_trains_on():
+def test_training_and_test_images_of_the_standin_differ():
     train, test = (standin_digits(train=train) for train in (True, False))
     distances = torch.cdist(test.images.flatten(1).float(), train.images.flatten(1).float())
     assert distances.min() > 0

@@ -16,7 +16,7 @@ def images(rows: int, columns: int) -> np.ndarray:
     return np.broadcast_to(greys, (rows, columns, SIZE, SIZE))
 
 
-def test_every_image_is_under_its_caption_in_a_block_with_a_name(tmp_path: Path) -> None:
+def test_contact_sheet_shows_every_image_below_its_caption(tmp_path: Path) -> None:
     blocks = [
         ("instance", 2, [f"{i} {'train' if i in (4, 6, 7, 8, 9) else 'test'}" for i in range(10)]),
         ("azimuth", 3, [f"{20 * i}°" for i in range(18)]),

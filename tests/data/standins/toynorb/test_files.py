@@ -31,7 +31,7 @@ ALL = sorted([*NAMES["training"].values(), *NAMES["testing"].values(), "provenan
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[int, int]]:
-    """Toys that were rendered, though not really."""
+    """Renders asked for; toys are painted instead."""
     toys: list[tuple[int, int]] = []
 
     def render(category, instance, *levels, **options):
@@ -50,7 +50,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_labels_are_those_of_the_real_files(tmp_path):
-    """By the MD5 of the real files, as the oodd package has them: every byte of the format is right."""
+    """By the MD5 sums of the real files in the oodd package."""
     for instances in (toynorb.TRAIN_INSTANCES, toynorb.TEST_INSTANCES):
         labels, info = labels_and_info(instances, range(9), range(18), range(6))
         write_matrix(tmp_path / "file.mat", labels)
@@ -83,12 +83,12 @@ def test_files_have_the_published_names_and_a_record(tmp_path):
     }  # fmt: skip
 
 
-# --- whole or not at all ----------------------------------------------------------------------------------------------
+# --- complete sets only -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
-def test_what_is_interrupted_leaves_nothing(tmp_path, asked, monkeypatch, error):
-    """And ends at once, without the toys that no thread has begun."""
+def test_interrupted_rendering_leaves_nothing(tmp_path, asked, monkeypatch, error):
+    """It ends at once, without toys that no thread has started."""
 
     def stop(category, instance, *levels, **options):
         asked.append((category, instance))
@@ -109,7 +109,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path, asked, monkeypatch, error)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-def test_only_an_incomplete_set_is_repaired(tmp_path, asked):
+def test_incomplete_set_is_completed(tmp_path, asked):
     render_files(tmp_path / "set", **LEVELS)
     before = content(tmp_path)
     file = tmp_path / "set" / NAMES["testing"]["cat"]
@@ -123,7 +123,7 @@ def test_only_an_incomplete_set_is_repaired(tmp_path, asked):
 
 
 @pytest.mark.usefixtures("asked")
-def test_another_set_is_not_replaced(tmp_path, monkeypatch):
+def test_set_of_other_files_is_not_replaced(tmp_path, monkeypatch):
     render_files(tmp_path / "set", **LEVELS)
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"real")
@@ -138,8 +138,8 @@ def test_another_set_is_not_replaced(tmp_path, monkeypatch):
     assert content(tmp_path) == before
 
 
-def test_the_second_of_two_waits_for_the_first(tmp_path, asked, caplog, monkeypatch):
-    """Two at once, here in threads: the lock is the file's, not the process's."""
+def test_second_process_waits_for_the_first(tmp_path, asked, caplog, monkeypatch):
+    """Threads stand in for processes, because the lock belongs to the file."""
     folder = tmp_path / "set"
     second = threading.Thread(target=render_files, args=(folder,), kwargs=LEVELS)
     render = files.render

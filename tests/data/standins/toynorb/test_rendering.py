@@ -1,4 +1,4 @@
-"""Images of toynorb: the same bits whatever is rendered beside them, and the right way round."""
+"""Rendering of toynorb: reproducible pixels, orientation, and light."""
 
 import functools
 import hashlib
@@ -26,18 +26,18 @@ def truck() -> np.ndarray:
     return render(3, 2, ELEVATION, AZIMUTH, LIGHTING, size=16)
 
 
-# --- the same bits ----------------------------------------------------------------------------------------------------
+# --- reproducible pixels ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole
-def test_pixels_are_these():
+def test_pixels_have_the_recorded_hashes():
     for category, known in enumerate(SHA256):
         images = render(category, 0, [1], [2], range(6), size=16)
         assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == known, category
 
 
 @pytest.mark.slow  # half a minute: the whole set
-def test_the_whole_set_is_the_one_that_results_were_found_with(tmp_path):
+def test_whole_set_has_the_recorded_hash(tmp_path):
     render_files(tmp_path / "set", size=48)
     record = json.loads((tmp_path / "set" / "provenance.json").read_text())
     assert record["sha256"] == {
@@ -46,7 +46,7 @@ def test_the_whole_set_is_the_one_that_results_were_found_with(tmp_path):
     }
 
 
-def test_images_are_in_the_order_asked_for_and_do_not_depend_on_each_other():
+def test_image_does_not_depend_on_the_others():
     assert truck().shape == (2, 3, 3, 2, 16, 16)
     assert truck().dtype == np.uint8
     assert truck().flags.c_contiguous
@@ -68,13 +68,13 @@ def test_every_level_and_argument_changes_the_image():
         assert np.abs(other.astype(int) - truck()[:1, :1, :1]).mean() > 3, change
 
 
-def test_levels_are_smallnorbs():
+def test_levels_are_those_of_smallnorb():
     assert ELEVATIONS == (30, 35, 40, 45, 50, 55, 60, 65, 70)
     assert AZIMUTHS == (0, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240, 260, 280, 300, 320, 340)
     assert LIGHTINGS == 6
 
 
-# --- the right way round ----------------------------------------------------------------------------------------------
+# --- orientation ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Toys of toynorb: distances that are distances, and 50 toys that stand on the table, whole in the image."""
+"""Toys of toynorb: distance functions, and 50 toys that stand on the table inside the image."""
 
 import functools
 import hashlib
@@ -55,14 +55,14 @@ LEANING = [  # a face that leans; a point that is nearer to it, and one that is 
 ]
 
 
-def test_distances_to_primitives_and_leaning_faces():
+def test_distances_are_those_of_the_shapes():
     for shape, point, expected in DISTANCES:
         assert distance(shape, *point) == pytest.approx(expected, abs=0.006), point  # rounded edges
     for lean, nearer, farther in LEANING:
         assert distance(block(**lean), *nearer) < distance(block(**lean), *farther) - 0.1, lean
 
 
-def test_parts_melt_into_each_other():
+def test_union_of_parts_is_smooth():
     for blend, expected in ((0, 0.1), (0.2, 0.05)):
         shape = Shape(blend=blend)
         for x in (-0.2, 0.2):
@@ -70,7 +70,7 @@ def test_parts_melt_into_each_other():
         assert distance(shape, 0, 0, 1) == pytest.approx(expected)
 
 
-def test_instances_and_kinds_are_those_of_both_splits():
+def test_splits_together_have_all_instances_and_kinds():
     splits = toynorb.TRAIN_INSTANCES, toynorb.TEST_INSTANCES
     assert sorted(sum(splits, ())) == list(range(toynorb.INSTANCES))
     assert toynorb.CATEGORIES == ("animal", "human", "airplane", "truck", "car")
@@ -79,15 +79,15 @@ def test_instances_and_kinds_are_those_of_both_splits():
         assert (len(train), len(test - train), len(train | test)) == (5, 2, 7) == (5, 2, len(module.KINDS))
 
 
-def test_toys_are_these():
-    """All parts of all toys, in their order; see also ``test_pixels_are_these``."""
+def test_toys_have_the_recorded_hash():
+    """All parts of all toys in order; ``test_pixels_have_the_recorded_hashes`` covers the images."""
     parts = (array.tobytes() for c, i in product(range(5), range(10)) for array in toy_of(c, i).parts_and_box)
     assert hashlib.sha256(b"".join(parts)).hexdigest()[:16] == "25856fd1308ba3ea"
 
 
 @pytest.mark.parametrize("category", range(5))
-def test_toys_stand_on_the_table_within_what_is_scanned_and_seen(category):
-    """From all sides, with room to spare: not on the two outermost rows and columns of 48."""
+def test_toy_stands_on_the_table_inside_the_scanned_box(category):
+    """From all sides, and never on the two outermost rows and columns of 48."""
     grid = np.arange(-1.6, 1.6, 0.04).astype(np.float32)
     x, y = np.meshgrid(grid, grid)
     for instance in range(10):
@@ -105,7 +105,7 @@ def test_toys_stand_on_the_table_within_what_is_scanned_and_seen(category):
             assert not image[:, [0, 1, -2, -1]].any()
 
 
-def test_what_the_box_holds_is_the_toy():
+def test_box_contains_the_whole_toy():
     toy = on_the_table(one("box", (0.2, 0, 0.4), (0.8, 0.3, 0.4), edge=0.001), 5.0)
     assert toy.low == pytest.approx((-0.6, -0.3, 0), abs=0.1)
     assert toy.high == pytest.approx((1, 0.3, 0.8), abs=0.1)

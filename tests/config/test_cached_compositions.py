@@ -1,4 +1,4 @@
-"""What is composed from parts is what Hydra composes."""
+"""The caches of ``tests.helpers.compositions`` do not change what Hydra composes."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,12 +17,12 @@ VALUES = ["seed=3", "++trainer.gradient_clip_algorithm=value", "callbacks.last=n
     ],
     ids=" ".join,
 )
-def test_parts_give_what_hydra_composes(overrides: list[str]) -> None:
-    """Without and with overrides of values; parts that were kept are not changed by them."""
+def test_cached_composition_equals_that_of_hydra(overrides: list[str]) -> None:
+    """With and without overrides of values, which do not change the cached parts."""
     with composed_anew():
         expected = [compose("train", given) for given in (overrides, [*overrides, *VALUES])]
     with composed_from_parts():
         for _ in range(2):
-            found = [compose("train", given) for given in (overrides, [*overrides, *VALUES])]
-            assert found == expected
-            assert [OmegaConf.to_yaml(each) for each in found] == [OmegaConf.to_yaml(each) for each in expected]
+            cached = [compose("train", given) for given in (overrides, [*overrides, *VALUES])]
+            assert cached == expected
+            assert list(map(OmegaConf.to_yaml, cached)) == list(map(OmegaConf.to_yaml, expected))
