@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.claims import mismatches, unclaimed, missing_texts
+from tests.helpers.claims import mismatches, missing_texts, unclaimed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md"]
