@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.claims import mismatches, unclaimed, unsaid
+from tests.helpers.claims import mismatches, missing_texts, unclaimed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md"]
@@ -23,7 +23,7 @@ def id_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", CHECKED, ids=id_of)
 def test_claimed_numbers_equal_those_of_the_records(page: Path) -> None:
-    assert not unsaid(page.read_text())
+    assert not missing_texts(page.read_text())
     assert not mismatches(page.read_text())
 
 
@@ -42,14 +42,14 @@ def test_every_measured_number_is_claimed(page: Path) -> None:
     ],
 )
 def test_wrong_claim_is_reported(change: tuple[str, str], message: str) -> None:
-    assert not unsaid(EXAMPLE)
+    assert not missing_texts(EXAMPLE)
     assert not mismatches(EXAMPLE)
     (wrong,) = mismatches(EXAMPLE.replace(*change))
     assert message in wrong
 
 
 def test_claim_of_text_that_is_not_above_is_reported() -> None:
-    assert unsaid(EXAMPLE.replace("0.60 %** of", "0.61 %** of")) == ["0.60 % of 10,000"]
+    assert missing_texts(EXAMPLE.replace("0.60 %** of", "0.61 %** of")) == ["0.60 % of 10,000"]
 
 
 def test_number_without_a_claim_is_reported() -> None:

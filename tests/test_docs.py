@@ -150,7 +150,7 @@ def test_drawn_layers_are_those_of_the_linter() -> None:
 
     drawn = [row(re.split(r"\s{2,}", line.strip())[0]) for line in drawing.splitlines()]
     enforced = [row(layer) for layer in layers]
-    wrong = difflib.ndiff(*([" | ".join(each) for each in rows] for rows in (enforced, drawn)))
+    wrong = difflib.ndiff(*([" | ".join(row) for row in rows] for rows in (enforced, drawn)))
     assert drawn == enforced, "\n".join(["- pyproject.toml, + docs/architecture.md", *wrong])
 
 

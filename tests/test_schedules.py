@@ -140,8 +140,8 @@ MARGIN = {
     [
         ("hinton2018", "margin", 300_000, MARGIN, 3e-4),
         ("hinton2018", "learning_rate", 300000, {0: 3e-3, 100_000: 2.45e-3, 500_000: 1.08e-3, 2_000_000: 5.1e-5}, 2e-5),
-        ("hinton2018_scaled", "margin", 300, {each // 1000: MARGIN[each] for each in [*MARGIN][:7]}, 6e-5),
-        ("hinton2018_scaled", "margin", 6_000, {each // 50: MARGIN[each] for each in [*MARGIN][:7]}, 6e-5),
+        ("hinton2018_scaled", "margin", 300, {step // 1000: MARGIN[step] for step in [*MARGIN][:7]}, 6e-5),
+        ("hinton2018_scaled", "margin", 6_000, {step // 50: MARGIN[step] for step in [*MARGIN][:7]}, 6e-5),
         *(
             (name, "learning_rate", 5_000, {0: 3e-3, 5_000: 3e-5}, 3e-7)
             for name in ("hinton2018_scaled", "em_linear_margin", "em_margin_per_epoch")

@@ -51,7 +51,7 @@ def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
     torch.testing.assert_close(batch.labels.sum(1), torch.ones(COUNT))
     partners = WithPartners(InMemory(images(), seed=5))[index, 0].images[COUNT:, 0, 0, 0].long()
     own = batch.labels.gather(1, (index % 3)[:, None])[:, 0]
-    other = partners % 3 != index % 3  # of the same class the share cannot be told from the labels
+    other = partners % 3 != index % 3  # labels of two images of one class do not show the share
     brightness = own * index + (1 - own) * partners
     torch.testing.assert_close(batch.images[other, 0, 1, 1], brightness[other])
     assert other.sum() > COUNT / 3

@@ -68,7 +68,7 @@ def parts_of(document: str) -> Iterator[Part]:
     yield Part(_prose(document[start:]))
 
 
-def unsaid(document: str) -> list[str]:
+def missing_texts(document: str) -> list[str]:
     """Texts of claims that the document does not contain above them."""
     return [text for part in parts_of(document) for text, _ in part.claims if not re.search(_whole(text), part.prose)]
 

@@ -1,4 +1,4 @@
-"""The kernels of a GPU, compiled for Hopper without one, and what the compiler says about them."""
+"""Compiles the GPU kernels for Hopper without a GPU, and reads the resources that they use."""
 
 import re
 import subprocess

@@ -54,7 +54,7 @@ def kernels_of(
     kernels: Any, sizes: Sizes, *, damping: float = 0.3, min_variance: float = 0.1, mass_eps: float = 0.5,
     measure: bool = True, scale: float = 1.0, absent: bool = False,
 ) -> dict[str, Kernel]:  # fmt: skip
-    """Every kernel of a module, in float64; those of a backward pass beside the gradient of what is written out."""
+    """Every kernel of a module in float64; a backward pass is compared with the gradient of the plain computation."""
     row, parent, child, rows, inner, columns = sizes
     poses, weight = scale * draw(row, rows * inner, child, seed=0), draw(parent, inner * columns, child, seed=1)
     activations = draw(row, child, seed=2).sigmoid() * (not absent)
@@ -153,7 +153,7 @@ def slow_softmax(log_couplings: Tensor) -> Tensor:
 
 
 def gradients(function: Callable[..., Any], tensors: Any, given: Any) -> tuple[Tensor, ...]:
-    """Of what ``function`` returns, by ``tensors``."""
+    """Gradients of the outputs of ``function`` with respect to ``tensors``."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outputs = function(*leaves)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -222,7 +222,7 @@ def test_hostile_record_is_refused_on_opening(trained: Trained, checkpoint: dict
     config = OmegaConf.merge(trained.config, {"ckpt": str(FILE)})
     for name, change in RECORDS.items():
         refused(with_record(checkpoint, change), name)
-        with suppress(RunError):  # nothing of it is built; what is wrong with the network is told in any case
+        with suppress(RunError):  # whether or not it is refused, nothing of it is built
             runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"])
         assert not Path("MARKER").exists(), name
     record = checkpoint["capsule_lab"]
