@@ -149,9 +149,9 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     known = {"_target_": target}
     if "_target_" in data:
         files = option_files("data").items()
-        option = next((option for option, file in files if OmegaConf.load(file).get("_target_") == target), None)
-        if option:
-            known = to_container(compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data)
+        targets = {OmegaConf.select(OmegaConf.load(file), "_target_"): option for option, file in files}
+        if target in targets:
+            known = to_container(compose("evaluate", [f"data={targets[target]}", f"seed={run.config.seed}"]).data)
         known["source"] = data.get("source")  # the file name contains the source that was used
     other = {key: value for key, value in data.items() if key != "directory" and (key, value) not in known.items()}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}

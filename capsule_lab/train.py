@@ -70,7 +70,7 @@ def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
     config.train.resume = resume_requested or was_requeued()
 
     def is_superseded(directory: Path) -> bool:
-        return runs.reuse.is_outdated(directory, config)
+        return runs.select_run.is_outdated(directory, config)
 
     directory = runs.directories.choose_directory(config, name, is_superseded)
     if resume_requested and LOG_VARIABLE not in os.environ and not (directory / "config.yaml").exists():

@@ -50,7 +50,7 @@ def check_backend(backend: Backend) -> Backend:
     return backend
 
 
-def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
+def select_backend(backend: Backend, votes: Tensor | Votes) -> Backend:
     """Return the backend to use: ``reference``, ``matmul`` or ``fused``.
 
     Raises:

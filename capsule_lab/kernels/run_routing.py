@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import ops
-from capsule_lab.kernels.backends import Backend, chosen, fused_kernels
+from capsule_lab.kernels.backends import Backend, fused_kernels, select_backend
 from capsule_lab.kernels.base import AbstractVotes, Normalise
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
@@ -40,7 +40,7 @@ def route(
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:
         raise ValueError(f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")
-    choice = chosen(backend, votes)
+    choice = select_backend(backend, votes)
     if not isinstance(votes, Votes):
         return procedure((PlainVotes if choice == "reference" else MatmulVotes)(votes), activations)
     if choice == "fused":

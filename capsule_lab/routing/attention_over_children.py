@@ -17,7 +17,7 @@ from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, refuse
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, raise_shape_error
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["AttentionOverChildren", "attention_over_children"]
@@ -53,7 +53,7 @@ def attention_over_children(
     def procedure(votes: AbstractVotes, _activations: Tensor | None) -> tuple[Tensor]:
         _, child, parent, dim = votes.shape
         if attention.shape != (parent, dim, child, child):
-            refuse(votes, "attention", attention)
+            raise_shape_error(votes, "attention", attention)
         logits = einsum("bkjd,jdki->bji", votes.dense(), attention)
         couplings = logits.softmax(2)  # [b j i], over the children
         total = votes.weighted_sum(couplings)  # [b j d]
@@ -90,7 +90,7 @@ class AttentionOverChildren(AbstractRouting):
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         on_iteration = call.get("on_iteration")  # parents do not compete: nothing to normalise
-        learned = self.built("attention"), self.weight, self.bias
+        learned = self.require_parameter("attention"), self.weight, self.bias
         return attention_over_children(votes, *learned, on_iteration=on_iteration, backend=self.backend)
 
 

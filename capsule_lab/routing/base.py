@@ -165,13 +165,13 @@ class AbstractRouting(nn.Module, ABC):
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """
 
-    def needed(self, activations: Tensor | None) -> Tensor:
+    def require_activations(self, activations: Tensor | None) -> Tensor:
         """Return the activations of the children; raise ``ValueError`` if they are missing."""
         if activations is None:
             raise ValueError(f"{type(self).__name__} received no activations; expected (batch, child) in [0, 1]")
         return activations
 
-    def built(self, name: str) -> Tensor:
+    def require_parameter(self, name: str) -> Tensor:
         """Return a parameter or buffer that ``build`` creates; raise ``ValueError`` if ``build`` was not called."""
         tensor = getattr(self, name, None)
         if tensor is None:
@@ -191,7 +191,7 @@ def check_child_types(types: int, children: int) -> int:
     return children // types
 
 
-def refuse(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
+def raise_shape_error(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
     """Raise ``ValueError``: a parameter of the routing does not fit the shape of the votes."""
     _, children, parents, dim = votes.shape
     raise ValueError(
@@ -203,7 +203,7 @@ def refuse(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
 def prior_of_every_child(prior: Float[Tensor, "parent type"], votes: AbstractVotes) -> Float[Tensor, "parent child"]:
     """Repeat a prior of each parent and kind of child for children ordered (position, type)."""
     if prior.shape[0] != votes.shape[2] or votes.shape[1] % prior.shape[1]:
-        refuse(votes, "prior", prior)
+        raise_shape_error(votes, "prior", prior)
     return prior.repeat(1, votes.shape[1] // prior.shape[1])
 
 
@@ -212,7 +212,7 @@ def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> 
     if parameter is None or parameter.numel() == 1:
         return
     if tuple(parameter.shape) != tuple(votes.shape[2 : 2 + parameter.ndim]):
-        refuse(votes, name, parameter)
+        raise_shape_error(votes, name, parameter)
 
 
 RoutingFactory = Callable[..., AbstractRouting]

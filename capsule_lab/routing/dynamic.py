@@ -136,7 +136,7 @@ class DynamicRouting(AbstractRouting):
             self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        prior = self.built("prior") if self.learned_prior else None
+        prior = self.require_parameter("prior") if self.learned_prior else None
         return dynamic_routing(votes, bias=self.bias, prior=prior, **self.options, backend=self.backend, **call)
 
 

@@ -199,4 +199,6 @@ class EMRouting(AbstractRouting):
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         learned = self.beta_u, self.beta_a
-        return em_routing(votes, self.needed(activations), *learned, **self.options, backend=self.backend, **call)
+        return em_routing(
+            votes, self.require_activations(activations), *learned, **self.options, backend=self.backend, **call
+        )

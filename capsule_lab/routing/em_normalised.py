@@ -117,7 +117,7 @@ class NormalisedEMRouting(AbstractRouting):
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
-        given = votes, self.needed(activations)
+        given = votes, self.require_activations(activations)
         poses, evidence = em_evidence(*given, **self.options, backend=self.backend, **call)
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)

@@ -125,5 +125,9 @@ class HeinsenRouting(AbstractRouting):
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        learned = self.needed(activations), self.built("beta_use"), self.built("beta_ignore")
+        learned = (
+            self.require_activations(activations),
+            self.require_parameter("beta_use"),
+            self.require_parameter("beta_ignore"),
+        )
         return heinsen_routing(votes, *learned, bias=self.bias, **self.options, backend=self.backend, **call)

@@ -56,5 +56,5 @@ class RandomCouplings(UniformRouting):
         self.register_buffer("log_couplings", logits)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        fixed = {"log_couplings": self.built("log_couplings"), **self.options, "backend": self.backend}
+        fixed = {"log_couplings": self.require_parameter("log_couplings"), **self.options, "backend": self.backend}
         return uniform_routing(votes, bias=self.bias, **fixed, **call)

@@ -109,7 +109,7 @@ class ScaledDistanceAgreement(AbstractRouting):
         return dense if activations is None else _shortened(dense, activations)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        given = votes, self.needed(activations)
+        given = votes, self.require_activations(activations)
         return scaled_distance_agreement(*given, bias=self.bias, **self.options, backend=self.backend, **call)
 
 

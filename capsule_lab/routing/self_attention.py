@@ -89,5 +89,5 @@ class SelfAttentionRouting(AbstractRouting):
             self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))  # zeros: official code
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        prior = self.built("prior") if self.learns_prior else None
+        prior = self.require_parameter("prior") if self.learns_prior else None
         return self_attention_routing(votes, prior=prior, backend=self.backend, **call)

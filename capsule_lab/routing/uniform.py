@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normaliser, check_parents, leaky_normaliser, refuse
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    Normaliser,
+    check_parents,
+    leaky_normaliser,
+    raise_shape_error,
+)
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["UniformRouting", "uniform_routing"]
@@ -51,7 +58,7 @@ def uniform_routing(
         logits = votes.zero_logits()  # [b j i]
         if log_couplings is not None:
             if log_couplings.shape != logits.shape[1:]:
-                refuse(votes, "matrix of log-couplings", log_couplings)
+                raise_shape_error(votes, "matrix of log-couplings", log_couplings)
             logits = logits + log_couplings
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]

@@ -124,7 +124,7 @@ class VariationalBayesRouting(AbstractRouting):
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         """See ``AbstractRouting``; ``on_iteration`` receives poses before normalisation."""
-        given = votes, self.needed(activations)
+        given = votes, self.require_activations(activations)
         parents = variational_bayes_routing(*given, **self.options, backend=self.backend, **call)
         assert parents.logits is not None
         by_component = parents.poses.transpose(1, 2)  # [b d j]

@@ -14,7 +14,7 @@ from rich.markup import escape
 from capsule_lab.config.compose import as_argument, search_override
 from capsule_lab.runs.directories import own_directory
 from capsule_lab.runs.results import describe_data, describe_metrics
-from capsule_lab.runs.reuse import finished_run
+from capsule_lab.runs.select_run import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
 
 _INDENT = 12  # characters before the values

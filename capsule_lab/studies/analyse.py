@@ -15,7 +15,7 @@ from capsule_lab.command import command
 from capsule_lab.errors import printable
 from capsule_lab.evaluate import check_outputs
 from capsule_lab.studies.attacks.kind import name_of
-from capsule_lab.studies.study import Found, Outcome, Setting, conduct, show_and_keep
+from capsule_lab.studies.study import StudyInput, StudyOutput, StudyResult, run_study, show_and_keep
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +37,12 @@ def main(config: DictConfig) -> dict[str, Any]:
     return outcome.result
 
 
-def analyse(config: DictConfig) -> Outcome:
-    """Answer a question about a run's network, and about the same network before training; see ``study.conduct``."""
-    return conduct(config, "what", "analyses", _find)
+def analyse(config: DictConfig) -> StudyOutput:
+    """Answer a question about a run's network, and about the same network before training; see ``study.run_study``."""
+    return run_study(config, "what", "analyses", _find)
 
 
-def _find(setting: Setting) -> Found:
+def _find(setting: StudyInput) -> StudyResult:
     from capsule_lab.studies.images import StudyImages
     from capsule_lab.studies.subject import open_subject
 
@@ -72,7 +72,7 @@ def _find(setting: Setting) -> Found:
         for weights, answer in answers.items()
         for name, value in answer.numbers.items()
     }
-    return Found({"analyse": numbers}, trained.batches, figures, rows)
+    return StudyResult({"analyse": numbers}, trained.batches, figures, rows)
 
 
 def _outputs(subject: Subject) -> Iterator[torch.Tensor]:

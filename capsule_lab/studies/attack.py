@@ -21,7 +21,7 @@ from capsule_lab.command import command
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.evaluate import check_outputs
 from capsule_lab.studies.attacks.kind import PIXEL_STRENGTHS, kind_of, name_of
-from capsule_lab.studies.study import Found, Outcome, Setting, conduct, show_and_keep
+from capsule_lab.studies.study import StudyInput, StudyOutput, StudyResult, run_study, show_and_keep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +49,9 @@ def main(config: DictConfig) -> dict[str, Any]:
     return outcome.result
 
 
-def attack(config: DictConfig) -> Outcome:
-    """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.conduct``."""
-    return conduct(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
+def attack(config: DictConfig) -> StudyOutput:
+    """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.run_study``."""
+    return run_study(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
 
 
 def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
@@ -61,7 +61,7 @@ def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
     return accuracy_under_attack(entries)
 
 
-def _attacked(setting: Setting) -> Found:
+def _attacked(setting: StudyInput) -> StudyResult:
     from capsule_lab.studies.attacks import checks, session, summary
     from capsule_lab.studies.images import StudyImages
 
@@ -100,7 +100,7 @@ def _attacked(setting: Setting) -> Found:
         **{name: str(others[name].checkpoint) if name in others else None for name in ("source", "baseline")},
         **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
     }
-    return Found(result, attacked.batches, functools.partial(_figures, run, attacked, measured))
+    return StudyResult(result, attacked.batches, functools.partial(_figures, run, attacked, measured))
 
 
 def _figures(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Setting(NamedTuple):
+class StudyInput(NamedTuple):
     """The inputs of a study; ``options`` are the data options that differ from training."""
 
     config: DictConfig
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     function: Callable[..., Any]
 
 
-class Found(NamedTuple):
+class StudyResult(NamedTuple):
     """The results of a study for the record, its images, and a function of record and file stem that draws figures."""
 
     result: dict[str, Any]
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     rows: Sequence[dict[str, object]] = ()
 
 
-class Outcome(NamedTuple):
+class StudyOutput(NamedTuple):
     """A record and its path, the run that was studied, a function that draws the figures, and rows for a CSV file."""
 
     result: dict[str, Any]
@@ -54,10 +54,15 @@ class Outcome(NamedTuple):
     rows: Sequence[dict[str, object]]
 
 
-def conduct(
-    config: DictConfig, group: str, folder: str, find: Callable[[Setting], Found], *, cpu_batch: int | None = None
-) -> Outcome:
-    """Run a study of ``config.ckpt`` and return its outcome, whose path is in ``folder`` of the run. Writes nothing.
+def run_study(
+    config: DictConfig,
+    group: str,
+    folder: str,
+    find: Callable[[StudyInput], StudyResult],
+    *,
+    cpu_batch: int | None = None,
+) -> StudyOutput:
+    """Run a study of ``config.ckpt``; the path of its output is in ``folder`` of the run. Writes nothing.
 
     Args:
         group: the key of the attack or question in ``config``.
@@ -83,7 +88,7 @@ def conduct(
         run.check_classifies(f"{group}={name}")
     start_time = time.monotonic()
     with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = find(Setting(config, run, data, options, device, function))
+        found = find(StudyInput(config, run, data, options, device, function))
     pixels = hashlib.sha256()
     for batch in found.batches:
         pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
@@ -106,10 +111,10 @@ def conduct(
     fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
     stem = "-".join([run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint])
     path = run.directory / folder / f"{stem}.json"
-    return Outcome(result, path, run, lambda: found.figures(result, stem), found.rows)
+    return StudyOutput(result, path, run, lambda: found.figures(result, stem), found.rows)
 
 
-def show_and_keep(outcome: Outcome, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
+def show_and_keep(outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
     """Print the tables, and write record, rows and figures to the run; ``logger`` is an option of ``conf/logger``."""
     console = Console(highlight=False)
     say = functools.partial(console.print, soft_wrap=True, markup=False)

@@ -199,7 +199,7 @@ class TrainingCell(Cell):
     Attributes:
         composed: its configuration for any seed.
         labels: more overrides, for loggers and for several processes; they do not change the result.
-        any_precision: see ``runs.reuse.finished_run``.
+        any_precision: see ``runs.select_run.finished_run``.
     """
 
     composed: SeededConfig = field(compare=False, repr=False)
@@ -228,7 +228,7 @@ class TrainingCell(Cell):
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
         if not self.directories:
             return None
-        return runs.reuse.finished_run(self.config, self.fingerprint, any_precision=self.any_precision)
+        return runs.select_run.finished_run(self.config, self.fingerprint, any_precision=self.any_precision)
 
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):

@@ -62,7 +62,7 @@ def _with_weights(override: str) -> str:
     key, _, value = override.partition("=")
     if key not in OF_OTHER_ROWS:
         return override
-    finished = runs.reuse.finished_with_hash(value)
+    finished = runs.select_run.finished_with_hash(value)
     return f"{key}={_as_value(weights_of(*finished) if finished else UNKNOWN)}"
 
 

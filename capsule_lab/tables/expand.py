@@ -41,7 +41,7 @@ def expand(
     Args:
         table: what to train and evaluate.
         overrides: for every training run; they take precedence over those of the table.
-        any_precision: see ``runs.reuse.finished_run``.
+        any_precision: see ``runs.select_run.finished_run``.
         standin: whether all runs are on stand-in data, regardless of the overrides.
         composed: configurations that are already composed; new ones are added.
 
@@ -175,7 +175,7 @@ def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: 
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
         directory = earlier[0] if earlier else new
-        if earlier and runs.reuse.is_outdated(directory, config.with_seed(seed)):
+        if earlier and runs.select_run.is_outdated(directory, config.with_seed(seed)):
             directory = new.with_name(f"{new.name}-{len(earlier) + 1}")
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels

@@ -376,8 +376,8 @@ def test_without_numba(seen: list[Any], caplog: pytest.LogCaptureFixture) -> Non
 def test_votes_that_cannot_be_fused() -> None:
     votes = given()[0].map(lambda tensor: tensor.to("meta"))
     with pytest.raises(ValueError, match="does not run here: there are none for meta; expected auto or matmul"):
-        backends.chosen("fused", votes)
-    assert backends.chosen("auto", votes) == "matmul"
+        backends.select_backend("fused", votes)
+    assert backends.select_backend("auto", votes) == "matmul"
     with pytest.raises(ValueError, match=r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"):
         uniform_routing(dense_votes(*given()[0][:2]), backend="fused")
 
@@ -433,4 +433,4 @@ def test_transforms_of_torch_take_dense_votes(routing: str) -> None:
         with pytest.raises(ConfigError, match=r"is 'fused', which does not run here: torch\.func transforms what it"):
             transformed(partial(routed_by, routing, "fused"))
     assert not is_transformed()
-    assert backends.chosen("auto", votes) == "fused"
+    assert backends.select_backend("auto", votes) == "fused"

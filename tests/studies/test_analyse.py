@@ -10,7 +10,7 @@ import torch
 from capsule_lab import runs
 from capsule_lab.config.compose import compose
 from capsule_lab.studies.analyse import analyse, table
-from capsule_lab.studies.study import Outcome
+from capsule_lab.studies.study import StudyOutput
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.messages import one_sentence
@@ -18,7 +18,7 @@ from tests.helpers.messages import one_sentence
 SMALL = ["images=20", "trainer.accelerator=cpu"]
 
 
-def asked(run: Path, *overrides: str) -> Outcome:
+def asked(run: Path, *overrides: str) -> StudyOutput:
     return analyse(compose("analyse", [f"ckpt={run}", *SMALL, *overrides]))
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from capsule_lab.config.compose import compose
 from capsule_lab.studies.attack import attack, tables
-from capsule_lab.studies.study import Outcome
+from capsule_lab.studies.study import StudyOutput
 from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
 
@@ -22,7 +22,7 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capsule_lab.studies.attacks.checks.QUERIES", 5)
 
 
-def attacked(run: Path, *overrides: str) -> Outcome:
+def attacked(run: Path, *overrides: str) -> StudyOutput:
     return attack(compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides]))
 
 

@@ -86,7 +86,7 @@ def test_resuming_starts_a_new_run_if_precision_or_data_changed(
         metrics.write_text(json.dumps(changed if finished else {}))
         for native in (False, True) if given is auto else ():
             monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
-            assert runs.reuse.is_outdated(a_copy, auto) is (native is not (content["precision"] == "bf16-mixed"))
+            assert runs.select_run.is_outdated(a_copy, auto) is (native is not (content["precision"] == "bf16-mixed"))
     earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
     earlier.parent.mkdir()
     a_copy.rename(earlier)
