@@ -150,6 +150,7 @@ def test_routing_that_reports_no_iterations_has_the_other_statistics(caplog: pyt
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", NETWORKS)
 def test_statistics_leave_no_hook_and_a_compiled_network_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, images = NETWORKS[name](), torch.rand(2, 1, 17, 17)

@@ -26,7 +26,6 @@ if importlib.util.find_spec("triton") is None:
 
 from tests.helpers import gpu_comparison
 from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
-from tests.helpers.tiers import whole_but
 
 KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child"]
 KERNELS += ["softmax_by_child_backward", "weighted_sum"]
@@ -50,7 +49,8 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", whole_but(gpu_comparison.CASES, "EM", "one of each", "no rows"))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", gpu_comparison.CASES)
 def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(gpu_comparison.compare, name, "cpu").result()
 
