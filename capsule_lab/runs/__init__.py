@@ -12,7 +12,7 @@ Everything else is in the modules of this package, for example ``runs.directorie
 loads neither torch nor Lightning.
 """
 
-from capsule_lab.runs import checkpoints, directories, files, lock, results, reuse, trust
+from capsule_lab.runs import checkpoints, directories, files, lock, predictions, results, reuse, trust
 from capsule_lab.runs.open_run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
-__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "reuse", "trust"]
+__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "predictions", "results", "reuse", "trust"]
