@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
 Equivalence = Literal["yes", "no", "undecided"]
 
 LEVEL = 0.05  # two-sided; intervals cover 95 %
@@ -102,7 +101,9 @@ def paired_difference(
     differences = np.subtract(first, second)
     count, estimate = len(differences), float(np.mean(differences))
     test = "paired t-test" if common is None else "paired t-test with pooled deviation"
-    std, df = (common.std, common.df) if common else (float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
+    std, df = (
+        (common.std, common.df) if common else (float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
+    )
     if std == 0:
         return Difference(estimate, None, None, None, (count, count), test)
     result = _from_t(estimate, std / math.sqrt(count), df, (count, count), test, margin)
@@ -112,7 +113,12 @@ def paired_difference(
 
 
 def resampled_difference(
-    first: Array, second: Array, clusters: npt.NDArray[np.int64], *, paired: bool, margin: float | None = None
+    first: npt.NDArray[Any],
+    second: npt.NDArray[Any],
+    clusters: npt.NDArray[Any],
+    *,
+    paired: bool,
+    margin: float | None = None,
 ) -> Difference:
     """Compare two rows by a bootstrap that draws runs and then clusters of test images, both with replacement.
 
@@ -130,7 +136,7 @@ def resampled_difference(
     generator = np.random.default_rng(0)
     drawn = generator.multinomial(len(sizes), counts / len(sizes), _DRAWS)  # [draw kind]
     total = drawn @ kinds[0]
-    means: list[Array] = []
+    means: list[npt.NDArray[Any]] = []
     weights = None
     for rows in np.split(kinds[1:], [len(first)]):
         if weights is None or not paired:
