@@ -20,6 +20,8 @@ from rich.text import Text
 
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import printable
+from capsule_lab.tables import comparison_formats
+from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import NOT_REACHED, Entry, Median, Run, best_runs
 
@@ -65,12 +67,17 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
     return shown
 
 
-def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """Format for a README: a table per column, notes and the command."""
+def as_markdown(table: Table, entries: Sequence[Entry], command: str, answers: Sequence[Compared] = ()) -> str:
+    """Format for a README: a table per column, comparisons, notes and the command."""
     lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
         lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
         lines += [_line(cells_of(entry)) for entry in part] + [""]
+    if answers:
+        headings = comparison_formats.HEADINGS
+        lines += ["### Comparisons", "", _line(headings), _line(["---"] * len(headings))]
+        lines += [_line(comparison_formats.cells_of(each)) for each in answers]
+        lines += ["", _markdown(comparison_formats.EXPLANATION), ""]
     lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
     lines += [f"- {_markdown(remark)}" for remark in [*remarks(entries), *failures(entries)]]
     lines += [f"- data: {_markdown(name)}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
@@ -177,6 +184,7 @@ def as_page(
     command: str,
     costs: Figure | None = None,
     attacks: Mapping[str, Figure] | None = None,
+    answers: Sequence[Compared] = (),
 ) -> str:
     """Format as a self-contained HTML page: tables, curves of every run, figures of the best runs, commands.
 
@@ -186,6 +194,7 @@ def as_page(
         command: the command that creates the page.
         costs: from ``error_against_time``.
         attacks: from ``figures_by_command``.
+        answers: from ``comparisons.compared``.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
@@ -199,6 +208,17 @@ def as_page(
         remarks=remarks(entries),
         failures=failures(entries),
         costs=costs and _svg(costs),
+        answers=[(comparison_formats.cells_of(each), each) for each in answers],
+        comparison_headings=comparison_formats.HEADINGS,
+        explanation=comparison_formats.EXPLANATION,
+        drawn={
+            name: _svg(figure)
+            for name, figure in {
+                "Differences": comparison_formats.differences(answers),
+                "Runs": comparison_formats.runs_as_dots(entries),
+            }.items()
+            if figure
+        },
         attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
         runs=runs_frame(entries)
         .drop(columns=["hardware", "precision", "commit"], errors="ignore")

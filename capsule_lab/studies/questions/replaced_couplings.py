@@ -75,7 +75,7 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     for ending in ("", "_reestimated") if norms else ("",):
         own, mean, equal = (numbers[f"{name}/error{ending}"] for name in ("own", "mean", "equal"))
         numbers[f"kept_by_mean{ending}"] = (equal - mean) / (equal - own) if equal != own else float("nan")
-    return Answer(numbers | _distances(original, means, subject.batches))
+    return Answer({**numbers, **_distances(original, means, subject.batches)})
 
 
 class _Replaced(Normaliser):
