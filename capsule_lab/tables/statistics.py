@@ -32,9 +32,9 @@ class Difference:
         counts: number of runs of both rows, or of pairs (twice the same number).
         test: name of the test, for captions.
         g: Hedges' g, the difference in standard deviations of single runs, corrected for small samples.
-        detectable: smallest difference that this number of runs finds with a power of 80 %.
-        needed: runs per row, or pairs, that find a difference as large as the estimate with a power of 80 %.
         equivalent: whether the difference is smaller than a margin (two one-sided tests); ``None`` without a margin.
+        spread: deviation of single runs, or of the differences of ``pairs``, that a t-test used; ``None`` without one.
+        error, df: standard error of the estimate, and its degrees of freedom.
     """
 
     estimate: float
@@ -44,9 +44,26 @@ class Difference:
     counts: tuple[int, int]
     test: str
     g: float | None = None
-    detectable: float | None = None
-    needed: int | None = None
     equivalent: Equivalence | None = None
+    spread: float | None = None
+    pairs: bool = False
+    error: float = 0.0
+    df: float = 0.0
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that this number of runs finds with a power of 80 %."""
+        if self.spread is None:
+            return None
+        from scipy.optimize import brentq
+
+        # 20 standard errors are enough for one degree of freedom; 1,000 are many times too many for others
+        return self.error * float(brentq(lambda shift: _power(shift, self.df) - POWER, 0, 1000))
+
+    @property
+    def needed(self) -> int | None:
+        """The number of runs per row, or of pairs, that find a difference as large as the estimate with that power."""
+        return None if self.spread is None else runs_for(self.estimate, self.spread, pairs=self.pairs)
 
 
 @dataclass(frozen=True)
@@ -74,24 +91,19 @@ def unpaired_difference(
         margin: the largest difference that counts as none.
         common: deviation to use in place of the samples' own ones.
     """
-    counts, estimate = (len(first), len(second)), float(np.mean(first) - np.mean(second))
-    unit = math.sqrt(1 / counts[0] + 1 / counts[1])
+    counts, unit = (len(first), len(second)), math.sqrt(1 / len(first) + 1 / len(second))
     if common is not None:
-        error, df, std, test = common.std * unit, float(common.df), common.std, "t-test with pooled deviation"
+        error, df, test = common.std * unit, float(common.df), "t-test with pooled deviation"
     else:
-        test = "Welch's t-test"
-        if min(counts) < 2:
-            return Difference(estimate, None, None, None, counts, test)
-        parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in (first, second)]
-        error = math.sqrt(sum(parts))
-        if error == 0:
-            return Difference(estimate, None, None, None, counts, test)
-        df = error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
-        std = error / unit
-    result = _from_t(estimate, error, df, counts, test, margin)
-    g = estimate / std * _small_sample(sum(counts) - 2) if sum(counts) > 2 else None
-    needed = _runs_needed(estimate, std, pairs=False)
-    return replace(result, g=g, needed=needed)
+        parts = [float(np.var(sample, ddof=1)) / len(sample) if len(sample) > 1 else 0.0 for sample in (first, second)]
+        error, test = math.sqrt(sum(parts)) if min(counts) > 1 else 0.0, "Welch's t-test"
+        df = error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) if error else 0.0
+    estimate = float(np.mean(first) - np.mean(second))
+    if error == 0:
+        return Difference(estimate, None, None, None, counts, test)
+    spread = error / unit
+    g = estimate / spread * _small_sample(sum(counts) - 2) if sum(counts) > 2 else None
+    return _by_t_test(Difference(estimate, None, None, None, counts, test, g, None, spread, False, error, df), margin)
 
 
 def paired_difference(
@@ -101,15 +113,16 @@ def paired_difference(
     differences = np.subtract(first, second)
     count, estimate = len(differences), float(np.mean(differences))
     test = "paired t-test" if common is None else "paired t-test with pooled deviation"
-    std, df = (
-        (common.std, common.df) if common else (float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
-    )
+    own = Spread(float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
+    std, df = ((common or own).std, (common or own).df)
     if std == 0:
         return Difference(estimate, None, None, None, (count, count), test)
-    result = _from_t(estimate, std / math.sqrt(count), df, (count, count), test, margin)
     single = pooled([first, second])
     g = estimate / single.std * _small_sample(2 * count - 2) if single else None
-    return replace(result, g=g, needed=_runs_needed(estimate, std, pairs=True))
+    error = std / math.sqrt(count)
+    return _by_t_test(
+        Difference(estimate, None, None, None, (count, count), test, g, None, std, True, error, df), margin
+    )
 
 
 def resampled_difference(
@@ -199,44 +212,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def runs_for(difference: float, std: float, *, pairs: bool, power: float = POWER) -> int | None:
-    """Return the number of runs per row, or of pairs, with which a test finds a difference with this power.
+    """Return the number of runs per row, or of pairs, with which a t-test finds a difference with this power.
 
     ``None`` if more than 10,000 are needed.
     """
-    return _runs_needed(difference, std, pairs=pairs, power=power)
 
-
-def _from_t(
-    estimate: float, error: float, df: float, counts: tuple[int, int], test: str, margin: float | None
-) -> Difference:
-    from scipy.optimize import brentq
-    from scipy.stats import t as student
-
-    half = float(student.ppf(1 - LEVEL / 2, df)) * error
-    p = 2 * float(student.sf(abs(estimate) / error, df))
-    # above 80 % at ten times the half-width for every number of degrees of freedom
-    detectable = float(brentq(lambda delta: _power(delta / error, df) - POWER, 0, 10 * half))
-    equivalent: Equivalence | None = None
-    if margin is not None:
-        outside = max(student.sf((estimate + margin) / error, df), student.cdf((estimate - margin) / error, df))
-        beyond = student.sf((abs(estimate) - margin) / error, df)
-        equivalent = "yes" if outside < LEVEL else "no" if beyond < LEVEL else "undecided"
-    return Difference(
-        estimate, estimate - half, estimate + half, p, counts, test, detectable=detectable, equivalent=equivalent
-    )
-
-
-def _power(shift: float, df: float) -> float:
-    """Return the power of a two-sided t-test for a difference of ``shift`` standard errors."""
-    from scipy.stats import nct
-    from scipy.stats import t as student
-
-    critical = float(student.ppf(1 - LEVEL / 2, df))
-    above, below = nct.sf(critical, df, shift), nct.cdf(-critical, df, shift)  # NaN in scipy 1.17 for large shifts
-    return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
-
-
-def _runs_needed(difference: float, std: float, *, pairs: bool, power: float = POWER) -> int | None:
     def reached(count: int) -> bool:
         error = std * math.sqrt((1 if pairs else 2) / count)
         return _power(abs(difference) / error, (1 if pairs else 2) * (count - 1)) >= power
@@ -248,6 +228,29 @@ def _runs_needed(difference: float, std: float, *, pairs: bool, power: float = P
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle, high)
     return high
+
+
+def _by_t_test(found: Difference, margin: float | None) -> Difference:
+    """Add interval, p value and equivalence from the standard error and its degrees of freedom."""
+    from scipy.stats import t as student
+
+    half = float(student.ppf(1 - LEVEL / 2, found.df)) * found.error
+    p = 2 * float(student.sf(abs(found.estimate) / found.error, found.df))
+    equivalent: Equivalence | None = None
+    if margin is not None:
+        inside = float(student.sf((margin - abs(found.estimate)) / found.error, found.df))  # the larger of two p values
+        equivalent = "yes" if inside < LEVEL else "no" if 1 - inside < LEVEL else "undecided"
+    return replace(found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent)
+
+
+def _power(shift: float, df: float) -> float:
+    """Return the power of a two-sided t-test for a difference of ``shift`` standard errors."""
+    from scipy.stats import nct
+    from scipy.stats import t as student
+
+    critical = float(student.ppf(1 - LEVEL / 2, df))
+    above, below = nct.sf(critical, df, shift), nct.cdf(-critical, df, shift)  # NaN in scipy 1.17 for large shifts
+    return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
 
 
 def _small_sample(df: int) -> float:

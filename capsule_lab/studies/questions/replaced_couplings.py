@@ -18,7 +18,8 @@ from capsule_lab.routing import AbstractRouting, Normaliser
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
-Couplings = Float[Tensor, "row parent child"]
+Couplings = Tensor
+"""Couplings of a layer, ``(row, parent, child)``; the sizes differ between layers."""
 Source = Couplings | Literal["own", "equal"]
 """Couplings to use in a routing: its own ones, equal shares, or given ones."""
 Replacement = Callable[[Sequence[Couplings], Int64[Tensor, " image"]], Sequence[Source]]
@@ -133,7 +134,7 @@ def _means(network: Any, images: Sequence[Batch]) -> list[Couplings]:
     return [of_layer / total for of_layer in sums]
 
 
-def _repeated(mean: Couplings, images: int) -> Couplings:
+def _repeated(mean: Float[Tensor, "position parent child"], images: int) -> Couplings:
     return mean.repeat(images, 1, 1)
 
 
