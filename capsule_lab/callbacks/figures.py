@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import numpy as np
+import numpy.typing as npt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torchmetrics.classification import MulticlassConfusionMatrix
 
@@ -96,9 +99,9 @@ class ConfusionMatrix(Callback):
             return
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
-            figure = Figure(figsize=(8, 8), layout="constrained")  # inches
+            figure = Figure(figsize=(6, 6), layout="constrained")  # inches
             classes = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
-            self.matrix.plot(counts, ax=figure.add_subplot(), labels=[*classes] or None, cmap="Blues")
+            _draw_counts(figure.add_subplot(), counts.cpu().numpy(), classes)
             show_figure(trainer, f"{split}/confusion", figure)
         self.matrix.reset()
 
@@ -116,6 +119,17 @@ class ConfusionMatrix(Callback):
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, "test")
+
+
+def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
+    """Draw a confusion matrix, rows by true class. scikit-learn's drawing needs an import of 0.7 seconds."""
+    axis.imshow(counts, cmap="Blues")
+    for (row, column), count in np.ndenumerate(counts):
+        axis.text(column, row, str(count), ha="center", va="center", color="w" if 2 * count > counts.max() else "k")
+    names = [*classes] or [str(number) for number in range(len(counts))]
+    axis.set(xlabel="predicted class", ylabel="true class")
+    axis.set_xticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), names)
 
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
