@@ -127,7 +127,7 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     for (row, column), count in np.ndenumerate(counts):
         axis.text(column, row, str(count), ha="center", va="center", color="w" if 2 * count > counts.max() else "k")
     names = [*classes] or [str(number) for number in range(len(counts))]
-    axis.set(xlabel="predicted class", ylabel="true class")
+    axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)
     axis.set_yticks(range(len(names)), names)
 
