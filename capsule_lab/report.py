@@ -51,7 +51,7 @@ def report(config: DictConfig, command_line: str) -> None:
         f"{table.name}.md": formats.as_markdown(table, entries, command_line, answers),
         f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),
         f"{table.name}_runs.csv": formats.as_csv(formats.runs_frame(entries)),
-        f"{table.name}.tex": formats.as_latex(table, entries),
+        f"{table.name}.tex": formats.as_latex(table, entries, answers),
         f"{table.name}.html": formats.as_page(table, entries, command_line, costs, figures, answers),
         **({f"{table.name}_comparisons.csv": formats.as_csv(comparison_formats.as_frame(answers))} if answers else {}),
     }.items():

@@ -186,12 +186,17 @@ def _panels(titles: Sequence[str], rows: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(_PAPER, height), layout="constrained")
     axes = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(wrapped(title, _PAPER), fontsize=SIZE, loc="left")
+        axis.set_title(wrapped(_plain(title), _PAPER), fontsize=SIZE, loc="left")
     return figure, axes
 
 
 def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
-    axis.set_yticks(range(len(labels)), [wrapped(label, _PANEL) for label in labels], fontsize=SIZE - 1.5)
+    axis.set_yticks(range(len(labels)), [wrapped(_plain(label), _PANEL) for label in labels], fontsize=SIZE - 1.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=SIZE - 1)
     axis.grid(axis="x", alpha=0.3)
+
+
+def _plain(text: str) -> str:
+    """Return text that matplotlib shows as it is."""
+    return printable(text).replace("$", r"\$")

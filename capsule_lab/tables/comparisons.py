@@ -16,7 +16,6 @@ import numpy.typing as npt
 import yaml
 from pydantic import ValidationError
 
-from capsule_lab import runs
 from capsule_lab.errors import TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
@@ -124,7 +123,7 @@ def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
     remarks = [f"{len(seeds) - len(first)} seeds without a pair"] if paired and len(seeds) > len(first) else []
     difference = None
     if pair.comparison.unit != "seeds":
-        tested = [[_predictions(run) for run in each] for each in (first, second)]
+        tested = [[run.predictions for run in each] for each in (first, second)]
         difference = _over_images(pair, [*filter(None, tested[0])], [*filter(None, tested[1])])
         complete = all(each is not None for predictions in tested for each in predictions)
         if difference is None or not complete:
@@ -158,9 +157,7 @@ def _spreads(pair: Compared) -> list[tuple[list[float], Run]]:
 def _is_below_an_image(sample: Sequence[float], run: Run) -> bool:
     if len(sample) < 2:
         return False
-    predictions = _predictions(run) if run.cell.column.metric.endswith("error") else None
-    resolution = 100 / len(predictions.label) if predictions else 0.0
-    return float(np.std(sample, ddof=1)) <= resolution
+    return float(np.std(sample, ddof=1)) <= (100 / len(run.predictions.label) if run.predictions else 0.0)
 
 
 def _over_images(pair: Compared, first: list[Predictions], second: list[Predictions]) -> Difference | None:
@@ -183,16 +180,6 @@ def _over_images(pair: Compared, first: list[Predictions], second: list[Predicti
     one, other = (np.stack([each.wrong for each in predictions]) * np.float64(100) for predictions in (first, second))
     paired = pair.comparison.pairing == "seed"
     return statistics.resampled_difference(one, other, clusters, paired=paired, margin=pair.comparison.margin)
-
-
-@functools.cache
-def _read(directory: Path, file: str, sha256: str) -> Predictions | None:
-    return runs.predictions.read(directory, {"predictions": {"file": file, "sha256": sha256}})
-
-
-def _predictions(run: Run) -> Predictions | None:
-    entry = run.result.get("predictions")
-    return _read(run.directory, entry["file"], entry["sha256"]) if entry else None
 
 
 def _corrected(found: Sequence[Compared]) -> list[Compared]:

@@ -23,7 +23,8 @@ from capsule_lab.errors import printable
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
-from capsule_lab.tables.summary import NOT_REACHED, Entry, Median, Run, best_runs
+from capsule_lab.tables.statistics import half_width
+from capsule_lab.tables.summary import NOT_REACHED, Entry, Mean, Median, Run, best_runs
 
 _IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -160,22 +161,67 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # failed runs have none; avoids 20.0
 
 
-def as_latex(table: Table, entries: Sequence[Entry]) -> str:
-    """Format for a paper, with booktabs; only the columns that compare results."""
-    shown = HEADINGS[:6]
-    lines = [[printable(entry.column.label), *cells_of(entry)[: len(shown)]] for entry in entries]
-    style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
+def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared] = ()) -> str:
+    """Format for a paper, with booktabs: means with half of their 95 % interval, and p values of comparisons.
+
+    Columns without any entry are left out; the caption says what the numbers are and what they rest on.
+    """
+    lines = []
+    for entry in entries:
+        found = [answer for answer in answers if answer.first is entry and answer.corrected is not None]
+        lines.append(
+            {
+                "column": printable(entry.column.label),
+                "row": printable(entry.row.label),
+                "published": str(entry.published or ""),
+                "ours": _with_half_width(entry, real=True),
+                "n": entry.ours.described_count if entry.ours else "",
+                "stand-in": _with_half_width(entry, real=False),
+                "n stand-in": entry.standin.described_count if entry.standin else "",
+                "p": ", ".join(f"{answer.corrected:.2g}" for answer in found),
+            }
+        )
+    frame = pd.DataFrame(lines)
+    frame = frame.loc[:, (frame != "").any()]
+    if frame["column"].nunique() == 1:
+        frame = frame.drop(columns="column")
+    left = sum(name in ("column", "row") for name in frame)
     text = (
-        style.format(escape="latex")
+        frame.style.hide(axis="index")
+        .format(escape="latex")
         .format_index(escape="latex", axis="columns")
         .to_latex(
             hrules=True,
-            caption=printable(table.paper).translate(_IN_LATEX),
+            caption=_caption(table, entries, answers).translate(_IN_LATEX),
             label="tab:" + re.sub(r"[^\w.-]", "-", table.name),
-            column_format="ll" + "r" * (len(shown) - 1),
+            column_format="l" * left + "r" * (frame.shape[1] - left),
         )
     )
     return str(text).replace("±", r"$\pm$")
+
+
+def _with_half_width(entry: Entry, *, real: bool) -> str:
+    """Return the mean and half of its interval, with two decimals, or a median as elsewhere."""
+    ours = entry.ours if real else entry.standin
+    if not isinstance(ours, Mean):
+        return str(ours or "")
+    half = half_width([run.value for run in entry.runs if run.real is real])
+    return f"{ours.mean:.2f}" if half is None else f"{ours.mean:.2f} ± {half:.2f}"
+
+
+def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
+    runs = [run for entry in entries for run in entry.runs]
+    tests = dict.fromkeys(answer.difference.test for answer in answers if answer.corrected is not None)
+    facts = {
+        "data": (run.result["provenance"]["name"] for run in runs),
+        "hardware": (run.hardware for run in runs),
+        "precision": (run.precision for run in runs),
+        "commit": (str(run.result.get("commit")) for run in runs),
+    }
+    parts = [table.paper, "Means ± half of the 95 % interval over n runs" if runs else ""]
+    parts += [f"p: {', '.join(tests)}, with Holm's correction within a family"] if tests else []
+    parts += [f"{name}: {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if runs]
+    return printable(". ".join(filter(None, parts)) + ("." if runs else ""))
 
 
 def as_page(
