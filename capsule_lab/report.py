@@ -27,7 +27,7 @@ def report(config: DictConfig, command_line: str) -> None:
     """
     from capsule_lab import runs
     from capsule_lab.tables import comparison_formats, formats
-    from capsule_lab.tables.comparisons import compared
+    from capsule_lab.tables.comparisons import compared, plan
     from capsule_lab.tables.figure import error_against_time, figures_by_command
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
@@ -43,6 +43,8 @@ def report(config: DictConfig, command_line: str) -> None:
     if answers:
         console.print(comparison_formats.on_terminal(answers))
     for line in [*formats.remarks(entries), *formats.failures(entries)]:
+        console.print(printable(line), markup=False, soft_wrap=True)
+    for line in plan(answers, config.difference, config.power) if config.difference is not None else ():
         console.print(printable(line), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)

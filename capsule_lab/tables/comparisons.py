@@ -16,7 +16,7 @@ import numpy.typing as npt
 import yaml
 from pydantic import ValidationError
 
-from capsule_lab.errors import TableError
+from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
 from capsule_lab.tables.schema import Comparison, Table
@@ -79,6 +79,40 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
         ]  # fmt: skip
         found.append(replace(_answered(pair, alike), planned=_planned(table, pair)))
     return _corrected(found)
+
+
+def plan(answers: Sequence[Compared], difference: float, power: float) -> list[str]:
+    """Say for each comparison how many seeds find a difference, and how long they take.
+
+    Deviation and duration are those of the runs that have finished.
+
+    Raises:
+        ConfigError: if the difference is not above 0, or the power not between 0.05 and 1.
+        TableError: if there are too few runs to know a deviation.
+    """
+    if not difference > 0 or not statistics.LEVEL < power < 1:
+        raise ConfigError(
+            f"difference={difference:g} and power={power:g} cannot be planned; expected a difference above 0, and a "
+            "power above 0.05 and below 1"
+        )
+    lines = []
+    for answer in answers:
+        found, minutes = answer.difference, [entry.minutes for entry in (answer.first, answer.second)]
+        if found.spread is None:
+            continue
+        seeds = statistics.runs_for(difference, found.spread, pairs=found.pairs, power=power)
+        many = "more than 10,000 seeds find" if seeds is None else f"{seeds} seeds find"
+        known = f"deviation {found.spread:.3g} {'of pairs ' if found.pairs else ''}in {min(found.counts)} seeds"
+        known += f", with {power:.0%} power"
+        if seeds is not None and None not in minutes:
+            known += f"; {seeds * sum(map(float, filter(None, minutes))) / 60:.1f} hours for both rows"
+        lines.append(f"{answer.name}: {many} a difference of {difference:g} ({known})")
+    if not lines:
+        raise TableError(
+            "no comparison of this table has a known deviation; expected comparisons: in the table, and two finished "
+            "seeds of both rows as a pilot"
+        )
+    return lines
 
 
 def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Compared]:

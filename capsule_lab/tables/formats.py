@@ -325,9 +325,15 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """Return a line for each failed run, with the reason and the log."""
-    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
-    return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
+    """Return a line for each failed run, with reason and log, and one for all others of each status."""
+    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished}
+    lines, others = [], dict[str, list[str]]()
+    for cell in cells.values():
+        if cell.status == "failed":
+            lines.append(f"{cell.name} failed: {cell.failure}")
+        else:
+            others.setdefault(cell.status, []).append(cell.name)
+    return lines + [f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}" for status, names in others.items()]
 
 
 def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.errors import TableError
+from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import comparison_formats
-from capsule_lab.tables.comparisons import Compared, compared
+from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read, select
-from capsule_lab.tables.statistics import paired_difference, unpaired_difference
+from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_run, write_table
 
@@ -62,10 +62,7 @@ def test_comparisons_over_seeds_pair_or_do_not(tmp_path: Path) -> None:
     pairs, apart = answers(tmp_path, [PAIRS, APART])
     assert pairs.difference == paired_difference(ERRORS["a"], ERRORS["b"], margin=1.0)
     assert apart.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
-    p_values = [pairs.difference.p, apart.difference.p]
-    assert [pairs.corrected, apart.corrected] == pytest.approx(
-        [2 * min(p_values), max(2 * min(p_values), max(p_values))]
-    )
+    assert [pairs.corrected, apart.corrected] == pytest.approx(holm([pairs.difference.p, apart.difference.p]))
     assert pairs.name == "a against b"
 
 
@@ -177,3 +174,17 @@ def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
     dots = comparison_formats.runs_as_dots(summarise(table))
     assert dots is not None
     assert sorted(dots.axes[0].lines[0].get_xdata()) == ERRORS["a"]
+
+
+def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Path) -> None:
+    found = answers(tmp_path, [PAIRS, APART])
+    pairs, apart = plan(found, 0.3, 0.9)
+    assert pairs == (
+        "a against b: 4 seeds find a difference of 0.3 (deviation 0.1 of pairs in 3 seeds, with 90% power; "
+        "0.2 hours for both rows)"
+    )
+    assert apart.startswith(f"a against b: {runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)} seeds")
+    with pytest.raises(ConfigError, match=r"difference=0 and power=0.9 cannot be planned; expected a difference above"):
+        plan(found, 0, 0.9)
+    with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
+        plan([], 0.3, 0.9)
