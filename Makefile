@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) bench gpu test test-all campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -50,6 +50,9 @@ $(COMMANDS): $(READY)
 train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart)
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
+
+plan: $(READY) ## seeds and hours that find a difference: table=routing_pays difference=0.1 power=0.9
+	@set -f; $(RUN) -m capsule_lab report $(OVERRIDES)
 
 bench: $(READY) ## time layers and training steps beside textbook forms; models=[] rounds=9
 	@set -f; $(RUN) -m benchmarks $(OVERRIDES)

@@ -31,7 +31,7 @@ def main(config: DictConfig) -> dict[str, Any]:
     """Evaluate ``config.ckpt``, print the result and write it into the run directory."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow to import; --help does not need it
 
-    result, path = evaluate_checkpoint(config)
+    result, path, run = evaluate_checkpoint(config)
     if getattr(rank_zero_only, "rank", 0):
         return {}  # only the first of several processes prints and writes
     first, others = runs.results.describe_metrics(config.split, result[config.split])
@@ -39,17 +39,21 @@ def main(config: DictConfig) -> dict[str, Any]:
     data = printable(runs.results.describe_data(result["provenance"]))
     console.print(f"[bold]{first}[/]{others}  of {escape(str(config.ckpt))}", soft_wrap=True)
     console.print(f"data: {data}", soft_wrap=True, markup=False)
+    predictions = run.module.test_predictions()
+    if predictions:
+        file = path.with_suffix(".npz").relative_to(run.directory).as_posix()
+        result["predictions"] = runs.predictions.write(run.directory, file, predictions)
     runs.files.write_record(path, result)
     console.print(f"written to {path}", soft_wrap=True, markup=False)
     return result
 
 
-def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
-    """Evaluate with options of ``conf/evaluate.yaml``; return the result and the path for it. Writes nothing."""
+def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path, runs.Run]:
+    """Evaluate with options of ``conf/evaluate.yaml``; return result, path for it, and run. Writes nothing."""
     run = open_checked(config)
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
-    return result, result_file(run, config.split, data, result)
+    return result, result_file(run, config.split, data, result), run
 
 
 def open_checked(config: DictConfig) -> runs.Run:

@@ -26,36 +26,50 @@ def report(config: DictConfig, command_line: str) -> None:
         command_line: the command as the user typed it.
     """
     from capsule_lab import runs
-    from capsule_lab.tables import formats
+    from capsule_lab.tables import comparison_formats, formats
+    from capsule_lab.tables.comparisons import compared, plan
     from capsule_lab.tables.figure import error_against_time, figures_by_command
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
     table = select(read(config.table, config.overrides), rows=config.rows, columns=config.columns, seeds=config.seeds)
     entries = summarise(table, list(config.overrides))
+    answers = compared(table, entries)
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
     for shown in formats.on_terminal(table, entries):
         console.print(shown)
+    if answers:
+        console.print(comparison_formats.on_terminal(answers))
     for line in [*formats.remarks(entries), *formats.failures(entries)]:
+        console.print(printable(line), markup=False, soft_wrap=True)
+    for line in plan(answers, config.difference, config.power) if config.difference is not None else ():
         console.print(printable(line), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)
     figures = figures_by_command(entries)
     for name, text in {
-        f"{table.name}.md": formats.as_markdown(table, entries, command_line),
+        f"{table.name}.md": formats.as_markdown(table, entries, command_line, answers),
         f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),
         f"{table.name}_runs.csv": formats.as_csv(formats.runs_frame(entries)),
-        f"{table.name}.tex": formats.as_latex(table, entries),
-        f"{table.name}.html": formats.as_page(table, entries, command_line, costs, figures),
+        f"{table.name}.tex": formats.as_latex(table, entries, answers),
+        f"{table.name}.html": formats.as_page(table, entries, command_line, costs, figures, answers),
+        **({f"{table.name}_comparisons.csv": formats.as_csv(comparison_formats.as_frame(answers))} if answers else {}),
     }.items():
         runs.files.write_text(folder / name, text)
         console.print(f"written to {folder / name}", markup=False, soft_wrap=True)
-    pictures = {f"{table.name}_{key}": figure for key, figure in figures.items()}
-    for name, figure in (pictures | ({table.name: costs} if costs else {})).items():
-        runs.files.save_figure(figure, folder / f"{name}.png")
-        console.print(f"written to {folder / name}.png", markup=False, soft_wrap=True)
+    drawn = {
+        "": costs,
+        "_runs": comparison_formats.runs_as_dots(entries),
+        "_differences": comparison_formats.differences(answers),
+        **{f"_{key}": figure for key, figure in figures.items()},
+    }
+    for ending, figure in drawn.items():
+        if figure is not None:
+            for kind in ("png", "pdf", "svg"):
+                runs.files.save_figure(figure, folder / f"{table.name}{ending}.{kind}")
+            console.print(f"written to {folder / table.name}{ending}.png, .pdf and .svg", markup=False, soft_wrap=True)
 
 
 def main() -> None:

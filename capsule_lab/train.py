@@ -196,7 +196,11 @@ class Training:
         if weights is None:
             return {"test": {}, "weights_tested": None, "tested_step": None}
         step = runs.checkpoints.read(weights)["global_step"]
-        return {"test": self._test_weights(weights), "weights_tested": weights.stem, "tested_step": step}
+        tested = {"test": self._test_weights(weights), "weights_tested": weights.stem, "tested_step": step}
+        predictions = self.module.test_predictions()
+        if predictions:
+            tested["predictions"] = runs.predictions.write(self.directory, runs.predictions.FILE, predictions)
+        return tested
 
     def _test_weights(self, weights: Path) -> dict[str, float]:
         with interruptible("training is complete; the same command with train.resume=true tests again"):

@@ -171,6 +171,7 @@ _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by comman
     "objective": Literal["cross_entropy", "margin", "dlr", "training"],
     "space": Literal["input", "grey_levels"],
     "epsilons": list[float] | None,
+    "difference": float | None,
     "trust": list[str] | str | None,
     **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes"), int | None),
     **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),

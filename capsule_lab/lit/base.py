@@ -186,6 +186,10 @@ class AbstractModule(L.LightningModule):
         parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
         return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
 
+    def test_predictions(self) -> dict[str, Any]:
+        """Return arrays with a prediction for each image of the last test; empty for a network without classes."""
+        return {}
+
     def schedule_values(self) -> dict[str, float]:
         """Return the values of all schedules at this step, by name; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,6 +46,7 @@ class AbstractClassifierModule(AbstractModule):
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
         _check_bounded(network, loss)
         self.loss = loss
+        self._tested: list[tuple[Batch, Tensor, int]] = []
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
 
     def classification_term(
@@ -73,6 +75,45 @@ class AbstractClassifierModule(AbstractModule):
 
     def add_split(self, split: str) -> None:
         self.metrics.add_error(split, self.device)
+
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._tested = []
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        outputs = super().test_step(batch, batch_idx, dataloader_idx)
+        kept = Batch(batch.images.new_empty(0), batch.classes, batch.key, batch.factors)
+        self._tested.append((kept, outputs["output"].ranking, dataloader_idx))
+        return outputs
+
+    def test_predictions(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the attributes of ``runs.predictions.Predictions`` for the last test.
+
+        The result is empty if several processes tested, because each of them sees only a part of the images.
+        """
+        if not self._tested or self.trainer.world_size > 1:
+            return {}
+        batches, rankings, parts = zip(*self._tested, strict=True)
+        labels, ranking = torch.cat([batch.labels for batch in batches]), torch.cat(rankings).float()
+        several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
+        is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, several, True)
+        lowest = ranking.masked_fill(~is_label, torch.inf).amin(1)
+        found = {
+            "label": several.sort(1).values.reshape(labels.shape),
+            "prediction": ranking.topk(several.shape[1]).indices.sort(1).values.reshape(labels.shape),
+            "margin": lowest - ranking.masked_fill(is_label, -torch.inf).amax(1),
+        }
+        spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
+        if "instance" in spec.factors:
+            instance = torch.cat([batch.factors for batch in batches])[:, spec.factors.index("instance")]
+            found["cluster"] = labels * (int(instance.max()) + 1) + instance
+        if self.test_parts:
+            sizes = torch.tensor([len(batch.labels) for batch in batches])
+            found["part"] = torch.tensor(parts).repeat_interleave(sizes)
+        return {
+            name: values.cpu().numpy().astype("float32" if values.is_floating_point() else "int32")
+            for name, values in found.items()
+        }
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:

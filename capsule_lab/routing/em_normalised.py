@@ -11,13 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    LayerInfo,
+    Normalisation,
+    Normaliser,
+    check_iterations,
+    prior_of_every_child,
+)
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em import make_em_step
 from capsule_lab.routing.em_costs import LOG_2PI
@@ -26,19 +35,23 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 __all__ = ["NormalisedEMRouting", "em_evidence"]
 
 
-class Tempered(Normaliser):
-    """Normaliser of log-couplings divided by a temperature; a value above 1 makes couplings more equal."""
+class Adjusted(Normaliser):
+    """Normaliser of log-couplings after division by a temperature and addition of a prior, ``(parent, child)``."""
 
-    def __init__(self, normalise: Normaliser, temperature: float) -> None:
+    def __init__(self, normalise: Normaliser, temperature: float, prior: Tensor | None) -> None:
         super().__init__()
-        self.normalise, self.temperature = normalise, temperature
+        self.normalise, self.temperature, self.prior = normalise, temperature, prior
         self.rows_per_image = normalise.rows_per_image
 
     def __call__(self, log_couplings: Tensor) -> Tensor:
-        return self.normalise(log_couplings / self.temperature)
+        return self.normalise(self._adjusted(log_couplings))
 
     def fused(self, log_couplings: Tensor) -> Tensor:
-        return self.normalise.fused(log_couplings / self.temperature)
+        return self.normalise.fused(self._adjusted(log_couplings))
+
+    def _adjusted(self, log_couplings: Tensor) -> Tensor:
+        tempered = log_couplings if self.temperature == 1 else log_couplings / self.temperature
+        return tempered if self.prior is None else tempered + self.prior
 
 
 @float32_under_autocast
@@ -50,21 +63,25 @@ def em_evidence(
     temperature: float = 1.0,
     min_variance: float = 1.0,  # ours: see the top of this file
     mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
+    prior: Float[Tensor, "parent type"] | None = None,
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch parent dim"], Float[Tensor, "batch parent"]]:
     """Compute the poses of the parents and the evidence for them, ``-1/2 sum_d ln sigma_jd^2``.
 
-    Log-couplings are divided by ``temperature`` before normalisation; a value above 1 makes couplings more equal. For
-    the other arguments see ``em_routing``.
+    Log-couplings are divided by ``temperature`` before normalisation; a value above 1 makes couplings more equal.
+    ``prior`` is added to the log-couplings of every iteration, see ``dynamic_routing``: with one iteration, couplings
+    are then the same for every image, and votes are stored. For the other arguments see ``em_routing``.
     """
     check_iterations(iterations)
-    normalise = normalise or Normaliser()
-    normalise = normalise if temperature == 1 else Tempered(normalise, temperature)
+    of_the_layer = normalise or Normaliser()
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor]:
         dim = votes.shape[3]
+        shift = None if prior is None else prior_of_every_child(prior, votes)
+        plain = temperature == 1 and shift is None
+        normalise = of_the_layer if plain else Adjusted(of_the_layer, temperature, shift)
         em_step = make_em_step(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
         before = None
         for iteration in range(iterations):
@@ -77,7 +94,9 @@ def em_evidence(
             before = parents, parents.mass.log() - 0.5 * (log_variance + dim * LOG_2PI)
         return parents.poses, -0.5 * log_variance
 
-    poses, evidence = route(procedure, votes, activations, normalise, on_iteration, backend)
+    if prior is not None and backend != "reference":
+        backend = "matmul"  # the fused step has no gradient for tensors in a normaliser
+    poses, evidence = route(procedure, votes, activations, of_the_layer, on_iteration, backend)
     return poses, evidence
 
 
@@ -89,6 +108,7 @@ class NormalisedEMRouting(AbstractRouting):
     Args:
         pose_norm: also normalise each component of the parents' poses for the next layer, because means of votes are
             several times smaller than votes. Class capsules have no next layer.
+        learned_prior: learn ``prior``, starting at zero, as in ``DynamicRouting``.
         parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``em_evidence``.
     """
 
@@ -105,6 +125,7 @@ class NormalisedEMRouting(AbstractRouting):
         min_variance: float = 1.0,  # ours: see the top of this file
         mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
         pose_norm: bool = True,
+        learned_prior: bool = False,
         backend: Backend = "auto",
     ) -> None:
         numbers = {"temperature": temperature, "min_variance": min_variance, "mass_eps": mass_eps}
@@ -113,12 +134,19 @@ class NormalisedEMRouting(AbstractRouting):
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, **numbers)
         self.evidence_norm = BatchNorm(parents)
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None
+        self.learned_prior = learned_prior
+        self.register_parameter("prior", None)
+
+    def build(self, layer: LayerInfo) -> None:
+        if self.learned_prior:
+            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
         given = votes, self.require_activations(activations)
-        poses, evidence = em_evidence(*given, **self.options, backend=self.backend, **call)
+        prior = self.require_parameter("prior") if self.learned_prior else None
+        poses, evidence = em_evidence(*given, prior=prior, **self.options, backend=self.backend, **call)
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)

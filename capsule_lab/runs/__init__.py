@@ -12,7 +12,18 @@ Everything else is in the modules of this package, for example ``runs.directorie
 loads neither torch nor Lightning.
 """
 
-from capsule_lab.runs import checkpoints, directories, files, lock, results, select_run, trust
+from capsule_lab.runs import checkpoints, directories, files, lock, predictions, results, select_run, trust
 from capsule_lab.runs.open_run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
-__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "select_run", "trust"]
+__all__ = [
+    "Run",
+    "checkpoints",
+    "directories",
+    "files",
+    "lock",
+    "open",
+    "predictions",
+    "results",
+    "select_run",
+    "trust",
+]

@@ -36,6 +36,11 @@ class _Check(BaseModel, strict=True):
     passed: bool | None
 
 
+class _PredictionFile(BaseModel, strict=True):
+    file: str
+    sha256: str
+
+
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Quantities = dict[str, float | None]
 
@@ -64,6 +69,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     commit: str | None = None
     curves: str | None = None
     weights_tested: str | None = None
+    predictions: _PredictionFile | None = None
     training_cpu_seconds: float | None = None
     evaluation_seconds: float = 0.0
 

@@ -20,8 +20,11 @@ from rich.text import Text
 
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import printable
+from capsule_lab.tables import comparison_formats
+from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
-from capsule_lab.tables.summary import NOT_REACHED, Entry, Median, Run, best_runs
+from capsule_lab.tables.statistics import half_width
+from capsule_lab.tables.summary import NOT_REACHED, Entry, Mean, Median, Run, best_runs
 
 _IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -65,12 +68,17 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
     return shown
 
 
-def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """Format for a README: a table per column, notes and the command."""
+def as_markdown(table: Table, entries: Sequence[Entry], command: str, answers: Sequence[Compared] = ()) -> str:
+    """Format for a README: a table per column, comparisons, notes and the command."""
     lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
         lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
         lines += [_line(cells_of(entry)) for entry in part] + [""]
+    if answers:
+        headings = comparison_formats.HEADINGS
+        lines += ["### Comparisons", "", _line(headings), _line(["---"] * len(headings))]
+        lines += [_line(comparison_formats.cells_of(each)) for each in answers]
+        lines += ["", _markdown(comparison_formats.EXPLANATION), ""]
     lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
     lines += [f"- {_markdown(remark)}" for remark in [*remarks(entries), *failures(entries)]]
     lines += [f"- data: {_markdown(name)}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
@@ -153,22 +161,67 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # failed runs have none; avoids 20.0
 
 
-def as_latex(table: Table, entries: Sequence[Entry]) -> str:
-    """Format for a paper, with booktabs; only the columns that compare results."""
-    shown = HEADINGS[:6]
-    lines = [[printable(entry.column.label), *cells_of(entry)[: len(shown)]] for entry in entries]
-    style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
+def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared] = ()) -> str:
+    """Format for a paper, with booktabs: means with half of their 95 % interval, and p values of comparisons.
+
+    Columns without any entry are left out; the caption says what the numbers are and what they rest on.
+    """
+    lines = []
+    for entry in entries:
+        found = [answer for answer in answers if answer.first is entry and answer.corrected is not None]
+        lines.append(
+            {
+                "column": printable(entry.column.label),
+                "row": printable(entry.row.label),
+                "published": str(entry.published or ""),
+                "ours": _with_half_width(entry, real=True),
+                "n": entry.ours.described_count if entry.ours else "",
+                "stand-in": _with_half_width(entry, real=False),
+                "n stand-in": entry.standin.described_count if entry.standin else "",
+                "p": ", ".join(f"{answer.corrected:.2g}" for answer in found),
+            }
+        )
+    frame = pd.DataFrame(lines)
+    frame = frame.loc[:, (frame != "").any()]
+    if frame["column"].nunique() == 1:
+        frame = frame.drop(columns="column")
+    left = sum(name in ("column", "row") for name in frame)
     text = (
-        style.format(escape="latex")
+        frame.style.hide(axis="index")
+        .format(escape="latex")
         .format_index(escape="latex", axis="columns")
         .to_latex(
             hrules=True,
-            caption=printable(table.paper).translate(_IN_LATEX),
+            caption=_caption(table, entries, answers).translate(_IN_LATEX),
             label="tab:" + re.sub(r"[^\w.-]", "-", table.name),
-            column_format="ll" + "r" * (len(shown) - 1),
+            column_format="l" * left + "r" * (frame.shape[1] - left),
         )
     )
     return str(text).replace("±", r"$\pm$")
+
+
+def _with_half_width(entry: Entry, *, real: bool) -> str:
+    """Return the mean and half of its interval, with two decimals, or a median as elsewhere."""
+    ours = entry.ours if real else entry.standin
+    if not isinstance(ours, Mean):
+        return str(ours or "")
+    half = half_width([run.value for run in entry.runs if run.real is real])
+    return f"{ours.mean:.2f}" if half is None else f"{ours.mean:.2f} ± {half:.2f}"
+
+
+def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
+    runs = [run for entry in entries for run in entry.runs]
+    tests = dict.fromkeys(answer.difference.test for answer in answers if answer.corrected is not None)
+    facts = {
+        "data": (run.result["provenance"]["name"] for run in runs),
+        "hardware": (run.hardware for run in runs),
+        "precision": (run.precision for run in runs),
+        "commit": (str(run.result.get("commit")) for run in runs),
+    }
+    parts = [table.paper, "Means ± half of the 95 % interval over n runs" if runs else ""]
+    parts += [f"p: {', '.join(tests)}, with Holm's correction within a family"] if tests else []
+    parts += [f"{name}: {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if runs]
+    return printable(". ".join(filter(None, parts)) + ("." if runs else ""))
 
 
 def as_page(
@@ -177,6 +230,7 @@ def as_page(
     command: str,
     costs: Figure | None = None,
     attacks: Mapping[str, Figure] | None = None,
+    answers: Sequence[Compared] = (),
 ) -> str:
     """Format as a self-contained HTML page: tables, curves of every run, figures of the best runs, commands.
 
@@ -186,6 +240,7 @@ def as_page(
         command: the command that creates the page.
         costs: from ``error_against_time``.
         attacks: from ``figures_by_command``.
+        answers: from ``comparisons.compared``.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
@@ -199,6 +254,17 @@ def as_page(
         remarks=remarks(entries),
         failures=failures(entries),
         costs=costs and _svg(costs),
+        answers=[(comparison_formats.cells_of(each), each) for each in answers],
+        comparison_headings=comparison_formats.HEADINGS,
+        explanation=comparison_formats.EXPLANATION,
+        drawn={
+            name: _svg(figure)
+            for name, figure in {
+                "Differences": comparison_formats.differences(answers),
+                "Runs": comparison_formats.runs_as_dots(entries),
+            }.items()
+            if figure
+        },
         attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
         runs=runs_frame(entries)
         .drop(columns=["hardware", "precision"], errors="ignore")
@@ -264,9 +330,15 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """Return a line for each failed run, with the reason and the log."""
-    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
-    return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
+    """Return a line for each failed run, with reason and log, and one for all others of each status."""
+    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished}
+    lines, others = [], dict[str, list[str]]()
+    for cell in cells.values():
+        if cell.status == "failed":
+            lines.append(f"{cell.name} failed: {cell.failure}")
+        else:
+            others.setdefault(cell.status, []).append(cell.name)
+    return lines + [f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}" for status, names in others.items()]
 
 
 def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from capsule_lab.config.compose import sweeps_dir
 from capsule_lab.errors import TableError, closest, one_line, suggest
-from capsule_lab.tables.schema import Column, Content, Row, Seeds, Table, check_override
+from capsule_lab.tables.schema import Column, Comparison, Content, Row, Seeds, Table, check_override
 
 
 def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
@@ -51,7 +51,7 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
         checked = Content.model_validate(content)
     except ValidationError as error:
         raise TableError(f"{file}: {_message(error, content)}") from error
-    return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head))
+    return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head), file=file)
 
 
 def select(
@@ -105,12 +105,15 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
     """Return the first error in one sentence: place, value, and expected value."""
     found = error.errors(include_url=False)[0]
     path: list[Any] = [*found["loc"]]
-    part: type[Content | Column | Row] = Content
+    part: type[Content | Column | Comparison | Row] = Content
     where = ""
     if path[:1] == ["columns"] and len(path) > 2:
         part, where, path = Column, f"column {[*content['columns']][path[1]]}", path[2:]
     elif path[:1] == ["rows"] and len(path) > 2:
         part, where, path = Row, f"row {content['rows'][path[1]].get('name', '')}".rstrip(), path[2:]
+    elif path[:1] == ["comparisons"] and len(path) > 2:
+        given = content["comparisons"][path[1]]
+        part, where, path = Comparison, f"comparison {given.get('name', '')}".rstrip(), path[2:]
     field, value = str(path[0]) if path else "", found["input"]
     place = ": ".join(filter(None, (where, field)))
     match found["type"]:
@@ -119,7 +122,7 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         case "missing":
             return f"{where} has no {field}; expected one".lstrip()
         case "value_error":
-            of_row = found["loc"][:1] == ("rows",) and len(found["loc"]) == 2
+            of_row = found["loc"][:1] in (("rows",), ("comparisons",)) and len(found["loc"]) == 2
             return (
                 f"{place} has {value}; {found['ctx']['error']}" if field and not of_row else str(found["ctx"]["error"])
             )

@@ -32,6 +32,10 @@
         by: analyse                            with overrides of ``analyse``; shown in columns analyse/…
         evaluate: [what=couplings]
 
+    comparisons:                              tests between rows, see ``capsule_lab.tables.comparisons``
+      - {name: iterations, rows: [three_iterations], against: one_iteration, columns: [mnist], pairing: seed,
+         unit: seeds, family: routing, margin: 0.1}
+
 A column with the metric ``attack/<epsilon>/<quantity>`` shows rows with ``by: attack``; a column with the metric
 ``analyse/<number>`` or ``analyse/untrained/<number>`` shows rows with ``by: analyse``; other columns show all others.
 """
@@ -41,6 +45,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -195,6 +200,38 @@ class Row(_Part):
         return {row for row, _ in self.takes.values()} | ({self.of} if self.of else set())
 
 
+class Comparison(_Part):
+    """A question that a table answers: do these rows differ from another row?
+
+    Attributes:
+        rows: each of them is compared with ``against``.
+        against: a row; if left out, each row is compared with itself in the column ``against_column``.
+        columns: the columns in which rows are compared; by default all.
+        against_column: the column of ``against``, if it is another one.
+        pairing: whether runs with the same seed are compared with each other.
+        unit: what the interval generalises to: other ``seeds``; or other seeds and test ``images`` or ``clusters`` of
+            them, such as other toys.
+        family: comparisons with the same family share a Holm correction.
+        margin: the largest difference, in the unit of the column, that counts as none.
+    """
+
+    name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
+    rows: tuple[str, ...] = Field(min_length=1, description="a list of names of rows")
+    against: str = ""
+    columns: tuple[str, ...] = Field((), description="a list of names of columns")
+    against_column: str = ""
+    pairing: Literal["none", "seed"] = Field("none", description="none or seed")
+    unit: Literal["seeds", "images", "clusters"] = Field("seeds", description="seeds, images or clusters")
+    family: str = ""
+    margin: float | None = Field(None, gt=0, allow_inf_nan=False, description="a number above 0")
+
+    @model_validator(mode="after")
+    def _check_other_side(self) -> Self:
+        if not (self.against or self.against_column):
+            raise ValueError(f"comparison {self.name} has no other side; expected against: <row>, or against_column")
+        return self
+
+
 class Content(_Part):
     """The content of the file."""
 
@@ -205,6 +242,7 @@ class Content(_Part):
     base: Overrides = Field((), description=_OVERRIDES)
     columns: tuple[Column, ...] = Field(description="a mapping of names to {label, overrides, metric}")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows, each with a name")
+    comparisons: tuple[Comparison, ...] = Field((), description="a list of comparisons, each with a name")
 
     @model_validator(mode="before")
     @classmethod
@@ -244,6 +282,21 @@ class Content(_Part):
         return self
 
     @model_validator(mode="after")
+    def _check_comparisons(self) -> Self:
+        names = [each.name for each in self.comparisons]
+        if len({*names}) < len(names):
+            raise ValueError(f"two comparisons have the same name among {', '.join(names)}; expected different names")
+        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        for each in self.comparisons:
+            for key, given, known in (
+                ("rows", [*each.rows, *filter(None, [each.against])], rows),
+                ("columns", [*each.columns, *filter(None, [each.against_column])], columns),
+            ):
+                for unknown in (name for name in given if name not in known):
+                    raise ValueError(f"comparison {each.name}: {key} has {unknown}; {suggest(unknown, known)}")
+        return self
+
+    @model_validator(mode="after")
     def _check_columns_of_rows(self) -> Self:
         columns = [column.name for column in self.columns]
         for row in self.rows:
@@ -271,10 +324,12 @@ class Table(Content):
     Attributes:
         name: name of its file.
         head: comments in its file.
+        file: the file.
     """
 
     name: str
     head: str
+    file: Path
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

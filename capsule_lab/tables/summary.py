@@ -8,13 +8,17 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from capsule_lab import runs
 from capsule_lab.errors import TableError
+from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
+from capsule_lab.tables.statistics import interval_over_images
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,12 @@ class Run:
         trained = str(training[1].get("precision") or "") if training else own
         return own if own == trained else f"{trained}, evaluated in {own}"
 
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """The predictions behind ``test/error``; ``None`` for other metrics, and for runs that left none."""
+        is_error = self.cell.column.metric == "test/error"
+        return runs.predictions.read(self.directory, self.result) if is_error else None
+
     @property
     def name(self) -> str:
         """Name for messages: the cell and the run directory."""
@@ -59,13 +69,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean and sample standard deviation over seeds."""
+    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images."""
 
     mean: float
     std: float | None
     count: int
+    over_images: tuple[float, float] | None = None
 
     def __str__(self) -> str:
+        if self.over_images is not None:
+            low, high = self.over_images
+            return f"{self.mean:.2f} (one run; {low:.2f} to {high:.2f} over test images)"
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
 
     @property
@@ -157,17 +171,19 @@ class Entry:
     @property
     def ours(self) -> Mean | Median | None:
         """Statistic over runs on real data."""
-        return self._statistic([run.value for run in self.runs if run.real])
+        return self._statistic([run for run in self.runs if run.real])
 
     @property
     def standin(self) -> Mean | Median | None:
         """Statistic over runs on stand-in data, which are not comparable with published values."""
-        return self._statistic([run.value for run in self.runs if not run.real])
+        return self._statistic([run for run in self.runs if not run.real])
 
-    def _statistic(self, values: Sequence[float]) -> Mean | Median | None:
+    def _statistic(self, runs: Sequence[Run]) -> Mean | Median | None:
         if self.is_time and self.elsewhere:
             return None
-        return (_median if self.column.statistic == "median" else _mean)(values)
+        if self.column.statistic == "median":
+            return _median([run.value for run in runs])
+        return _mean(runs)
 
     @property
     def difference(self) -> float | None:
@@ -296,10 +312,15 @@ def _run(cell: Cell, column: Column) -> Run | None:
     return None if value is None or cell.finished is None else Run(cell, value, *cell.finished)
 
 
-def _mean(values: Sequence[float]) -> Mean | None:
+def _mean(runs: Sequence[Run]) -> Mean | None:
+    values = [run.value for run in runs]
+    if len(values) > 1:
+        return Mean(statistics.fmean(values), statistics.stdev(values), len(values))
     if not values:
         return None
-    return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    predictions = runs[0].predictions
+    over_images = interval_over_images(int(predictions.wrong.sum()), len(predictions.label)) if predictions else None
+    return Mean(values[0], None, 1, over_images)
 
 
 def _median(values: Sequence[float]) -> Median | None:

@@ -207,7 +207,7 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     expanded = train(compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run")
     assert expanded["provenance"]["test_images"] == "40 of 359"
     overrides = [f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "data=affnist", "data.source=standin"]
-    result, path = evaluate_checkpoint(compose("evaluate", [*overrides, "data.eval_images=60"]))
+    result, path, _ = evaluate_checkpoint(compose("evaluate", [*overrides, "data.eval_images=60"]))
     assert 0 <= result["test"]["error"] <= 100
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"

@@ -20,11 +20,13 @@ def em_evidence_loops(
     temperature: float,
     min_variance: float,
     mass_eps: float,
+    prior: list[list[float]] | None = None,
 ) -> tuple[list[list[float]], list[float]]:
     """One image, ``votes[child][parent][component]``, to poses and evidence ``-1/2 sum ln sigma^2``."""
     children, parents = range(len(votes)), range(len(votes[0]))
     components = range(len(votes[0][0]))
-    couplings = [[1 / len(parents) for _ in parents] for _ in children]
+    log_prior = [[prior[j][i % len(prior[j])] if prior else 0.0 for j in parents] for i in children]
+    couplings = [softmax_list(log_prior[i]) for i in children]
     for _ in range(iterations):
         masses, poses, variances = [], [], []
         for j in parents:
@@ -44,15 +46,17 @@ def em_evidence_loops(
                     -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
                     for d, v in enumerate(variances[j])
                 )
-                explained.append((math.log(masses[j]) + log_density) / temperature)
+                explained.append((math.log(masses[j]) + log_density) / temperature + log_prior[i][j])
             couplings.append(softmax_list(explained))
     return poses, [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """As in evaluation."""
+    prior = None if module.prior is None else module.prior.tolist()
     images = [
-        em_evidence_loops(*image, **module.options) for image in zip(votes.tolist(), activations.tolist(), strict=True)
+        em_evidence_loops(*image, prior=prior, **module.options)
+        for image in zip(votes.tolist(), activations.tolist(), strict=True)
     ]
     poses, evidence = (torch.tensor(each, dtype=torch.float64) for each in zip(*images, strict=True))
     if module.pose_norm is not None:
@@ -69,6 +73,7 @@ REFERENCE = Reference(
         "min_variance": (1.0, 0.1),
         "mass_eps": (1e-5, 0.1),
         "pose_norm": (True, False),
+        "learned_prior": (False, True),
     },
     normalised=True,
     activations="weighing",

@@ -192,7 +192,7 @@ def test_table_with_evaluations_is_swept_and_reported(
     result = json.loads(path.read_text())
     assert result["command"].endswith(shlex.join(cells[2].overrides))
     assert result["provenance"]["test_images"] == "50 of 359"
-    again, _ = evaluate.evaluate_checkpoint(compose("evaluate", cells[2].overrides))
+    again, *_ = evaluate.evaluate_checkpoint(compose("evaluate", cells[2].overrides))
     assert again["test"]["error"] == cells[2].value("test/error")
 
     ended = cli("report", f"table={file}", "out=.")

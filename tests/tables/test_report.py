@@ -251,10 +251,13 @@ def test_report_in_every_format(file: Path, entries) -> None:
     assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
 
     text = formats.as_latex(read(file), entries)
-    assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
+    assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 6.35"))
     assert "±" not in text
     title = read(file).model_copy(update={"paper": "50 % & x_y"})
-    assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
+    assert (
+        r"\caption{50 \% \& x\_y. Means $\pm$ half of the 95 \% interval over n runs. data: real MNIST"
+        in formats.as_latex(title, entries)
+    )
 
 
 HOSTILE = [  # labels, titles and names of data sets
@@ -371,11 +374,12 @@ class Page(HTMLParser):
 def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
     page = Page(formats.as_page(read(file), entries, "make report table=mine"))
     assert page.open == []
-    assert len(page.sources) == 2
+    assert len(page.sources) == 3
     assert all(source.startswith("data:image/") for source in page.sources)
     assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
-    curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
+    dots, curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
     assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert b"Capsules | a" in dots
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "the figure of the best run, with 1 %"
     shown = ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
     commands = [cell.command for cell in expand(read(file))]
@@ -393,7 +397,8 @@ def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
 def test_command_writes_every_format(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("report", f"table={file}", "out=there")
     assert (ended.status, ended.err) == (0, "")
-    names = ["mine.csv", "mine.html", "mine.md", "mine.tex", "mine_runs.csv"]  # no figure of a single row
+    names = ["mine.csv", "mine.html", "mine.md", "mine.tex"]  # no figure of times of a single row
+    names += ["mine_runs.csv", "mine_runs.pdf", "mine_runs.png", "mine_runs.svg"]
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
     assert "python -m capsule_lab.report" in (tmp_path / "there" / "mine.md").read_text()
     assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5

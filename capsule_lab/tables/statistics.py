@@ -1,0 +1,258 @@
+"""Differences between two rows of a table: interval, test, effect size, power and equivalence.
+
+``scipy`` is imported in the functions, because a report without comparisons does not need it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Equivalence = Literal["yes", "no", "undecided"]
+
+LEVEL = 0.05  # two-sided; intervals cover 95 %
+POWER = 0.8  # Cohen 1988
+_DRAWS = 10_000  # ours: the interval then varies by about a percent of its width
+_MOST_RUNS = 10_000  # ours: no table has so many seeds
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means, and what can be said about it.
+
+    Attributes:
+        estimate: first minus second.
+        low, high: 95 % interval; ``None`` if there is no estimate of the deviation.
+        p: two-sided p value of no difference.
+        counts: number of runs of both rows, or of pairs (twice the same number).
+        test: name of the test, for captions.
+        g: Hedges' g, the difference in standard deviations of single runs, corrected for small samples.
+        equivalent: whether the difference is smaller than a margin (two one-sided tests); ``None`` without a margin.
+        spread: deviation of single runs, or of the differences of ``pairs``, that a t-test used; ``None`` without one.
+        error, df: standard error of the estimate, and its degrees of freedom.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+    p: float | None
+    counts: tuple[int, int]
+    test: str
+    g: float | None = None
+    equivalent: Equivalence | None = None
+    spread: float | None = None
+    pairs: bool = False
+    error: float = 0.0
+    df: float = 0.0
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that this number of runs finds with a power of 80 %."""
+        if self.spread is None:
+            return None
+        from scipy.optimize import brentq
+
+        # 20 standard errors are enough for one degree of freedom; 1,000 are many times too many for others
+        return self.error * float(brentq(lambda shift: _power(shift, self.df) - POWER, 0, 1000))
+
+    @property
+    def needed(self) -> int | None:
+        """The number of runs per row, or of pairs, that find a difference as large as the estimate with that power."""
+        return None if self.spread is None else runs_for(self.estimate, self.spread, pairs=self.pairs)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation of single runs (or of paired differences) and its degrees of freedom."""
+
+    std: float
+    df: int
+
+
+def pooled(samples: Sequence[Sequence[float]]) -> Spread | None:
+    """Return the common standard deviation of several samples; ``None`` if no sample has two different values."""
+    squares = sum(float(np.var(sample, ddof=1)) * (len(sample) - 1) for sample in samples if len(sample) > 1)
+    df = sum(len(sample) - 1 for sample in samples if len(sample) > 1)
+    return Spread(math.sqrt(squares / df), df) if squares > 0 else None
+
+
+def unpaired_difference(
+    first: Sequence[float], second: Sequence[float], *, margin: float | None = None, common: Spread | None = None
+) -> Difference:
+    """Compare two independent samples by Welch's t-test, or with a ``common`` deviation by Student's.
+
+    Args:
+        first, second: one value per run.
+        margin: the largest difference that counts as none.
+        common: deviation to use in place of the samples' own ones.
+    """
+    counts, unit = (len(first), len(second)), math.sqrt(1 / len(first) + 1 / len(second))
+    if common is not None:
+        error, df, test = common.std * unit, float(common.df), "t-test with pooled deviation"
+    else:
+        parts = [float(np.var(sample, ddof=1)) / len(sample) if len(sample) > 1 else 0.0 for sample in (first, second)]
+        error, test = math.sqrt(sum(parts)) if min(counts) > 1 else 0.0, "Welch's t-test"
+        df = error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) if error else 0.0
+    estimate = float(np.mean(first) - np.mean(second))
+    if error == 0:
+        return Difference(estimate, None, None, None, counts, test)
+    spread = error / unit
+    g = estimate / spread * _small_sample(sum(counts) - 2) if sum(counts) > 2 else None
+    return _by_t_test(Difference(estimate, None, None, None, counts, test, g, None, spread, False, error, df), margin)
+
+
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], *, margin: float | None = None, common: Spread | None = None
+) -> Difference:
+    """Compare values that belong together, in the same order, by the paired t-test; see ``unpaired_difference``."""
+    differences = np.subtract(first, second)
+    count, estimate = len(differences), float(np.mean(differences))
+    test = "paired t-test" if common is None else "paired t-test with pooled deviation"
+    own = Spread(float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
+    std, df = ((common or own).std, (common or own).df)
+    if std == 0:
+        return Difference(estimate, None, None, None, (count, count), test)
+    single = pooled([first, second])
+    g = estimate / single.std * _small_sample(2 * count - 2) if single else None
+    error = std / math.sqrt(count)
+    return _by_t_test(
+        Difference(estimate, None, None, None, (count, count), test, g, None, std, True, error, df), margin
+    )
+
+
+def resampled_difference(
+    first: npt.NDArray[Any],
+    second: npt.NDArray[Any],
+    clusters: npt.NDArray[Any],
+    *,
+    paired: bool,
+    margin: float | None = None,
+) -> Difference:
+    """Compare two rows by a bootstrap that draws runs and then clusters of test images, both with replacement.
+
+    Args:
+        first, second: percent wrong of each image, ``(run, image)``: 0 or 100. Images are the same in all rows.
+        clusters: cluster of each image, such as its toy; for single images, different numbers.
+        paired: whether runs with the same index are drawn together.
+        margin: the largest difference that counts as none.
+    """
+    _, cluster = np.unique(clusters, return_inverse=True)
+    sizes = np.bincount(cluster)
+    of_clusters = np.stack([np.bincount(cluster, run, len(sizes)) for run in (*first, *second)])
+    # clusters with the same results are interchangeable: draw how often each kind of cluster occurs
+    kinds, counts = np.unique(np.vstack([sizes, of_clusters]), axis=1, return_counts=True)
+    generator = np.random.default_rng(0)
+    drawn = generator.multinomial(len(sizes), counts / len(sizes), _DRAWS)  # [draw kind]
+    total = drawn @ kinds[0]
+    means: list[npt.NDArray[Any]] = []
+    weights = None
+    for rows in np.split(kinds[1:], [len(first)]):
+        if weights is None or not paired:
+            weights = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), _DRAWS) / len(rows)
+        means.append(np.einsum("ds,ds->d", weights, drawn @ rows.T) / total)
+    draws = means[0] - means[1]
+    estimate = float(first.mean() - second.mean())
+    low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
+    tail = min((draws <= 0).sum(), (draws >= 0).sum())
+    equivalent: Equivalence | None = None
+    if margin is not None:
+        narrow = np.quantile(draws, [LEVEL, 1 - LEVEL])
+        equivalent = "yes" if -margin < narrow[0] and narrow[1] < margin else "undecided"
+        equivalent = "no" if narrow[0] > margin or narrow[1] < -margin else equivalent
+    p = min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1))
+    unit = "images" if len(sizes) == len(clusters) else f"{len(sizes)} clusters of images"
+    test = f"bootstrap over runs and {unit}"
+    return Difference(estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent)
+
+
+def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Difference:
+    """Compare which images two networks get wrong by the exact test of McNemar 1947.
+
+    The result describes these two networks, not their kinds. The interval is that of the paired difference of shares.
+    """
+    from scipy.stats import binomtest, norm
+
+    only_first, only_second, count = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
+    estimate = 100 * (only_first - only_second) / count
+    p = float(binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+    variance = (only_first + only_second - (only_first - only_second) ** 2 / count) / count**2
+    half = 100 * float(norm.ppf(1 - LEVEL / 2)) * math.sqrt(variance)
+    return Difference(estimate, estimate - half, estimate + half, p, (1, 1), "exact McNemar test, these two networks")
+
+
+def interval_over_images(wrong: int, images: int) -> tuple[float, float]:
+    """Return the 95 % interval (Wilson 1927) of an error in percent, over test images of one network."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(wrong, images).proportion_ci(method="wilson")
+    return 100 * float(interval.low), 100 * float(interval.high)
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return half of the 95 % interval of a mean over runs; ``None`` for a single run."""
+    from scipy.stats import t as student
+
+    if len(values) < 2:
+        return None
+    return float(student.ppf(1 - LEVEL / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p values of a family after the correction of Holm 1979, in the given order."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def runs_for(difference: float, std: float, *, pairs: bool, power: float = POWER) -> int | None:
+    """Return the number of runs per row, or of pairs, with which a t-test finds a difference with this power.
+
+    ``None`` if more than 10,000 are needed.
+    """
+
+    def reached(count: int) -> bool:
+        error = std * math.sqrt((1 if pairs else 2) / count)
+        return _power(abs(difference) / error, (1 if pairs else 2) * (count - 1)) >= power
+
+    if difference == 0 or not reached(_MOST_RUNS):
+        return None
+    low, high = 1, _MOST_RUNS  # `low` is too few, `high` enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def _by_t_test(found: Difference, margin: float | None) -> Difference:
+    """Add interval, p value and equivalence from the standard error and its degrees of freedom."""
+    from scipy.stats import t as student
+
+    half = float(student.ppf(1 - LEVEL / 2, found.df)) * found.error
+    p = 2 * float(student.sf(abs(found.estimate) / found.error, found.df))
+    equivalent: Equivalence | None = None
+    if margin is not None:
+        inside = float(student.sf((margin - abs(found.estimate)) / found.error, found.df))  # the larger of two p values
+        equivalent = "yes" if inside < LEVEL else "no" if 1 - inside < LEVEL else "undecided"
+    return replace(found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent)
+
+
+def _power(shift: float, df: float) -> float:
+    """Return the power of a two-sided t-test for a difference of ``shift`` standard errors."""
+    from scipy.stats import nct
+    from scipy.stats import t as student
+
+    critical = float(student.ppf(1 - LEVEL / 2, df))
+    above, below = nct.sf(critical, df, shift), nct.cdf(-critical, df, shift)  # NaN in scipy 1.17 for large shifts
+    return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
+
+
+def _small_sample(df: int) -> float:
+    """Return the factor that removes the bias of Cohen's d (Hedges 1981)."""
+    return 1 - 3 / (4 * df - 1)

@@ -1,0 +1,190 @@
+"""Comparisons of a table, answered from records and predictions that finished runs leave."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capsule_lab import runs
+from capsule_lab.errors import ConfigError, TableError
+from capsule_lab.tables import comparison_formats
+from capsule_lab.tables.comparisons import Compared, compared, plan
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read, select
+from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
+from capsule_lab.tables.summary import summarise
+from tests.helpers.tables import write_run, write_table
+
+ROWS = [{"name": name, "label": name, "overrides": [f"data.batch_size={size}"]} for name, size in (("a", 8), ("b", 9))]
+ERRORS = {"a": [1.0, 1.2, 1.4], "b": [1.5, 1.6, 2.0]}
+IMAGES = 200
+
+
+def answers(
+    folder: Path, comparisons: Sequence[dict[str, Any]], errors: dict[str, list[float]] = ERRORS, **more: Any
+) -> list[Compared]:
+    """Answers from runs with these errors; ``wrong`` is a function from row and seed to the wrong images."""
+    file = write_table(folder, rows=ROWS, seeds=[0, 1, 2], comparisons=list(comparisons))
+    table = read(file)
+    wrong = more.pop("wrong", None)
+    for cell in expand(table):
+        if cell.seed >= len(errors[cell.row.name]):
+            continue
+        directory = write_run(cell, error=errors[cell.row.name][cell.seed], **more)
+        if wrong is not None:
+            add_predictions(directory, cell, wrong(cell.row.name, cell.seed))
+    return compared(table, summarise(table))
+
+
+def add_predictions(directory: Path, cell: Any, wrong: Any) -> None:
+    labels = np.arange(IMAGES, dtype=np.int32) % 5
+    arrays = {"label": labels, "prediction": (labels + wrong) % 5, "margin": -wrong.astype(np.float32)}
+    arrays["cluster"] = np.arange(IMAGES, dtype=np.int32) // 10
+    entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
+    record = json.loads((directory / "metrics.json").read_text())
+    record["test"]["error"] = float(100 * wrong.mean())
+    (directory / "metrics.json").write_text(json.dumps({**record, "predictions": entry}))
+
+
+def some_wrong(row: str, seed: int) -> Any:
+    return np.random.default_rng([ord(row), seed]).random(IMAGES) < {"a": 0.1, "b": 0.2}[row]
+
+
+PAIRS = {"name": "pairs", "rows": ["a"], "against": "b", "pairing": "seed", "family": "all", "margin": 1.0}
+APART = {"name": "apart", "rows": ["a"], "against": "b", "family": "all"}
+
+
+def test_comparisons_over_seeds_pair_or_do_not(tmp_path: Path) -> None:
+    pairs, apart = answers(tmp_path, [PAIRS, APART])
+    assert pairs.difference == paired_difference(ERRORS["a"], ERRORS["b"], margin=1.0)
+    assert apart.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
+    assert [pairs.corrected, apart.corrected] == pytest.approx(holm([pairs.difference.p, apart.difference.p]))
+    assert pairs.name == "a against b"
+
+
+def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
+    (pairs,) = answers(tmp_path, [PAIRS], {"a": [1.0, 1.2], "b": [1.5, 1.6, 2.0]})
+    assert pairs.difference == paired_difference([1.0, 1.2], [1.5, 1.6], margin=1.0)
+    assert pairs.remark == "1 seeds without a pair"
+
+
+def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:
+    units = [{**PAIRS, "name": unit, "unit": unit, "family": unit} for unit in ("images", "clusters")]
+    images, clusters = answers(tmp_path, units, wrong=some_wrong)
+    assert images.difference.test == "bootstrap over runs and images"
+    assert clusters.difference.test == "bootstrap over runs and 20 clusters of images"
+    for found in (images, clusters):
+        assert found.difference.low < found.difference.estimate < found.difference.high < 0
+
+
+def test_one_run_of_each_row_is_compared_by_mcnemar(tmp_path: Path) -> None:
+    (found,) = answers(tmp_path, [{**APART, "unit": "images"}], {"a": [1.0], "b": [1.0]}, wrong=some_wrong)
+    assert found.difference.test == "exact McNemar test, these two networks"
+
+
+def test_runs_without_predictions_are_compared_over_seeds(tmp_path: Path) -> None:
+    (found,) = answers(tmp_path, [{**PAIRS, "unit": "images"}])
+    assert found.difference.test == "paired t-test"
+    assert found.remark == "over seeds alone: not all runs have predictions with images"
+
+
+def test_networks_that_were_tested_on_different_images_are_refused(tmp_path: Path) -> None:
+    file = write_table(tmp_path, rows=ROWS, seeds=[0], comparisons=[{**APART, "unit": "images"}])
+    for cell in expand(read(file)):
+        directory = write_run(cell)
+        add_predictions(directory, cell, some_wrong(cell.row.name, 0))
+        if cell.row.name == "b":
+            arrays = {"label": np.zeros(3, np.int32), "prediction": np.zeros(3, np.int32), "margin": np.zeros(3)}
+            entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
+            record = runs.results.read_metrics(directory)
+            runs.files.write_record(directory / "metrics.json", {**record, "predictions": entry})
+    with pytest.raises(TableError, match="a against b has runs with different test images"):
+        compared(read(file), summarise(read(file)))
+
+
+def test_deviation_below_one_image_is_replaced_by_that_of_the_family(tmp_path: Path) -> None:
+    def wrong(row: str, seed: int) -> Any:
+        return np.arange(IMAGES) < (20 if row == "a" else 30 + 2 * seed)
+
+    (found,) = answers(tmp_path, [APART], {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong)
+    assert found.difference.test == "t-test with pooled deviation"
+    assert found.difference.spread == pytest.approx(np.sqrt((0 + 1) / 2))
+    assert "deviations below one test image: pooled over the family" in found.remark
+
+
+def test_a_row_is_compared_with_itself_in_another_column(tmp_path: Path) -> None:
+    columns = {"one": {"label": "one"}, "two": {"label": "two", "metric": "val/error"}}
+    of_columns = [{"name": "columns", "rows": ["a"], "columns": ["one"], "against_column": "two", "pairing": "seed"}]
+    table = read(write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=of_columns))
+    for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
+        write_run(cell, error=1.0 + cell.seed)
+    (found,) = compared(table, summarise(table))
+    assert found.name == "a: one against two"
+    assert found.difference == paired_difference([1.0, 2.0], [3.0, 3.0])
+    assert compared(select(table, columns=["one"]), summarise(select(table, columns=["one"]))) == []
+
+
+def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    commits = []
+    for comparisons in ([APART], [APART, {**PAIRS, "margin": 2.0}]):
+        write_table(tmp_path, rows=ROWS, seeds=[0, 1, 2], comparisons=comparisons)
+        git("add", "mine.yaml")
+        git("commit", "-qm", "plan")
+        commits.append(git("rev-parse", "--short=12", "HEAD"))
+    pairs, apart = answers(tmp_path, [PAIRS, APART], commit=f"{commits[1]}-dirty")
+    assert (apart.planned, pairs.planned) == (True, False)  # the margin of the second was another
+    planned = comparison_formats.HEADINGS.index("planned")
+    assert [comparison_formats.cells_of(each)[planned] for each in (apart, pairs)] == ["yes", "after the fact"]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "message"),
+    [
+        ({**PAIRS, "rows": ["c"]}, "comparison pairs: rows has c; Options: a, b"),
+        ({**PAIRS, "columns": ["x"]}, "comparison pairs: columns has x; Options: "),
+        ({**PAIRS, "pairing": "seeds"}, "comparison pairs: pairing is 'seeds'; expected none or seed"),
+        ({"name": "a", "rows": ["a"]}, "comparison a has no other side; expected against: <row>, or against_column"),
+        ({**PAIRS, "agianst": "b"}, "comparison pairs has agianst; did you mean against?"),
+    ],
+)
+def test_wrong_comparisons_are_refused(tmp_path: Path, comparison: dict[str, Any], message: str) -> None:
+    with pytest.raises(TableError, match=message.replace("?", r"\?")):
+        read(write_table(tmp_path, rows=ROWS, comparisons=[comparison]))
+
+
+def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
+    found = answers(tmp_path, [PAIRS, APART])
+    frame = comparison_formats.as_frame(found)
+    assert frame["difference"].tolist() == pytest.approx([-0.5, -0.5])
+    assert frame["equivalent"].fillna("").tolist() == ["yes", ""]
+    figure = comparison_formats.differences(found)
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a against b"] * 2
+    table = read(tmp_path / "mine.yaml")
+    dots = comparison_formats.runs_as_dots(summarise(table))
+    assert dots is not None
+    assert sorted(dots.axes[0].lines[0].get_xdata()) == ERRORS["a"]
+
+
+def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Path) -> None:
+    found = answers(tmp_path, [PAIRS, APART])
+    pairs, apart = plan(found, 0.3, 0.9)
+    assert pairs == (
+        "a against b: 4 seeds find a difference of 0.3 (deviation 0.1 of pairs in 3 seeds, with 90% power; "
+        "0.2 hours for both rows)"
+    )
+    assert apart.startswith(f"a against b: {runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)} seeds")
+    with pytest.raises(ConfigError, match=r"difference=0 and power=0.9 cannot be planned; expected a difference above"):
+        plan(found, 0, 0.9)
+    with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
+        plan([], 0.3, 0.9)
