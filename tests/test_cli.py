@@ -239,4 +239,16 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    assert targets() == [*commands(), "help", "setup", "bench", "gpu", "test", "test-all", "campaign", "lint", "clean"]
+    assert targets() == [
+        *commands(),
+        "help",
+        "setup",
+        "plan",
+        "bench",
+        "gpu",
+        "test",
+        "test-all",
+        "campaign",
+        "lint",
+        "clean",
+    ]

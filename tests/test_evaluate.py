@@ -74,18 +74,20 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
         ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
         assert (ended.status, ended.err) == (0, "")
         assert {path: path.read_bytes() for path in before} == before
-        (path,) = [path for path in a_copy.rglob("*") if path.is_file() and path not in before]
-        assert path == a_copy / "evaluations" / f"{name}.json"
+        path = a_copy / "evaluations" / f"{name}.json"
+        predictions = [] if "split=val" in overrides else [path.with_suffix(".npz")]
+        assert {path for path in a_copy.rglob("*") if path.is_file()} == {*before, path, *predictions}
         assert f"written to {path}\n" in ended.out
         result = json.loads(path.read_text())
         assert set(result) == {
             "val" if "split=val" in overrides else "test",
             "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
-            "python",
+            "python", *(["predictions"] if predictions else []),
         }  # fmt: skip
         assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
         assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
-        path.unlink()
+        for file in (path, *predictions):
+            file.unlink()
 
 
 def test_evaluation_on_other_data_names_the_data_set(trained: Trained, trainer: DictConfig, real: Path) -> None:

@@ -50,7 +50,15 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_run_directory_has_exactly_these_files(trained: Trained) -> None:
     files = {path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"}
     assert {str(path.relative_to(trained.directory)) for path in files} == {
-        *("config.yaml", "metrics.json", "metrics.csv", "train.log", "checkpoints/best.ckpt", "checkpoints/last.ckpt"),
+        *(
+            "config.yaml",
+            "metrics.json",
+            "metrics.csv",
+            "predictions.npz",
+            "train.log",
+            "checkpoints/best.ckpt",
+            "checkpoints/last.ckpt",
+        ),
         *(f"figures/{name}.png" for name in ("val_reconstructions", "val_confusion", "test_confusion")),
     }
     assert all(path.stat().st_size for path in files)
@@ -67,7 +75,7 @@ def test_metrics_json_has_results_and_everything_to_repeat_the_run(trained: Trai
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
         "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
-        "curves", "device",
+        "curves", "device", "predictions",
     }  # fmt: skip
     assert (result["status"], result["stopped_by"], result["weights_tested"]) == ("finished", "steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
