@@ -117,15 +117,14 @@ class Training:
         L.seed_everything(config.seed, workers=True, verbose=False)
         self.config = callbacks.with_names(config, directory, overrides)
         self.module = build.build_module(self.config, self.data.spec)
-        seconds = build.time_limit(self.config.trainer)
+        left_of_sweep = float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time()
+        deadline = min(start_time + build.time_limit(self.config.trainer), time.monotonic() + left_of_sweep)
         with build.constructing("data"):
             self.data.setup("fit")  # may download or render for minutes, so mistakes are found before
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(self.config, directory, self.data.provenance)
         self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
-        of_the_sweep = float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time() + time.monotonic()
-        deadline = min(start_time + seconds, of_the_sweep)
         if deadline < math.inf:
             callbacks.pause_at(self.trainer, deadline)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)

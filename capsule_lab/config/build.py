@@ -112,20 +112,12 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         "logger": loggers,
         "max_steps": -1,  # AbstractModule counts the steps
         "max_time": None,  # Lightning would end the run, see `time_limit`
+        "precision": _precision(config.trainer),
     }
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = False  # callbacks.progress shows it
-    fast, arguments["precision"] = fast_precision(config.trainer.accelerator), config.trainer.get("precision")
-    if arguments["precision"] == "bf16-mixed" != fast:
-        log.warning(
-            "trainer.precision is bf16-mixed, but this processor has no bfloat16 instructions: a step takes many times "
-            "as long (CapsNet: 67 s instead of 3.5 s); expected trainer.precision=auto, here %s",
-            fast,
-        )
-    elif arguments["precision"] == "auto":
-        arguments["precision"] = fast
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback
     if (config.trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _NODE_VARIABLES):
@@ -142,6 +134,18 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     disable_signal_handlers(built)
     limit_waiting(built)
     return built
+
+
+def _precision(trainer: DictConfig) -> Any:
+    """Return ``trainer.precision``, or the fast precision for ``auto``; warn if the processor emulates it."""
+    precision, fast = trainer.get("precision"), fast_precision(trainer.accelerator)
+    if precision == "bf16-mixed" != fast:
+        log.warning(
+            "trainer.precision is bf16-mixed, but this processor has no bfloat16 instructions: a step takes many times "
+            "as long (CapsNet: 67 s instead of 3.5 s); expected trainer.precision=auto, here %s",
+            fast,
+        )
+    return fast if precision == "auto" else precision
 
 
 def time_limit(trainer: DictConfig) -> float:

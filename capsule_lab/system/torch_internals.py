@@ -25,10 +25,7 @@ def backward_pass_number() -> int:
 
 
 def constant_when_compiled(function: F) -> F:
-    """Mark a function as ``torch.compiler.assume_constant_result`` does, but without an import of torch's compiler.
-
-    This import doubles the time of ``import capsule_lab.routing``.
-    """
+    """Do what ``torch.compiler.assume_constant_result`` does, without its slow import of torch's compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import track
 
 from capsule_lab import runs
 from capsule_lab.config.compose import check_options, compose, groups, quoted, user_message
-from capsule_lab.errors import TableError
+from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.reader import check_overrides
@@ -49,15 +51,15 @@ def expand(
         TableError: if overrides do not fit together.
     """
     overrides = check_overrides("every run", overrides)
+    options = _Options(table, overrides, any_precision, standin, {} if composed is None else composed)
     cells: _Cells = {}
-    composed = {} if composed is None else composed
     progress = Console(stderr=True)
     for row in track(table.rows, "planning", console=progress, transient=True, disable=not progress.is_terminal):
         for column in table.columns:
             new: Sequence[Cell] = []
             with _named_in_errors(row, column):
                 if column.name in row.overrides:
-                    new = _training_cells(table, row, column, overrides, cells, composed, any_precision, standin)
+                    new = _training_cells(options, row, column, cells)
                 elif column.name in row.evaluate:
                     new = _evaluation_cells(table, row, column, cells)
             cells |= {(row.name, column.name, cell.seed): cell for cell in new}
@@ -105,16 +107,18 @@ def _key(override: str) -> str:
     return str(parsed.get_key_element()).lstrip("+~")
 
 
-def _training_cells(
-    table: Table,
-    row: Row,
-    column: Column,
-    overrides: Sequence[str],
-    cells: _Cells,
-    composed: Composed,
-    any_precision: bool,
-    standin: bool,
-) -> list[TrainingCell]:
+class _Options(NamedTuple):
+    """Arguments of ``expand``."""
+
+    table: Table
+    overrides: Sequence[str]
+    any_precision: bool
+    standin: bool
+    composed: Composed
+
+
+def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) -> list[TrainingCell]:
+    table, overrides, any_precision, standin, composed = options
     found = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)
@@ -148,7 +152,7 @@ def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig |
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
         check_options(config, "train")
-    except Exception:  # composing all of it gives the error message
+    except (ConfigError, HydraException, OmegaConfBaseException):  # composing all of it gives the error message
         return None
     return config
 

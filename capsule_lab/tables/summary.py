@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -240,21 +240,16 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     asked = expand(table, overrides, any_precision=True, composed=composed)
     known = {cell.fingerprint for cell in asked}
     standins = expand(table, overrides, any_precision=True, standin=True, composed=composed)
-    others = [cell for cell in standins if cell.fingerprint not in known]
+    asked_at, others_at = _by_place(asked), _by_place(cell for cell in standins if cell.fingerprint not in known)
     entries = []
     for column in table.columns:
-        for row in filter(column.shows, table.rows):
-            own = [cell for cell in asked if (cell.row, cell.column) == (row, column)]
-            more = [cell for cell in others if (cell.row, cell.column) == (row, column)]
-            published = row.published.get(column.name)
-            if own or published:
-                runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
-                left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
-                entries.append(Entry(row, column, published, runs, left, len(own)))
-    references = {entry.column: entry.runs for entry in entries if entry.row.name == table.against}
-    elsewhere = {}
-    for column in table.columns:
-        of_column = [run for entry in entries if entry.column == column for run in entry.runs]
+        runs: dict[str, tuple[Run, ...]] = {}
+        shown = [row for row in table.rows if column.shows(row)]
+        rows = [row for row in shown if asked_at[column.name, row.name] or row.published.get(column.name)]
+        for row in rows:
+            cells = (*asked_at[column.name, row.name], *others_at[column.name, row.name])
+            runs[row.name] = tuple(run for cell in cells if (run := _run(cell, column)))
+        of_column = [run for of_row in runs.values() for run in of_row]
         if pair := _differing(of_column, lambda run: run.precision):
             one, other = pair
             raise TableError(
@@ -262,15 +257,22 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
                 "expected the same in a column: train all runs with one trainer.precision=…, or select runs of one "
                 "precision with rows=…, columns=… or seeds=…"
             )
-        elsewhere[column] = _differing(of_column, lambda run: run.hardware)
-    return [
-        replace(
-            entry,
-            against=() if entry.row.name == table.against else references.get(entry.column, ()),
-            elsewhere=elsewhere[entry.column],
-        )
-        for entry in entries
-    ]
+        elsewhere = _differing(of_column, lambda run: run.hardware)
+        for row in rows:
+            own, published = asked_at[column.name, row.name], row.published.get(column.name)
+            finished = {run.cell.fingerprint for run in runs[row.name]}
+            left = tuple(cell for cell in own if cell.fingerprint not in finished)
+            against = () if row.name == table.against else runs.get(table.against or "", ())
+            entries.append(Entry(row, column, published, runs[row.name], left, len(own), against, elsewhere))
+    return entries
+
+
+def _by_place(cells: Iterable[Cell]) -> defaultdict[tuple[str, str], list[Cell]]:
+    """Group cells by the names of column and row."""
+    found: defaultdict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        found[cell.column.name, cell.row.name].append(cell)
+    return found
 
 
 def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:

@@ -25,7 +25,6 @@ from capsule_lab.routing import (
     em_routing,
     uniform_routing,
 )
-from capsule_lab.system.torch_internals import is_transformed
 from capsule_lab.types import Votes
 from tests.helpers.kernels import assert_exact as exact
 from tests.helpers.kernels import backwards, draw, with_gaps
@@ -432,5 +431,4 @@ def test_transforms_of_torch_take_dense_votes(routing: str) -> None:
         exact(found, expected)
         with pytest.raises(ConfigError, match=r"is 'fused', which does not run here: torch\.func transforms what it"):
             transformed(partial(routed_by, routing, "fused"))
-    assert not is_transformed()
     assert backends.select_backend("auto", votes) == "fused"

@@ -18,18 +18,13 @@ def test_transform_is_recognised_only_while_it_is_active() -> None:
 
 
 def test_each_backward_pass_has_its_own_number() -> None:
-    numbers = [torch_internals.backward_pass_number()]
-    x = torch.ones(1, requires_grad=True)
+    numbers, x = [torch_internals.backward_pass_number()], torch.ones(1, requires_grad=True)
     x.register_hook(lambda _: numbers.append(torch_internals.backward_pass_number()))
     for _ in range(2):
         x.sum().backward()
-    assert numbers[0] == -1
-    assert len({*numbers}) == 3
+    assert (numbers[0], len({*numbers})) == (-1, 3)
 
 
 def test_function_that_is_marked_as_constant_is_not_traced() -> None:
-    def untraceable() -> float:
-        return float(torch.ones(1).numpy().tobytes()[3])
-
-    marked = torch_internals.constant_when_compiled(untraceable)
-    assert torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1)) == untraceable()
+    marked = torch_internals.constant_when_compiled(lambda: float(torch.ones(1).numpy().tobytes()[3]))
+    assert torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1)) == marked()

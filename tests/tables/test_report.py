@@ -144,25 +144,19 @@ def test_errors_on_different_hardware_are_compared_but_times_are_not(table_file,
     assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
 
 
-def test_remarks_name_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
+def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
     rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
     file = table_file(rows=rows)
     for cell in expand(read(file)):
-        dirty = {"commit": "abc-dirty"} if cell.row.name == "b" else {}
-        write_run(cell, error=1.0 + cell.seed + (cell.row.name == "c"), **dirty)
-    uncommitted, same = formats.remarks(summarise(read(file)))
+        commit = {"a": "abc", "b": "abc-dirty", "c": "def"}[cell.row.name]
+        write_run(cell, error=1.0 + cell.seed + (cell.row.name == "c"), commit=commit)
+    several, uncommitted, same = formats.remarks(entries := summarise(read(file)))
+    message = r"error: runs of 2 commits, so that differences may come from the code: b .* of abc, c .* of def$"
+    assert re.match(message, several)
+    assert {"abc", "abc-dirty", "def"} <= {*Page(formats.as_page(read(file), entries, "")).texts}
     assert uncommitted.startswith("uncommitted code: 2 of 6 runs, such as b seed 0 (")
     assert uncommitted.endswith("the commit, abc-dirty")
     assert same == "error: identical test results for every seed: a; b"
-
-
-def test_column_with_runs_of_several_commits_is_named(table_file) -> None:
-    file = table_file()
-    one, other = (write_run(cell, commit=f"abc{cell.seed}") for cell in expand(read(file)))
-    (remark,) = formats.remarks(summarise(read(file)))
-    named = f"one seed 0 ({one.name}) of abc0, one seed 1 ({other.name}) of abc1"
-    assert remark == f"error: runs of 2 commits, so that differences may come from the code: {named}"
-    assert {"abc0", "abc1"} <= {*Page(formats.as_page(read(file), summarise(read(file)), "")).texts}
 
 
 def test_mean_and_published_values_are_formatted() -> None:

@@ -100,19 +100,10 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     """Return all measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
     labels, classes = subject.labels, subject.num_classes
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
-    chosen = _children(layer)
-    # if parents compete within each position, a child has one set of couplings per position
-    within = layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy")
-    seen = None if within else layer.seen()
-    seen = seen if seen is None or chosen is None else seen[chosen]
-    if within:
-        activations = _of_windows(layer, layer.present)
-    else:
-        activations = layer.children.activations if chosen is None else layer.children.activations[:, chosen]
+    couplings, activations, seen = _measured_children(layer)
     found: dict[str, Tensor | float] = {}
     before: Tensor | None = None
-    for number, iteration in enumerate(layer.iterations, start=1):
-        shares = _of_windows(layer, iteration.couplings) if within else layer.couplings(number - 1, chosen)
+    for number, (iteration, shares) in enumerate(zip(layer.iterations, couplings, strict=True), start=1):
         std = shares.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
         measured: dict[str, Tensor | float] = {
             "entropy": measures.child_entropy(shares, seen).nanmean(),
@@ -140,6 +131,20 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     if (weight := layer.transformations) is not None and weight.numel():
         found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
     return {key: float(value) for key, value in found.items()}
+
+
+def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
+    """Return for the measured children: couplings ``(image, child, parent)`` of each iteration, activations, ``seen``.
+
+    If parents compete within each position, a child has one set of couplings per position, and each counts as a child.
+    """
+    if layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy"):
+        of_iterations = (_of_windows(layer, iteration.couplings) for iteration in layer.iterations)
+        return of_iterations, _of_windows(layer, layer.present), None
+    chosen, seen = _children(layer), layer.seen()
+    measured = slice(None) if chosen is None else chosen
+    of_iterations = (layer.couplings(number, chosen) for number in range(len(layer.iterations)))
+    return of_iterations, layer.children.activations[:, measured], None if seen is None else seen[measured]
 
 
 def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:

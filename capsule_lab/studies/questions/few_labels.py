@@ -83,23 +83,16 @@ def few_labels(
         fit = fit_factor_analysers(fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed)
         likelihoods.append(fit.log_likelihoods[-1])
         of_training, of_images = (_log_joint(points, fit.mixture).cpu() for points in (fitted, held_out))
-        shares = of_images.softmax(1)
-
-        def judge(name: str, named: Tensor, shares: Tensor = shares) -> None:
-            votes = torch.zeros(len(shares), subject.num_classes).index_add(1, named, shares)
-            errors.setdefault(name, []).append(_error(votes.argmax(1), truth))
-
-        judge("asked", known[of_training.argmax(0)])
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
-        drawn = {"drawn": order[:labels]}
-        for count in _STRATIFIED:  # the first images of each class in this order
-            by_class = [order[known[order] == label][:count] for label in range(subject.num_classes)]
-            drawn[f"drawn_{count}_per_class"] = torch.cat(by_class)
-        for name, chosen in drawn.items():
-            judge(name, _named(of_training, known, chosen, fit.mixture, subject.num_classes))
+        predicted = {
+            way: torch.zeros(len(truth), subject.num_classes).index_add(1, named, of_images.softmax(1)).argmax(1)
+            for way, named in _named_by_way(of_training, known, order, labels, fit.mixture, subject.num_classes).items()
+        }
         if neighbours:
             nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
-            errors.setdefault("nearest", []).append(_error(known[order[:labels]][nearest], truth))
+            predicted["nearest"] = known[order[:labels]][nearest]
+        for way, each in predicted.items():
+            errors.setdefault(way, []).append(_error(each, truth))
     numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
     for name, found in errors.items():
         numbers[f"{name}/error"] = statistics.fmean(found)
@@ -107,8 +100,8 @@ def few_labels(
             numbers[f"{name}/deviation"] = statistics.stdev(found)
     if probe:
         regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
-        predicted = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
-        numbers["probe/error"] = _error(predicted, truth)
+        classes = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
+        numbers["probe/error"] = _error(classes, truth)
     return Answer(numbers)
 
 
@@ -163,6 +156,17 @@ def _standardised(
 
 def _log_joint(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Float[Tensor, "point component"]:
     return torch.cat([posterior(chunk, mixture).log_joint for chunk in points.split(4 * _CHUNK)])
+
+
+def _named_by_way(
+    log_joint: Tensor, known: Tensor, order: Tensor, labels: int, mixture: FactorAnalysers, classes: int
+) -> dict[str, Int64[Tensor, " component"]]:
+    """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
+    drawn = {"drawn": order[:labels]}
+    by_class = [order[known[order] == label] for label in range(classes)]
+    drawn |= {f"drawn_{count}_per_class": torch.cat([each[:count] for each in by_class]) for count in _STRATIFIED}
+    named = {way: _named(log_joint, known, chosen, mixture, classes) for way, chosen in drawn.items()}
+    return {"asked": known[log_joint.argmax(0)], **named}
 
 
 def _named(
