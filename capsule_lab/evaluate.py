@@ -148,8 +148,8 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
     known = {"_target_": target}
     if "_target_" in data:
-        targets = {OmegaConf.select(OmegaConf.load(file), "_target_"): key for key, file in option_files("data").items()}
-        if option := targets.get(target):
+        files = reversed(option_files("data").items())  # ours take precedence over the user's
+        if option := {OmegaConf.select(OmegaConf.load(file), "_target_"): key for key, file in files}.get(target):
             known = to_container(compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data)
         known["source"] = data.get("source")  # the file name contains the source that was used
     other = {key: value for key, value in data.items() if key != "directory" and (key, value) not in known.items()}
