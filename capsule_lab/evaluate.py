@@ -152,10 +152,9 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
     known = {"_target_": target}
     if "_target_" in data:
-        files = option_files("data").items()
-        targets = {OmegaConf.select(OmegaConf.load(file), "_target_"): option for option, file in files}
-        if target in targets:
-            known = to_container(compose("evaluate", [f"data={targets[target]}", f"seed={run.config.seed}"]).data)
+        files = reversed(option_files("data").items())  # ours take precedence over the user's
+        if option := {OmegaConf.select(OmegaConf.load(file), "_target_"): key for key, file in files}.get(target):
+            known = to_container(compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data)
         known["source"] = data.get("source")  # the file name contains the source that was used
     other = {key: value for key, value in data.items() if key != "directory" and (key, value) not in known.items()}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}

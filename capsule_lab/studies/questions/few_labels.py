@@ -84,14 +84,14 @@ def few_labels(
         likelihoods.append(fit.log_likelihoods[-1])
         of_training, of_images = (_log_joint(points, fit.mixture).cpu() for points in (fitted, held_out))
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
-        predicted = {
+        by_way = {
             way: torch.zeros(len(truth), subject.num_classes).index_add(1, named, of_images.softmax(1)).argmax(1)
             for way, named in _named_by_way(of_training, known, order, labels, fit.mixture, subject.num_classes).items()
         }
         if neighbours:
             nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
-            predicted["nearest"] = known[order[:labels]][nearest]
-        for way, each in predicted.items():
+            by_way["nearest"] = known[order[:labels]][nearest]
+        for way, each in by_way.items():
             errors.setdefault(way, []).append(_error(each, truth))
     numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
     for name, found in errors.items():
