@@ -50,7 +50,7 @@ def em_evidence_loops(
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    """As in evaluation."""
+    """With running statistics, as in evaluation mode."""
     images = [
         em_evidence_loops(*image, **module.options) for image in zip(votes.tolist(), activations.tolist(), strict=True)
     ]
