@@ -5,7 +5,7 @@ import importlib
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,19 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def shapes_checked_in_first(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Iterates over the cases within a test; shapes are checked in the first case, with --every-shape in all."""
+
+    def iterate(cases: Iterable[Any]) -> Iterator[Any]:
+        for case in cases:
+            yield case
+            if not request.config.option.every_shape:
+                jaxtyping.config.update("jaxtyping_disable", True)
+
+    return iterate
 
 
 @pytest.fixture

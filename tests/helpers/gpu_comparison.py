@@ -29,7 +29,8 @@ class Case(NamedTuple):
 
 DAMPED, UNMEASURED = {"damping": 0.3}, {"measure": False}
 CASES = {
-    "EM": Case(Sizes(3, 2, 17, 4, 4, 4)),
+    "EM": Case(Sizes(2, 2, 17, 2, 2, 2)),
+    "matrix capsules": Case(Sizes(3, 2, 17, 4, 4, 4)),
     "CapsNet": Case(Sizes(1, 2, 5, 1, 8, 16), programs=1),
     "class layer": Case(Sizes(2, 5, 35, 2, 3, 1), programs=3),
     "not measured": Case(Sizes(5, 1, 73, 2, 1, 4), options=UNMEASURED),

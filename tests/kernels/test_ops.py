@@ -50,7 +50,7 @@ def test_every_operator_is_checked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own check
-@pytest.mark.parametrize("call", whole_but(CALLS, "weighted_sum", "distances"))
+@pytest.mark.parametrize("call", whole_but(CALLS, "weighted_sum"))
 def test_operator_is_what_torch_expects(call: str) -> None:
     """Schema, gradient, results without numbers, and compilation, for arguments in any memory order."""
     name = call.split(",")[0]
@@ -120,7 +120,7 @@ def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, T
     ("name", "backend"),
     whole_but(
         [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("dense", "matmul")],
-        *[("classes", "fused"), ("dense", "fused")],
+        ("classes", "fused"),
     ),
 )
 def test_layer_is_the_same_when_compiled_and_exported(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,8 @@ SLACK = 0.1
 
 @pytest.mark.parametrize("divided", whole_but([True, False], False))
 def test_initial_statistics(divided: bool) -> None:
-    """What a fresh CapsNet makes of 100 digits."""
-    images, labels = standin_digits(train=False).subset(range(100))[:2]
+    """Means and percentiles of a fresh CapsNet on 40 digits are within the published bounds."""
+    images, labels = standin_digits(train=False).subset(range(40))[:2]
     torch.manual_seed(0)
     primary = partial(PrimaryCapsules, uniform_coupling=divided)
     network = CapsNet((1, 28, 28), 10, primary=primary, decoder=None)

@@ -16,6 +16,7 @@ from capsule_lab.networks import EMCaps
 from capsule_lab.routing import EMRouting
 from capsule_lab.types import Capsules
 from tests.helpers.networks import IMAGE, pictures
+from tests.helpers.tiers import whole_but
 
 REFUSED = ("none",)
 ROUTINGS = sorted(path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem not in REFUSED)
@@ -172,12 +173,10 @@ def test_class_routing_reaches_the_class_capsules_and_only_them(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_routings(name: str) -> None:
-    """Options reach all layers; activations are shares; an image alone is as in a batch; extremes stay finite."""
-    options = preset(name, "routing.backend=reference")
-    network = build(**options)
+def test_routing_of_every_layer_treats_images_alone(name: str) -> None:
+    """Options reach all layers, scores are between 0 and 1, and an image alone gives the same as in a batch."""
+    network = build(**preset(name, "routing.backend=reference")).eval()
     assert [layer.routing.backend for layer in (*network.conv_capsules, network.classes)] == ["reference"] * 3
-    network.eval()
     images = 4 * pictures() - 2
     output, alone = network(images), network(images[1:2])
     assert 0 < output.scores.min() <= output.scores.max() < 1
@@ -185,13 +184,19 @@ def test_routings(name: str) -> None:
     torch.testing.assert_close(alone.capsules.poses, output.capsules.poses[1:2], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(network(images.flip(1)).scores, output.scores, rtol=1e-5) or name in EQUAL_AT_FIRST
 
-    one_pixel = torch.zeros(2, *IMAGE).index_put(tuple(torch.tensor([0, 1, 10, 12])[:, None]), torch.tensor([1e3]))
-    for image in (torch.zeros(2, *IMAGE), torch.full((2, *IMAGE), 1e4), torch.full((2, *IMAGE), -1e4), one_pixel):
-        network, inputs = build(**preset(name)), image.clone().requires_grad_()
-        output = network(inputs)
-        (output.scores.sum() + output.capsules.poses.sum()).backward()
-        gradients = [p.grad for p in (inputs, *network.parameters()) if p.grad is not None]
-        assert all(each.isfinite().all() for each in (output.scores, output.capsules.poses, *gradients))
+
+ONE_PIXEL = torch.zeros(2, *IMAGE).index_put(tuple(torch.tensor([0, 1, 10, 12])[:, None]), torch.tensor([1e3]))
+EXTREMES = {**{f"{pixel:g}": torch.full((2, *IMAGE), pixel) for pixel in (0.0, 1e4, -1e4)}, "one pixel": ONE_PIXEL}
+
+
+@pytest.mark.parametrize("extreme", whole_but(EXTREMES, "0", "one pixel"))
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_extreme_images_stay_finite_with_every_routing(name: str, extreme: str) -> None:
+    network, inputs = build(**preset(name, "routing.backend=auto")), EXTREMES[extreme].clone().requires_grad_()
+    output = network(inputs)
+    (output.scores.sum() + output.capsules.poses.sum()).backward()
+    gradients = [p.grad for p in (inputs, *network.parameters()) if p.grad is not None]
+    assert all(tensor.isfinite().all() for tensor in (output.scores, output.capsules.poses, *gradients))
 
 
 EQUAL_AT_FIRST = {"heinsen", "self_routing"}  # whose own parameters start at 0

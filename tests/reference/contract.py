@@ -1,4 +1,4 @@
-"""What the contract compares a routing with: ``REFERENCE`` in ``tests/reference/<module of the routing>_loops.py``."""
+"""The reference of a routing: ``REFERENCE`` in ``tests/reference/<module of the routing>_loops.py``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,27 +9,27 @@ from torch import Tensor, nn
 from tests.reference.loops import length_loops
 
 BACKENDS = ("dense", "dense-reference", "reference", "matmul", "fused")
-"""What sums the votes, of poses and weight; of ``dense`` ones, where the routing is given the tensor of votes."""
+"""Backends for votes given as poses and weight, and, with ``dense`` in the name, for a tensor of votes."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a routing is compared with.
+    """The slow loops of a routing, and the facts that the contract needs.
 
     Attributes:
         loops: poses and activations of the parents by slow loops, from votes, activations of the children and the
             module under test.
-        switches: values of its constructor's arguments, the default first; each but ``same`` changes the parents.
-        elsewhere: arguments that the loops do not have, which are tested in a file of their own.
-        given: combinations of arguments that are always among those tested, by name.
+        switches: values of its constructor's arguments, the default first; the second value changes the parents.
+        elsewhere: arguments that the loops do not have; a separate file tests them.
+        given: combinations of arguments that are always tested, by name.
         backends: of ``BACKENDS``: a routing that reads the poses of children cannot be given the tensor of votes.
-        added: what the algorithm adds to the sum of a child's couplings, which is one without.
+        added: addition of the algorithm to the sum of a child's couplings, which is one otherwise.
         normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
         activations: of children: ``"needed"`` if the routing refuses to run without them; ``"weighing"`` if, besides,
             a child counts for as much as it is active.
-        agreeing: whether couplings follow how close votes are; those of inverted attention and of Heinsen's routing
-            follow whether a vote is useful.
-        exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
+        agreeing: whether couplings depend on how close votes are; those of inverted attention and of Heinsen's
+            routing depend on whether a vote is useful.
+        exchangeable: whether children, and initially parents, differ only in their votes.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""Dynamic routing as the contract compares it; the transcription is in ``loops``."""
+"""The reference of dynamic routing for the contract; the transcription is in ``loops``."""
 
 from typing import Any
 

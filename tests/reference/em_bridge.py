@@ -1,4 +1,4 @@
-"""Between the package and ``em_loops``: presets and options in the terms of both, and the order of capsules.
+"""Conversions between the package and ``em_loops``: presets, options, and the order of capsules.
 
 The package orders capsules ``(y, x, type)`` and has one transformation ``(inner, parent type, column)`` per place, in
 the order ``(row, column, type)`` of the window; the loops have grids ``(b, type, component, y, x)`` and weights
@@ -21,7 +21,7 @@ PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml")
 
 @cache
 def preset(name: str) -> dict[str, Any]:
-    """Arguments of ``EMRouting`` in the convolutional layers. Not to be changed."""
+    """Arguments of ``EMRouting`` in the convolutional layers. Cached: do not modify the result."""
     options: Any = OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).routing)
     own = INITIAL[options["cost"]]
     options |= {option: value for option, value in own.items() if options[option] is None}
@@ -33,25 +33,26 @@ def class_preset(name: str) -> dict[str, Any]:
     return {**preset(name), **class_options(name)}
 
 
+@cache
 def class_options(name: str) -> Any:
-    """Those that differ from the convolutional layers'."""
+    """Arguments of the class layer that differ from the convolutional layers'. Cached: do not modify the result."""
     return OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Float64 from a normal."""
+    """Normal random numbers in float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def as_children(grid: Tensor) -> Tensor:
-    """Poses ``(b, type, dim, y, x)`` or activations ``(b, type, y, x)`` as the package orders them."""
+    """Poses ``(b, type, dim, y, x)`` or activations ``(b, type, y, x)`` in the package's order."""
     if grid.ndim == 4:
         return grid.permute(0, 2, 3, 1).flatten(1)
     return grid.permute(0, 3, 4, 1, 2).flatten(1, 3)
 
 
 def as_grid(capsules: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The way back, from the package's ``(b, y * x * type, …)``."""
+    """The inverse: from the package's ``(b, y * x * type, …)`` to a grid."""
     by_position = capsules.unflatten(1, (*grid, -1))  # (b, y, x, type, …)
     return by_position.movedim((1, 2), (-2, -1))
 

@@ -1,8 +1,7 @@
-"""Golden numbers of EM routing: inputs as formulas, and what the official graphs give for them.
+"""Golden numbers of EM routing: inputs as formulas, and the results of the official graphs.
 
-From section 9 of the project's notes on EM routing, where they were computed in float64 and confirmed against the
-official TensorFlow graphs in float32. Printed to 8 decimals: compare with ``TOLERANCE``. Arrays are filled in C order,
-n is the flat index.
+They were computed in float64 and confirmed against the official TensorFlow graphs in float32. Printed to 8 decimals:
+compare with ``TOLERANCE``. Arrays are filled in C order, n is the flat index.
 """
 
 import math
@@ -14,11 +13,11 @@ from torch import Tensor
 from tests.helpers.waves import cosine, sine
 from tests.reference.em_loops import inverse_temperatures
 
-TOLERANCE = 5.1e-9  # half a unit of the eighth decimal, and a little for our own rounding
+TOLERANCE = 5.1e-9  # half a unit of the eighth decimal plus rounding
 
 
 def betas(row: "ConvGolden | ClassGolden", types: int) -> tuple[Tensor, Tensor]:
-    """``(b_s, b_a)`` of each parent type, in float64: 0.2 rounded to float32 moves the eighth decimal of a logit."""
+    """``(b_s, b_a)`` of each parent type, in float64 since 0.2 in float32 changes the eighth decimal of a logit."""
     return tuple(torch.full((types,), beta, dtype=torch.float64) for beta in (row.b_s, row.b_a))
 
 
@@ -81,7 +80,7 @@ class ConvGolden(NamedTuple):
         return {**OFFICIAL, **own}
 
     def check(self, activations: Tensor, poses: Tensor, couplings: Tensor, masses: Tensor, logits: Tensor) -> None:
-        """Poses and activations of the grid, the last couplings; masses and logits of parent 0 in each iteration."""
+        """Compare poses and activations of the grid, the last couplings, and masses and logits of parent 0."""
         check(
             self,
             first_activations=activations[0, :, 0, 0],
@@ -168,7 +167,7 @@ def class_weight() -> Tensor:
 
 
 def class_offsets() -> Tensor:
-    """Added to each vote: to entry 0 from the column, to entry 1 from the row, ``(atom 16, h 2, w 2)``."""
+    """Offsets of the votes ``(atom 16, h 2, w 2)``: entry 0 from the column, entry 1 from the row."""
     offsets = torch.zeros(16, 2, 2, dtype=torch.float64)
     offsets[0] = -0.04 + 0.04 * torch.arange(2.0).double()
     offsets[1] = offsets[0].T
@@ -213,7 +212,7 @@ CLASS = [
 
 LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
 
-COORDINATES = {  # pixels along an axis -> the positions that reach the class layer (section 2.4)
+COORDINATES = {  # pixels along an axis -> coordinates of the positions in the class layer
     24: (-0.04, 0.0),
     28: (-0.06, -0.02, 0.02),
     32: (-0.08, -0.04, 0.0, 0.04),

@@ -1,12 +1,11 @@
 """Slow float64 transcriptions of EM routing (Hinton, Sabour and Frosst, ICLR 2018): the reference of the fast ones.
 
 Plain loops over an explicit graph: children, parents and the edges between them, each with its vote. Dense layers and
-convolutional layers are only two ways to draw the edges. See ``loops`` for what all transcriptions have in common.
+convolutional layers differ only in their edges. See ``loops`` for the rules of all transcriptions.
 
-"Procedure 1" is the paper's. "Notes" are the project's notes on EM routing; their section 3.2 is the official code
-of 2018 ("legacy"), 3.3 its later fast path, 3.4 its class layer, 3.6 what other ports do. Symbols there -> names
-here: R_ij couplings, a_i and a_j activations, V_ij votes, mu_j poses, v_j = sigma_j^2 variances, m_j masses,
-L_j = sum_h ln v_j^h log-volumes.
+"Procedure 1" is the paper's. "Official" is the authors' TensorFlow code: "legacy" is its default path of 2018, "fast"
+its later path; see docs/algorithms/em_routing.md. Symbols -> names here: R_ij couplings, a_i and a_j activations,
+V_ij votes, mu_j poses, v_j = sigma_j^2 variances, m_j masses, L_j = sum_h ln v_j^h log-volumes.
 """
 
 import math
@@ -34,7 +33,7 @@ class Child(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """``position`` is the window that the parent looks through; all parents of a dense layer share one."""
+    """``position`` is the parent's window; all parents of a dense layer have the same."""
 
     type: int
     position: Hashable = ()
@@ -43,8 +42,8 @@ class Parent(NamedTuple):
 class Edge(NamedTuple):
     """A child (by index) seen by a parent (by index).
 
-    ``stride_one_child`` is what the official normaliser of 2018 takes the child to be: parent index + kernel offset,
-    as if the stride were 1. Nothing else looks at it.
+    ``stride_one_child`` is the child that the official normaliser of 2018 assumes: parent index + kernel offset, as
+    if the stride were 1. Only that normaliser uses it.
     """
 
     child: int
@@ -54,7 +53,7 @@ class Edge(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One iteration: an M-step, and the couplings that it started from.
+    """One iteration: an M-step, and the couplings before it.
 
     Of ``em_routing_graph`` lists of edges or parents. Of layers tensors, where ``parent`` is ``j`` in a dense and
     ``(C, oh, ow)`` in a convolutional one; couplings are 0 between a parent and a child that it does not see.
@@ -81,7 +80,7 @@ def log_sigmoid(x: float) -> float:
 
 
 def inverse_temperatures(final: float, iterations: int, schedule: str = "saturating") -> list[float]:
-    """Of each iteration: ``final (1 - 0.95^(t + 1))``, notes 3.2 step 1, or the tutorial's (3.6, Hui)."""
+    """One per iteration: the official ``final (1 - 0.95^(t + 1))``, or a schedule of J. Hui's tutorial."""
     if schedule == "saturating":
         return [final * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     last = {"constant": 1, "increment": iterations, "linear": min(iterations, 3)}[schedule]
@@ -117,13 +116,13 @@ def activation_logits(
         log_volume = sum(math.log(var) for var in variance)  # L_j
         if cost == "paper":
             logits.append(inverse_temperature * (a - own))  # a_j = logistic(lambda (beta_a - sum_h cost^h))
-        elif cost == "official_legacy":  # notes 3.2 step 7 and 3.4: beta_u is b_s, beta_a is b_a
+        elif cost == "official_legacy":  # beta_u is the code's b_s, beta_a its b_a
             bracket = -log_volume - dim * u * (LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 5000 * a))
-        elif cost == "official_fast":  # notes 3.3, second point
+        elif cost == "official_fast":
             bracket = -log_volume - dim * (math.log(u**2 + 5e-4) + LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 800 * a))
-        else:  # notes 3.6, column Hui: costs are standardised over the parent types at the same position
+        else:  # J. Hui's tutorial: costs are standardised over the parent types at the same position
             rivals = [c for other, c in zip(parents, costs, strict=True) if other.position == parent.position]
             mean = sum(rivals) / len(rivals)
             deviation = math.sqrt(sum((c - mean) ** 2 for c in rivals) / len(rivals))  # population: divided by n
@@ -154,21 +153,21 @@ def ratio_in_groups(
 def normalise(
     log_weights: list[float], children: list[Child], parents: list[Parent], edges: list[Edge], normalisation: Any
 ) -> list[float]:
-    """E-step line 3 of Procedure 1, ``R_ij = a_j p_j / sum_k a_k p_k``, or what the ports put in its place."""
+    """E-step line 3 of Procedure 1, ``R_ij = a_j p_j / sum_k a_k p_k``, or its replacement in a port."""
     if callable(normalisation):
         return normalisation(log_weights, children, parents, edges)
-    if normalisation == "all_parents":  # k over every parent that sees the child: Procedure 1, notes 3.4 and 3.5
+    if normalisation == "all_parents":  # Procedure 1, official class layer: k over every parent that sees the child
         groups: list[Hashable] = [edge.child for edge in edges]
         return ratio_in_groups(log_weights, groups, groups)
     if normalisation == "window":  # k over the types at one position only (Hui, yl-1993, SR-CapsNet)
         groups = [(edge.child, parents[edge.parent].position) for edge in edges]
         return ratio_in_groups(log_weights, groups, groups)
-    if normalisation == "official_legacy":  # notes 3.2 steps 9 and 10: over positions, for each parent type by itself
+    if normalisation == "official_legacy":  # over positions, separately for each parent type
         pairs = [(children[edge.child].type, parents[edge.parent].type) for edge in edges]
         pretended = [edge.child if edge.stride_one_child is None else edge.stride_one_child for edge in edges]
         shared = [(child, parents[edge.parent].type) for child, edge in zip(pretended, edges, strict=True)]
         return ratio_in_groups(log_weights, pairs, shared, lambda total: total + 1e-7)
-    types = [children[edge.child].type for edge in edges]  # official_fast, notes 3.3: a maximum per child type, floored
+    types = [children[edge.child].type for edge in edges]  # official_fast: a maximum per child type, floored
     return ratio_in_groups(log_weights, types, [edge.child for edge in edges], lambda total: max(total, 1e-6))
 
 
@@ -213,7 +212,7 @@ def em_routing_graph(
     poses = [[0.0] * dim for _ in parents]
     iterations: list[Record] = []
     for inverse_temperature in inverse_temperatures:
-        if iterations:  # E-step; the one after the last M-step would change nothing that is returned
+        if iterations:  # E-step; one after the last M-step would not change the result
             last = iterations[-1]
             log_weights = []
             for edge in edges:  # ln (a_j p_j)
@@ -243,7 +242,7 @@ def em_routing_graph(
             logits = activation_logits(masses, variances, parents, beta_u, beta_a, cost, inverse_temperature)
             log_activations = [log_sigmoid(logit) for logit in logits]
             activations = [sigmoid(logit) for logit in logits]
-        else:  # "mixing_proportions", notes 3.1, last point: they sum to 1 over the layer
+        else:  # "mixing_proportions" sum to 1 over the layer
             whole = sum(masses)
             activations = [mass / whole for mass in masses]
             log_activations = [math.log(mass) - math.log(whole) for mass in masses]
@@ -256,9 +255,9 @@ def em_routing_graph(
 
 
 def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> list[float]:
-    """``V = M W``, the pose on the left, ``pose[4 r + x]`` and ``vote[4 r + c]`` row by row (notes 2.3).
+    """``V = M W``, the pose on the left, ``pose[4 r + x]`` and ``vote[4 r + c]`` row by row.
 
-    A pose with as many entries as the transform has rows is a matrix of one row: the vector of the paper's ablation.
+    A pose with as many entries as the transform has rows is a matrix of one row: the vector pose of the ablation.
     """
     inner, rows, columns = len(transform), range(len(pose) // len(transform)), range(len(transform[0]))
     return [sum(pose[inner * r + x] * transform[x][c] for x in range(inner)) for r in rows for c in columns]
@@ -282,7 +281,7 @@ def class_votes_loops(
     """Grid of poses ``(b, B, n, h, w)`` to votes ``(b, B * h * w, class, n)``, children ordered type, row, column.
 
     Every position uses the same transform of ``weight`` ``(B, x, c, class)``; ``offsets`` ``(n, h, w)`` are then added
-    to the votes from each position (Coordinate Addition, notes 2.4).
+    to the votes from each position (Coordinate Addition, Hinton 2018, section 3).
     """
     _, types, dim, height, width = poses.shape
     transforms = weight.double().permute(0, 3, 1, 2).tolist()  # [B class x c]
@@ -299,9 +298,9 @@ def class_votes_loops(
 
 
 def receptive_field_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
-    """Coordinate of every position left of ``size`` pixels by unpadded ``(kernel, stride)`` layers (notes 2.4).
+    """Coordinate of every position of an axis of ``size`` pixels after unpadded ``(kernel, stride)`` layers.
 
-    The pixels' are ``(index - size / 2) / 100``; each layer takes the mean under its kernel.
+    Pixels have ``(index - size / 2) / 100``; each layer takes the mean under its kernel, as the official code does.
     """
     centres = [(pixel - size / 2) / 100 for pixel in range(size)]
     for kernel, stride in layers:
@@ -318,8 +317,8 @@ def dense_em_loops(
 ) -> list[Record]:
     """Every child sees every parent: votes ``(b, i, j, d)``, activations ``(b, i)``, betas ``(j,)``.
 
-    ``options`` are those of ``em_routing_graph``, of which a dense layer means nothing by the official normalisations:
-    the official class layer uses "all_parents". One record per iteration; the last has the result.
+    ``options`` are those of ``em_routing_graph``; the official normalisations mean nothing in a dense layer, and the
+    official class layer uses "all_parents". One record per iteration; the last has the result.
     """
     _, count, types, _ = votes.shape
     parents = [Parent(type=j) for j in range(types)]
@@ -367,8 +366,8 @@ def conv_em_loops(
         for j, (c, row, column) in enumerate(parent_grid):
             for b, y, x in kernel:
                 below, right = stride * row + y, stride * column + x
-                found = vote(pose[b][below][right], transforms[b][y][x][c])
-                edges.append(Edge(child_index[b, below, right], j, found, stride_one_child=(b, row + y, column + x)))
+                value = vote(pose[b][below][right], transforms[b][y][x][c])
+                edges.append(Edge(child_index[b, below, right], j, value, stride_one_child=(b, row + y, column + x)))
         iterations = em_routing_graph(children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options)
         images.append((edges, iterations))
     below, above = (child_types, height, width), (parent_types, out_height, out_width)
@@ -381,7 +380,7 @@ def conv_em_loops(
 
 
 def _records(images: list[tuple[list[Edge], list[Record]]], children: int, parents: int) -> list[Record]:
-    """Stack the images: one record per iteration, children and parents still by index."""
+    """Stack the images: one record per iteration, with children and parents by index."""
     records = []
     for t in range(len(images[0][1])):
         couplings = torch.zeros(len(images), children, parents, dtype=torch.float64)
@@ -394,7 +393,7 @@ def _records(images: list[tuple[list[Edge], list[Record]]], children: int, paren
 
 
 def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``em_routing_graph`` from arguments of ``EMRouting``; the betas go another way."""
+    """Options of ``em_routing_graph`` from arguments of ``EMRouting``, without the betas."""
     same = ("cost", "normalisation", "initial", "damping", "min_variance", "activation")
     final = options["inverse_temperature"], options["iterations"], options["temperature_schedule"]
     known = {name: options[name] for name in same if name in options}
@@ -402,15 +401,16 @@ def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
-    """One pair per parent; the official code's 800 is 50 times 16 components, and ``em_loops`` has the 800.
+    """One pair per parent, converted for ``cost="official_fast"``.
 
-    Its 5e-4 stands where the package has ``min_variance``: ``beta_u^2 + min_variance`` is what both are given.
+    The loops have the official 800, which is 50 times 16 components, and 5e-4 in place of ``min_variance``: the
+    conversion makes ``beta_u^2 + min_variance`` equal in both.
     """
     beta_u, beta_a = (beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a))
     if routing.options["cost"] == "official_fast":
         beta_a = beta_a * dim / 16
         moved = beta_u.square() + routing.options["min_variance"] - 5e-4
-        assert (moved > 0).all(), "em_loops has no option for a variance this small"
+        assert (moved > 0).all(), "the loops cannot represent a variance this small"
         beta_u = moved.sqrt()
     return beta_u, beta_a
 
@@ -423,12 +423,12 @@ def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
 
 
 def shipped() -> dict[str, dict[str, Any]]:
-    """``conf/routing/em*.yaml``, but for what the contract varies."""
+    """``conf/routing/em*.yaml`` without the options that the contract varies."""
     from tests.reference.em_bridge import PRESETS, class_preset, preset
 
-    found = {name: preset(name) for name in PRESETS} | {f"{name}-classes": class_preset(name) for name in PRESETS}
+    rows = {name: preset(name) for name in PRESETS} | {f"{name}-classes": class_preset(name) for name in PRESETS}
     others = ("iterations", "backend")
-    return {name: {key: row[key] for key in row if key not in others} for name, row in found.items()}
+    return {name: {key: row[key] for key in row if key not in others} for name, row in rows.items()}
 
 
 REFERENCE = Reference(

@@ -52,7 +52,7 @@ def em_evidence_loops(
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    """As in evaluation."""
+    """With running statistics, as in evaluation mode."""
     prior = None if module.prior is None else module.prior.tolist()
     images = [
         em_evidence_loops(*image, prior=prior, **module.options)

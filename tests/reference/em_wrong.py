@@ -1,12 +1,12 @@
-"""Wrong versions found in public ports of EM routing: each must fail the check that it is ``caught_by``.
+"""Wrong versions found in public ports of EM routing: each must fail the check named by its ``caught_by``.
 
 Each is a class that differs from ``Right`` in a single place; an instance is a function of a dense layer,
 
     ``route(votes (b, i, j, d), activations (b, i), beta_u (j,), beta_a (j,)) -> (poses (b, j, d), activations (b, j))``
 
 ``Right`` is Procedure 1 with exact normalisation: ``em_loops.em_routing_graph`` with cost "paper", initial "parents"
-and no damping. Mistakes that show where a child is seen from several positions are normalisations of that graph,
-``IN_WINDOWS``. Numbers in brackets are pitfalls of the project's notes on EM routing, section 10.
+and no damping. Mistakes that need a child seen from several positions are normalisations of that graph,
+``IN_WINDOWS``. docs/pitfalls.md explains the mistakes.
 """
 
 import math
@@ -24,12 +24,12 @@ MASS_EPSILON = 1e-7
 
 
 class Right:
-    """Nothing wrong: shows that the others fail because of their mistake."""
+    """The correct version: passes all checks, so that the others fail because of their mistake."""
 
     caught_by: str | None = None
 
     def weigh(self, couplings: Tensor, activations: Tensor, iteration: int) -> Tensor:
-        """What the M-step averages with, ``(b, i, j)``."""
+        """Weights of the M-step, ``(b, i, j)``."""
         return couplings * activations[..., None]
 
     def spread(self, variances: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Right:
 
 
 class ChildActivationCancelled(Right):
-    """Multiplies by a_i and then normalises over the parents, which divides by a_i again (yl-1993) [10]."""
+    """Multiplies by a_i and then normalises over the parents, which divides by a_i again (yl-1993)."""
 
     caught_by = "values"
 
@@ -84,7 +84,7 @@ class ChildActivationCancelled(Right):
 
 
 class ChildActivationTwice(Right):
-    """The E-step returns couplings that are already multiplied by a_i; the M-step multiplies again [11]."""
+    """The E-step returns couplings that are already multiplied by a_i; the M-step multiplies again."""
 
     caught_by = "values"
 
@@ -93,9 +93,9 @@ class ChildActivationTwice(Right):
 
 
 class OldCouplingsKept(Right):
-    """The E-step is computed on what the M-step left in R: R_ij a_i is multiplied into its weights [11].
+    """The E-step multiplies its weights by the M-step's R_ij a_i.
 
-    Normalised per child a_i cancels, but the old couplings stay: couplings become a running product.
+    The normalisation per child cancels a_i but not the old couplings: couplings become a running product.
     """
 
     caught_by = "values"
@@ -106,7 +106,7 @@ class OldCouplingsKept(Right):
 
 
 class ChildActivationMissingAtFirst(Right):
-    """The first M-step averages all children alike [11]."""
+    """The first M-step ignores the activations of the children."""
 
     caught_by = "values"
 
@@ -115,7 +115,7 @@ class ChildActivationMissingAtFirst(Right):
 
 
 class LogOfSigmoid(Right):
-    """Adds ``log(a + 1e-8)``: parents whose logits are -30 and -50 become equals [12]."""
+    """Adds ``log(a + 1e-8)``, which makes parents with logits of -30 and -50 equal."""
 
     caught_by = "off"
 
@@ -124,7 +124,7 @@ class LogOfSigmoid(Right):
 
 
 class ActivationTimesLogDensity(Right):
-    """Multiplies ln p by a_j where ln a_j is to be added (Officium) [13]."""
+    """Multiplies ln p by a_j instead of adding ln a_j (Officium)."""
 
     caught_by = "values"
 
@@ -133,9 +133,9 @@ class ActivationTimesLogDensity(Right):
 
 
 class ConstantOfTheDensity(Right):
-    """Writes ``ln(sigma^2 ln 2pi)`` for ``ln(sigma^2 2pi)`` (SR-CapsNet) [14].
+    """Writes ``ln(sigma^2 ln 2pi)`` for ``ln(sigma^2 2pi)`` (SR-CapsNet).
 
-    Wrong as a density and right as a routing: the constant is the same for all parents.
+    Wrong as a density and correct as a routing: the constant is the same for all parents.
     """
 
     def log_density(self, votes: Tensor, poses: Tensor, variances: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class ConstantOfTheDensity(Right):
 
 
 class RootOfVariance(Right):
-    """Goes through sigma before the floor is added: the same values, and a NaN gradient where a variance is 0 [7]."""
+    """Takes sigma before the floor is added: the same values, but a NaN gradient where a variance is 0."""
 
     caught_by = "agreeing"
 
@@ -153,7 +153,7 @@ class RootOfVariance(Right):
 
 
 class StoppedGradient(Right):
-    """Couplings are constants to the gradient: the same values, and other gradients from two iterations on [33]."""
+    """Treats couplings as constants: the same values, but other gradients from two iterations on."""
 
     caught_by = "gradient"
 
@@ -162,15 +162,15 @@ class StoppedGradient(Right):
 
 
 def stride_ignored(weights: list[float], _: list[Child], __: list[Parent], edges: list[Edge]) -> list[float]:
-    """Sums over the parents of the child at parent index + kernel offset (official, 2018) [3]. Right at stride 1."""
+    """Sums over the parents of the child at parent index + kernel offset (official, 2018). Correct at stride 1."""
     groups = [edge.stride_one_child for edge in edges]
     return ratio_in_groups(weights, groups, groups)
 
 
 IN_WINDOWS = {
-    "a child has one unit for each window it is in [1]": ("window", 1),
-    "positions compete for a child, types do not [2]": ("official_legacy", 1),
-    "the stride is ignored [3]": (stride_ignored, 2),
-    "one maximum for all children of a type: those that fit worse underflow [4]": ("official_fast", 1),
+    "a child has one unit for each of its windows": ("window", 1),
+    "positions compete for a child, types do not": ("official_legacy", 1),
+    "the stride is ignored": (stride_ignored, 2),
+    "one maximum for all children of a type, so that worse ones underflow": ("official_fast", 1),
 }
-"""Normalisations of ``em_routing_graph``, and the stride at which they are caught."""
+"""Normalisations of ``em_routing_graph``, and the stride at which a check fails."""

@@ -1,7 +1,7 @@
 """Slow float64 transcriptions of Sabour, Frosst and Hinton (NeurIPS 2017): the reference of the fast versions.
 
-As all transcriptions here: plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which
-are float64. Nothing comes from the package, so that a mistake there cannot repeat itself here. Do not make them faster.
+All transcriptions are plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which
+are float64. They import nothing from the package, so that they cannot share its mistakes. Do not make them faster.
 """
 
 import math
@@ -14,7 +14,7 @@ EPS = 1e-8  # under the root of squash and length; the paper and the official co
 
 
 def squash_vector(total: list[float], added: float = 1.0) -> list[float]:
-    """Equation 1: ``|s|^2 / (1 + |s|^2) * s / |s|``; ports have 0.5 in the place of 1."""
+    """Equation 1: ``|s|^2 / (1 + |s|^2) * s / |s|``; some ports have 0.5 in place of 1."""
     squared = dot(total, total)
     factor = squared / (added + squared) / math.sqrt(squared + EPS)
     return [factor * component for component in total]
@@ -60,8 +60,8 @@ def dynamic_routing_loops(
 
     From the official code: ``bias`` ``(j, d)`` is added to the total input in each iteration; ``leaky`` adds a
     destination whose logit stays 0 and drops its share.
-    ``prior`` ``(j, type)`` are logits to begin with, children being ordered (position, type); ``replace`` forgets what
-    earlier iterations added to them. ``squash`` is another function of the total input.
+    ``prior`` ``(j, type)`` are the initial logits, with children ordered (position, type); ``replace`` drops the
+    additions of earlier iterations. ``squash`` replaces the squash of the total input.
     """
     _, children, parents, dim = votes.shape
     offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.tolist()

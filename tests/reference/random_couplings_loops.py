@@ -1,4 +1,4 @@
-"""Couplings that are given, as the contract compares them: dynamic routing of one iteration from a prior per child."""
+"""The reference of random couplings for the contract: dynamic routing with one iteration and a prior per child."""
 
 from typing import Any
 

@@ -14,8 +14,8 @@ def self_routing_loops(
 ) -> tuple[Tensor, Tensor]:
     """Poses ``(b, j, d)`` and activations ``(b, j)`` of the parents.
 
-    Of votes ``W^pose u``, poses ``u``, ``(b, i, c)``, and activations ``a`` of the children, the same for all if
-    they are 0; of ``W^route``, ``(type, j, c)``, and its bias ``(type, j)``: child i is of type i modulo types.
+    Arguments: votes ``W^pose u``, poses ``u`` ``(b, i, c)``, activations ``a`` of the children (all 0 counts as all
+    equal), ``W^route`` ``(type, j, c)``, and its bias ``(type, j)``. Child i is of type i modulo types.
     """
     _, children, parents, dim = votes.shape
     types = len(weight)

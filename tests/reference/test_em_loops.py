@@ -1,4 +1,4 @@
-"""The slow EM loops give the golden numbers, and what these do not show."""
+"""The slow EM loops: golden numbers, and properties that the golden numbers do not show."""
 
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ def golden_convolution(row: golden.ConvGolden, betas: tuple[Tensor, Tensor], **o
 
 @pytest.mark.parametrize("row", golden.CONV, ids=lambda row: row.name)
 def test_convolution_gives_golden_numbers(row: golden.ConvGolden) -> None:
-    """And the paper's cost does, with betas in other units."""
+    """The paper's cost gives them as well, with converted betas."""
     records = golden_convolution(row, golden.betas(row, 3))
     of_parent = "masses", "logits"
     masses, logits = (torch.stack([getattr(each, name)[0, 0, 0, 0] for each in records]) for name in of_parent)
@@ -49,7 +49,7 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
     row.check(last.activations, last.poses, last.logits)
 
 
-def test_coordinates_are_the_receptive_fields_centres() -> None:
+def test_coordinates_are_centres_of_receptive_fields() -> None:
     for size, expected in golden.COORDINATES.items():
         close(double(*loops.receptive_field_centres(size, golden.LAYERS)), double(*expected))
     columns, rows = golden.class_offsets()[:2]
@@ -57,7 +57,7 @@ def test_coordinates_are_the_receptive_fields_centres() -> None:
     close(rows[:, 0], double(*golden.COORDINATES[24]))
 
 
-def test_density_is_the_gaussians() -> None:
+def test_density_is_that_of_a_gaussian() -> None:
     vote, pose, variance = random(DIM), random(DIM, seed=1), random(DIM, seed=2).exp()
     expected = torch.distributions.Normal(pose, variance.sqrt()).log_prob(vote).sum()
     close(double(loops.log_density(vote.tolist(), pose.tolist(), variance.tolist())), expected[None])
@@ -78,7 +78,7 @@ def conv(*inputs: Tensor, stride: int, **options: Any) -> list[Record]:
 
 
 def windows_of_each_child(stride: int) -> Tensor:
-    """How many of the 3 x 3 windows on 5 x 6 see each position: (5, 6)."""
+    """Number of 3 x 3 windows on 5 x 6 that see each position: (5, 6)."""
     seen = {
         1: (double(1, 2, 3, 2, 1), double(1, 2, 3, 3, 2, 1)),
         2: (double(1, 1, 2, 1, 1), double(1, 1, 2, 1, 1, 0)),  # the last column has no parent
@@ -87,7 +87,7 @@ def windows_of_each_child(stride: int) -> Tensor:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_children_share_themselves_over_all_parents_or_over_those_of_a_window(stride: int) -> None:
+def test_couplings_sum_to_one_over_all_parents_or_those_of_a_window(stride: int) -> None:
     seen = windows_of_each_child(stride)
     for record in conv(*conv_inputs(), stride=stride):
         close(record.couplings.sum((4, 5, 6)), (seen > 0).double().expand(BATCH, 2, 5, 6))
@@ -99,8 +99,8 @@ def test_children_share_themselves_over_all_parents_or_over_those_of_a_window(st
     close(by_parents[0, 0, 2, 2], (by_types[0, 0, 2, 2] > 0) / (PARENTS * seen[2, 2]))
 
 
-def test_legacy_ignores_the_stride() -> None:
-    """At stride 1 each child has one unit for each type; at stride 2 the official code gives it something else."""
+def test_legacy_normalisation_ignores_the_stride() -> None:
+    """At stride 1 each child has one unit for each type; at stride 2 the official code gives another sum."""
     one, two = (
         conv(*conv_inputs(), stride=n, normalisation="official_legacy")[1].couplings.sum((5, 6)) for n in (1, 2)
     )
@@ -109,8 +109,8 @@ def test_legacy_ignores_the_stride() -> None:
     assert (two > 1 + 1e-3).any()
 
 
-def test_standardised_costs_compare_the_types_at_one_position() -> None:
-    """The paper's logits with an inverse temperature of 1 and no beta_a are minus the costs."""
+def test_costs_are_standardised_over_the_types_at_one_position() -> None:
+    """Logits equal the standardised costs; costs are minus the paper's logits at temperature 1 without beta_a."""
     *inputs, beta_a = conv_inputs()
     options = {"stride": 2, "inverse_temperatures": [1.0]}
     minus_costs = conv(*inputs, 0 * beta_a, cost="paper", **options)[-1].logits

@@ -1,4 +1,4 @@
-"""Uniform routing as the contract compares it: dynamic routing of one iteration, whose couplings are equal."""
+"""The reference of uniform routing for the contract: dynamic routing with one iteration and equal couplings."""
 
 from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import dynamic_routing_loops

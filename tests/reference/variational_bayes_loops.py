@@ -15,7 +15,7 @@ from tests.reference.contract import Reference, by_statistics
 
 
 class Posterior(NamedTuple):
-    """Of one iteration, each ``(batch, position, parent, …)``; couplings ``(batch, position, place, parent)``."""
+    """One iteration: tensors ``(batch, position, parent, …)``; couplings ``(batch, position, place, parent)``."""
 
     couplings: Tensor
     masses: Tensor
@@ -99,7 +99,7 @@ def _image(
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    """As in evaluation."""
+    """With running statistics, as in evaluation mode."""
     last = bayes_loops(votes.detach(), activations.detach(), iterations=module.options["iterations"])[-1]
     poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
     return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()

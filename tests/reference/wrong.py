@@ -1,7 +1,7 @@
-"""Wrong versions found in public ports and official code: each must fail a check that the right version passes.
+"""Wrong versions found in public ports and official code: each must fail a check that the correct version passes.
 
-Each differs from the right one in a single place; those of EM routing are in ``em_wrong``. Votes are ``(b, i, j, d)``,
-poses of parents ``(b, j, d)``. Numbers in brackets are pitfalls or sections of the project's notes on these routings.
+Each differs from the correct one in a single place; those of EM routing are in ``em_wrong``. Votes are
+``(b, i, j, d)``, poses of parents ``(b, j, d)``. docs/pitfalls.md explains the mistakes.
 """
 
 import math
@@ -17,9 +17,9 @@ OnIteration = Callable[[SimpleNamespace], None]
 
 
 def check_catches(check: Callable[..., None], mistake: Any, *right: Any) -> None:
-    """``check`` passes what is right, and nothing but its ``AssertionError`` tells of the mistake."""
-    for each in right:
-        check(each)
+    """``check`` accepts the correct versions and raises ``AssertionError`` on the mistake."""
+    for correct in right:
+        check(correct)
     with pytest.raises(AssertionError):
         check(mistake)
 
@@ -33,7 +33,7 @@ def squash(s: Tensor) -> Tensor:
 
 
 class Right(nn.Module):
-    """Dynamic routing of three iterations, with nothing wrong."""
+    """The correct version: dynamic routing of three iterations."""
 
     softmax_dim = 2
 
@@ -66,13 +66,13 @@ class Right(nn.Module):
 
 
 class SoftmaxOverChildren(Right):
-    """Each parent's couplings sum to one instead of each child's [2]."""
+    """Each parent's couplings sum to one instead of each child's."""
 
     softmax_dim = 1
 
 
 class LogitsSharedOverBatch(Right):
-    """One set of logits for all images, moved by the mean agreement [4]."""
+    """One set of logits for all images, changed by the mean agreement."""
 
     def initial_logits(self, votes: Tensor) -> Tensor:
         return votes.new_zeros(1, *votes.shape[1:3])
@@ -82,7 +82,7 @@ class LogitsSharedOverBatch(Right):
 
 
 class LogitsKeptBetweenCalls(Right):
-    """The next call starts where this one ended [5]."""
+    """The next call starts with the last logits of this one."""
 
     kept: Tensor | None = None
 
@@ -112,7 +112,7 @@ class DeadGradient(Right):
 
 
 class UnguardedSquash(Right):
-    """Divides by the plain norm, whose value and gradient at the zero vector are NaN [6]."""
+    """Divides by the plain norm, whose value and gradient at the zero vector are NaN."""
 
     def __init__(self, parents: int, dim: int) -> None:
         super().__init__(parents, dim)
@@ -124,7 +124,7 @@ class UnguardedSquash(Right):
 
 
 def pixelwise_grouping(features: Tensor, dim: int = 8) -> Tensor:
-    """Views NCHW as ``(N, -1, dim)``: ``dim`` neighbouring pixels of one channel make a capsule [1]."""
+    """Views NCHW as ``(N, -1, dim)``: ``dim`` neighbouring pixels of one channel make a capsule."""
     return features.reshape(len(features), -1, dim)
 
 
@@ -132,7 +132,7 @@ def pixelwise_grouping(features: Tensor, dim: int = 8) -> Tensor:
 
 
 def self_routing(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Right: poses and activations, of logits ``(b, i, j)`` and activations ``(b, i)``."""
+    """The correct version: logits ``(b, i, j)`` and activations ``(b, i)`` to poses and activations."""
     couplings = logits.softmax(2)
     total = activations.sum(1, keepdim=True)
     share = torch.where(total > 0, activations / total.clamp_min(1e-12), 1 / activations.shape[1])
@@ -142,7 +142,7 @@ def self_routing(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Te
 
 
 def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Divides by the sum of activations and by a parent's mass as they are: the official code."""
+    """Divides by the sum of activations and by a parent's mass without a guard (official code)."""
     assigned = logits.softmax(2) * activations.unsqueeze(2)
     mass = assigned.sum(1)
     poses = einsum("bij,bijd->bjd", assigned / mass.unsqueeze(1), votes)
@@ -150,13 +150,13 @@ def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tenso
 
 
 def competing_children(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Each parent's couplings sum to one instead of each child's: attention, and parents do not compete."""
+    """Each parent's couplings sum to one instead of each child's: attention, in which parents do not compete."""
     poses = self_routing(votes, logits.softmax(1).log(), activations)[0]
     return poses, einsum("bij,bi->bj", logits.softmax(1), activations)
 
 
 def without_activations(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Children count the same whether they are there or not."""
+    """Ignores the activations of the children."""
     return self_routing(votes, logits, torch.ones_like(activations))
 
 
@@ -164,13 +164,13 @@ def without_activations(votes: Tensor, logits: Tensor, activations: Tensor) -> t
 
 
 def official_squash(total: Tensor) -> Tensor:
-    """As the official code: an epsilon of 1e-20 beside a norm of 0, whose gradient is 0 / 0."""
+    """The official squash: it adds 1e-20 to a norm of 0, whose gradient is 0 / 0."""
     norm = total.square().sum(-1, keepdim=True).sqrt()  # TensorFlow's norm; torch's has a gradient of 0 there
     return (1 - 1 / (norm.exp() + 1e-20)) * (total / (norm + 1e-20))
 
 
 def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
-    """All pairs of children for each parent: the right numbers, in memory that grows as their square."""
+    """All pairs of children for each parent: correct numbers in quadratic memory."""
     by_parent = votes.transpose(1, 2)  # [b j i d]
     pairs = by_parent @ by_parent.transpose(2, 3) / math.sqrt(votes.shape[3])  # [b j i k]
     total = einsum("bji,bijd->bjd", pairs.sum(3).softmax(competing), votes)
@@ -179,7 +179,7 @@ def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
 
 
 def softmax_over_children(votes: Tensor) -> Tensor:
-    """Attention as in a transformer: the children compete for a parent."""
+    """Attention as in a transformer, in which children compete for a parent."""
     return children_by_children(votes, competing=2)
 
 
@@ -187,13 +187,13 @@ def softmax_over_children(votes: Tensor) -> Tensor:
 
 
 def windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
-    """Right: poses ``(b, y, x, type, d)`` to those of each window, ``(b, y', x', ky, kx, type, d)``."""
+    """The correct version: poses ``(b, y, x, type, d)`` to those of windows, ``(b, y', x', ky, kx, type, d)``."""
     found = poses.unfold(1, kernel, stride).unfold(2, kernel, stride)
     return found.permute(0, 1, 2, 5, 6, 3, 4)
 
 
 def scrambled_windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
-    """Windows stacked on a last axis and read as ``(y', x', d)`` without a permutation [4.4]: positions mix."""
+    """Windows stacked on a last axis and read as ``(y', x', d)`` without a permutation: positions mix."""
     right = windows(poses, kernel, stride)
     batch, height, width, *_, types, dim = right.shape
     stacked = right.permute(0, 3, 4, 5, 6, 1, 2).contiguous()  # (b, ky, kx, type, d, y', x')
@@ -202,7 +202,7 @@ def scrambled_windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
 
 
 def scaled_distances(votes: Tensor, lengths: Tensor, *, over_batch: bool) -> Tensor:
-    """Three iterations with a bias of 0.1, right but for one scale for all images if it is the mean of a batch [9]."""
+    """Three iterations with a bias of 0.1; wrong only if the scale is the mean of a batch."""
     size = (votes.square().sum(-1) + 1e-8).sqrt()
     votes = votes * (lengths[..., None] / size).clamp(max=1)[..., None]
     logits = votes.new_zeros(votes.shape[:3])
@@ -249,7 +249,7 @@ class Bayes:
 
 
 class ClampedDensities(Bayes):
-    """Densities without a maximum, their sum at least 1e-11: those of 16 components underflow [1]."""
+    """Densities are not divided by their maximum and their sum is clamped to 1e-11: 16 components underflow."""
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
         joint = (log_share.unsqueeze(1) + log_density).exp()
@@ -257,21 +257,21 @@ class ClampedDensities(Bayes):
 
 
 class ShareInTheSumOnly(Bayes):
-    """``E[ln pi]`` in the sum that normalises, but not in what is normalised (an early revision of the code)."""
+    """``E[ln pi]`` is in the denominator but not in the numerator (early revision of the code)."""
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
         return (log_density - (log_share.unsqueeze(1) + log_density).logsumexp(2, keepdim=True)).exp()
 
 
 class DividedByMass(Bayes):
-    """The mean is divided by the mass alone, which is 0 where no child is active [1]."""
+    """The mean is divided by the mass without a prior, which is 0 if no child is active."""
 
     def mean(self, assigned: Tensor, votes: Tensor, mass: Tensor) -> Tensor:
         return einsum("bij,bijd->bjd", assigned, votes) / mass.unsqueeze(2)
 
 
 class DeadBetas(nn.Module):
-    """Two betas before a batch normalisation, which subtracts whatever they add [2]: ``logits (b, j)``."""
+    """Two betas before a batch normalisation, which subtracts them again: ``logits (b, j)``."""
 
     def __init__(self, parents: int) -> None:
         super().__init__()

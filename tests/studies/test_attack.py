@@ -13,7 +13,7 @@ from capsule_lab.studies.study import StudyOutput
 from tests.helpers.commands import Cli
 from tests.helpers.fakes import captions, row_names
 
-SMALL = ["images=20", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
+SMALL = ["images=10", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     assert ended.status == 0, ended.err
     (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
     record = json.loads(path.read_text())
-    assert record["images"] == 20
+    assert record["images"] == 10
     assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], "nothing is done at epsilon 0"
     assert record["attack"]["0.3/accuracy"] <= record["attack"]["0.1/accuracy"] <= record["attack"]["0/accuracy"]
     assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(255 * record["attack"]["0.1/mean_change"])
@@ -57,10 +57,10 @@ def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) ->
     accuracy, sheet, reliability = (figure for _, figure in outcome.figures())
     (legend,) = (text.get_text() for text in accuracy.legends[0].get_texts())
     assert legend == f"{a_copy.name}, best.ckpt"
-    assert accuracy.get_suptitle().startswith("20 test images of stand-in for MNIST. ")
+    assert accuracy.get_suptitle().startswith("10 test images of stand-in for MNIST. ")
     for figure in (sheet, reliability):
         heading = figure.get_suptitle().replace("\n", " ")
-        assert heading == f"{a_copy.name}, best.ckpt: FGSM, 20 test images of stand-in for MNIST"
+        assert heading == f"{a_copy.name}, best.ckpt: FGSM, 10 test images of stand-in for MNIST"
     changed = [f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")]
     assert row_names(sheet) == ["original", *changed]
     assert all(caption.startswith("label ") for caption in captions(sheet))
@@ -91,7 +91,7 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
     assert (few["images"], all_of_them["images"]) == (20, 30)
     assert few["images_sha256"] != all_of_them["images_sha256"]
     other = ["data=mnist", "data.source=standin", "attack=noise"]
-    assert attacked(a_copy, *other).result["images"] == 20, "other data needs no seed"
+    assert attacked(a_copy, *other).result["images"] == 10, "other data needs no seed"
 
 
 def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:

@@ -12,7 +12,7 @@ FEW: dict[str, Any] = {"epochs": 3, "hidden": (16,), "training_images": 24}
 
 
 class KnowsTheImage(AbstractNetwork):
-    """Poses have in which column the square is, which is all that images of one class differ by, but for noise."""
+    """Poses encode the column of the square: the only difference, except noise, between images of one class."""
 
     def __init__(self, *, knows: bool = True) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class KnowsTheImage(AbstractNetwork):
         return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
 
-def test_poses_that_say_where_explain_more_than_the_class() -> None:
-    options = {**FEW, "epochs": 400, "hidden": (64,), "learning_rate": 0.01}
+def test_poses_with_the_position_explain_more_than_the_class() -> None:
+    options = {**FEW, "epochs": 200, "hidden": (64,), "learning_rate": 0.006}
     knows = decoder(subject(KnowsTheImage(), images=48), **options).numbers
     ignorant = decoder(subject(KnowsTheImage(knows=False), images=48), **options).numbers
     assert knows["class_mean_squared_error"] == ignorant["class_mean_squared_error"]
@@ -37,7 +37,7 @@ def test_poses_that_say_where_explain_more_than_the_class() -> None:
     assert -0.5 < ignorant["explained"] < 0.1
 
 
-def test_perturbations_are_in_standard_deviations_of_the_class() -> None:
+def test_perturbations_are_in_standard_deviations_of_the_class_poses() -> None:
     answer = decoder(subject(KnowsTheImage(), images=48), **FEW)
     assert [(row["class"], row["component"]) for row in answer.rows] == [("class 0", n) for n in range(24)]
     changing = [row for row in answer.rows if float(str(row["change"])) > 0]
@@ -46,7 +46,7 @@ def test_perturbations_are_in_standard_deviations_of_the_class() -> None:
     assert figure.axes[0].get_xticklabels()[0].get_text() == "-2.00"
 
 
-def test_change_is_that_of_the_largest_offsets() -> None:
+def test_change_is_between_the_largest_offsets() -> None:
     pictures = torch.zeros(2, 5, 1, 2, 2)
     pictures[1, 0], pictures[1, -1], pictures[1, 1] = 1.0, 3.0, 7.0
     assert _change(pictures).tolist() == [0.0, 5.0]

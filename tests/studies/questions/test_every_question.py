@@ -1,4 +1,4 @@
-"""What holds for every option of ``what=``; a row for each, and those without a row fail."""
+"""The contract of every option of ``what=``: each needs a row of ``ROWS``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,42 +25,43 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def of(kind: str) -> Subject:
+    """A subject with a small network of this kind."""
     torch.manual_seed(0)
     if kind == "with a decoder":
-        return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
+        return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]), images=16)
     if kind == "pairs":
         changes = {"translation": moved, "rotation": quarter_turn}
-        return subject(TransformingAutoencoder((1, 24, 24), capsules=10), changes)
+        return subject(TransformingAutoencoder((1, 24, 24), capsules=10), changes, images=16)
     if kind == "code":
         return subject(PairAutoencoder((1, 24, 24), code=6), {"translation": moved})
     if kind == "without poses":
         return subject(small_network("capsnet", routing=partial(SelfRouting, poses=False)))
-    return subject(small_network(kind))
+    return subject(small_network(kind), images=24 if kind == "cnn" else 16)
 
 
 def changed(kind: str, change: Callable[[Any], Any]) -> Subject:
-    """With other batches."""
-    asked = of(kind)
-    return replace(asked, batches=[change(batch) for batch in asked.batches])
+    """The subject of this kind with every batch changed."""
+    original = of(kind)
+    return replace(original, batches=[change(batch) for batch in original.batches])
 
 
 def views(toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] = (0, 1, 2)) -> Subject:
-    """Of images that say from where they were taken."""
-    asked = of("cnn")
+    """A subject with images whose viewpoints are known."""
+    original = of("cnn")
     rows = [(toy, elevation, azimuth, 0) for toy in toys for elevation in (0, 4) for azimuth in range(0, 36, 3)]
     seen = [(toy, *rest) for toy in toys_of_training for _, *rest in rows[: 24 if len(toys) > 1 else 12]]
 
     def batch(rows: list[tuple[int, ...]]) -> Any:
         labels = torch.arange(len(rows)) % 2
         images = torch.rand(len(rows), 1, 24, 24, generator=torch.Generator().manual_seed(0))
-        return asked.batches[0]._replace(images=images, labels=labels, key=labels, factors=torch.tensor(rows))
+        return original.batches[0]._replace(images=images, labels=labels, key=labels, factors=torch.tensor(rows))
 
     factors = ("instance", "elevation", "azimuth", "lighting")
-    return replace(asked, batches=[batch(rows)], training=lambda _: [batch(seen)], factors=factors)
+    return replace(original, batches=[batch(rows)], training=lambda _: [batch(seen)], factors=factors)
 
 
 class Row(NamedTuple):
-    """A question to a kind of network that it is for, options for a short test, and what it gives."""
+    """A question: a kind of network that it is for, options for a short test, and its results."""
 
     kind: str
     options: Mapping[str, Any] = NOTHING
@@ -68,7 +69,7 @@ class Row(NamedTuple):
     figures: tuple[str, ...] = ()
     rows: bool = False
 
-    def asked(self) -> Subject:
+    def subject(self) -> Subject:
         return views() if self.kind == "views" else of(self.kind)
 
 
@@ -113,9 +114,9 @@ ROWS: dict[str, Row] = {
 }
 
 
-def ask(name: str, asked: Subject, **options: Any) -> Answer:
+def ask(name: str, questioned: Subject, **options: Any) -> Answer:
     target = function_options("what")[name.split(" ")[0]].target
-    answer: Answer = get_object(target)(asked, **options)
+    answer: Answer = get_object(target)(questioned, **options)
     return answer
 
 
@@ -124,13 +125,14 @@ def test_every_option_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_numbers_rows_and_figures_and_nothing_else_changes(name: str) -> None:
+def test_question_gives_numbers_rows_and_figures_and_changes_nothing(name: str, shapes_checked_in_first: Any) -> None:
     row = ROWS[name]
-    asked = row.asked()
-    weights = {key: value.clone() for key, value in asked.network.state_dict().items()}
+    subjects = [row.subject() for _ in range(2)]
+    network = subjects[0].network
+    weights = {key: value.clone() for key, value in network.state_dict().items()}
     state = torch.get_rng_state()
-    answer = ask(name, asked, **row.options)
-    assert name.split(" ")[0] in OF_PAIRS or not isinstance(asked.network, AbstractPairNetwork)
+    answer, again = (ask(name, each, **row.options) for each in shapes_checked_in_first(subjects))
+    assert name.split(" ")[0] in OF_PAIRS or not isinstance(network, AbstractPairNetwork)
     assert answer.numbers.keys() >= {*row.numbers}
     assert bool(answer.rows) is row.rows or name == "decoder", "only of classes that are recognised"
     figures = answer.draw()
@@ -138,14 +140,15 @@ def test_numbers_rows_and_figures_and_nothing_else_changes(name: str) -> None:
     assert bool(figures) == bool(row.figures)
     assert all(isinstance(figure, Figure) for figure in figures.values())
     assert torch.equal(torch.get_rng_state(), state)
-    torch.testing.assert_close(ask(name, row.asked(), **row.options).numbers, answer.numbers, equal_nan=True)
-    assert all(torch.equal(value, weights[key]) for key, value in asked.network.state_dict().items())
-    assert all(each.grad is None for each in asked.network.parameters())
+    torch.testing.assert_close(again.numbers, answer.numbers, equal_nan=True)
+    assert all(torch.equal(value, weights[key]) for key, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_no_figures_are_drawn_of_no_images() -> None:
+@pytest.mark.usefixtures("unchecked_types")
+def test_no_images_are_drawn_with_shown_0() -> None:
     for name in ("couplings", "crowding", "scramble", "tree", "votes"):
-        figures = ask(name, ROWS[name].asked(), **{**ROWS[name].options, "shown": 0}).draw()
+        figures = ask(name, ROWS[name].subject(), **{**ROWS[name].options, "shown": 0}).draw()
         assert {*figures} <= {"histograms"}
 
 
@@ -187,7 +190,7 @@ REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
 ]
 
 
-def test_a_network_that_cannot_tell_a_sign_and_one_with_a_relu_that_can() -> None:
+def test_sign_changes_no_even_network_and_changes_one_with_relu() -> None:
     class Even(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:
             return CapsuleOutput(images[:, 0, :4, 0].square())
@@ -200,7 +203,7 @@ def test_a_network_that_cannot_tell_a_sign_and_one_with_a_relu_that_can() -> Non
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_wrong_networks_and_options() -> None:
-    for name, asked, options, message in REFUSED:
+def test_wrong_networks_and_options_are_refused() -> None:
+    for name, kind, options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
-            ask(name, of(asked) if isinstance(asked, str) else asked(), **options)
+            ask(name, of(kind) if isinstance(kind, str) else kind(), **options)
