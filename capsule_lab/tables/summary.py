@@ -180,17 +180,17 @@ class Entry:
         if not self.row.has_runs:
             return "reported"
         without = f"without {self.column.metric}"
-        found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
-        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
-        if self.failed_checks:
-            parts.append(f"failed checks: {', '.join(self.failed_checks)}")
+        counts = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
+        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in counts.items())]
+        if self.failed:
+            parts.append(f"failed checks: {', '.join(self.failed)}")
         return ", ".join(parts)
 
     @property
-    def failed_checks(self) -> list[str]:
+    def failed(self) -> list[str]:
         """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
-        found = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
-        return list(dict.fromkeys(check["name"] for check in found))
+        failed = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
+        return list(dict.fromkeys(check["name"] for check in failed))
 
     @property
     def counted(self) -> tuple[Run, ...]:
@@ -228,13 +228,13 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     entries = []
     for column in table.columns:
         for row in filter(column.shows, table.rows):
-            own = [cell for cell in asked if (cell.row, cell.column) == (row, column)]
+            row_cells = [cell for cell in asked if (cell.row, cell.column) == (row, column)]
             more = [cell for cell in others if (cell.row, cell.column) == (row, column)]
             published = row.published.get(column.name)
-            if own or published:
-                runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
-                left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
-                entries.append(Entry(row, column, published, runs, left, len(own)))
+            if row_cells or published:
+                runs = tuple(run for cell in (*row_cells, *more) if (run := _run(cell, column)))
+                missing = tuple(cell for cell in row_cells if cell not in [run.cell for run in runs])
+                entries.append(Entry(row, column, published, runs, missing, len(row_cells)))
     references = {entry.column: entry.runs for entry in entries if entry.row.name == table.against}
     elsewhere = {}
     for column in table.columns:
