@@ -61,9 +61,9 @@ def profile_case(case: Case, steps: int) -> dict[str, Any]:
             take_step(step)
     time = "self_device_time_total" if case.device == "cuda" else "self_cpu_time_total"
     operators = {
-        each.key: getattr(each, time) / 1e6 / steps
-        for each in profiler.key_averages()
-        if each.device_type == DeviceType.CPU  # kernels of a GPU count for the operators that launched them
+        event.key: getattr(event, time) / 1e6 / steps
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CPU  # kernels of a GPU count for the operators that launched them
     }
     return break_down(operators)
 

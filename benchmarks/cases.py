@@ -106,9 +106,9 @@ def check_bench(config: DictConfig) -> None:
         "precisions": (FULL, "bf16-mixed"),
     }
     for option, names in choices.items():
-        given = config[option]
-        if not OmegaConf.is_list(given) or not set(given) <= set(names):
-            raise ConfigError(f"{option} is {given}; expected a list of values from {', '.join(names)}")
+        value = config[option]
+        if not OmegaConf.is_list(value) or not set(value) <= set(names):
+            raise ConfigError(f"{option} is {value}; expected a list of values from {', '.join(names)}")
     rules = {
         f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
         f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
@@ -177,9 +177,9 @@ def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) ->
     if chosen is not None:
         spec = build_data(chosen).spec
         sizes = dict(zip(SIZES, (chosen.data.batch_size, list(spec.image_shape), spec.num_classes), strict=True))
-    given = cast(dict[str, Any], OmegaConf.to_container(config))
-    sizes |= given["sizes"].get(name, {})
-    sizes |= {option: given[option] for option in SIZES if given[option] is not None and option in sizes}
+    options = cast(dict[str, Any], OmegaConf.to_container(config))
+    sizes |= options["sizes"].get(name, {})
+    sizes |= {option: options[option] for option in SIZES if options[option] is not None and option in sizes}
     for option, value in sizes.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(number, int) and number > 0 for number in numbers):

@@ -68,7 +68,7 @@ def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
     if graphs:
         cases += [(with_graphs(case), False) for case, _ in cases if (case.kind, case.form) == ("model", "fused")]
     cases += [(case, True) for case in by_batch(config)]
-    return sorted(cases, key=lambda each: each[0].form == "compiled")
+    return sorted(cases, key=lambda timing: timing[0].form == "compiled")
 
 
 def with_graphs(case: Case) -> Case:
@@ -128,8 +128,8 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 def line_of(row: dict[str, Any]) -> str:
     batch = row.get("batch_size", row.get("rows"))
-    found = row.get("error") or f"{1e3 * row['seconds_median']:.3g} ms, {row['roofline_percent']:.1f} % of the roofline"
-    return f"{row['name']} ({row['form']}, {row['precision']}), batch {batch}: {found}\n"
+    text = row.get("error") or f"{1e3 * row['seconds_median']:.3g} ms, {row['roofline_percent']:.1f} % of the roofline"
+    return f"{row['name']} ({row['form']}, {row['precision']}), batch {batch}: {text}\n"
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ def scale(config: DictConfig) -> dict[str, Any]:
         cases = scaled(config, axis)
         for case, row in zip(cases, time_in_turn(cases, rounds=config.rounds, steps=config.steps), strict=True):
             votes = votes_of(case)
-            each = row["seconds_median"] / (votes * case.sizes["iterations"])
+            seconds = row["seconds_median"] / (votes * case.sizes["iterations"])
             rows.append(
-                {"axis": axis, "value": case.sizes[AXES[axis]], "votes": votes, **row, "seconds_per_vote": each}
+                {"axis": axis, "value": case.sizes[AXES[axis]], "votes": votes, **row, "seconds_per_vote": seconds}
             )
     return {"rows": rows}
 

@@ -97,10 +97,10 @@ def show(report: dict[str, Any], hardware: str) -> None:
 
 
 def _table(title: str, caption: str, columns: Columns, rows: Any) -> Table:
-    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         text = name in ("name", "form", "precision", "backend", "operator", "family")
-        shown.add_column(name, no_wrap=text, justify="left" if text else "right")
+        table.add_column(name, no_wrap=text, justify="left" if text else "right")
     for row in rows:
-        shown.add_row(*(cell(row) for cell in columns.values()))
-    return shown
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table

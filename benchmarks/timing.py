@@ -73,12 +73,12 @@ def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str
 
 def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
     """Return the table row of a case and the seconds of its steps."""
-    forward, both = zip(*times, strict=True)
+    forward, step_seconds = zip(*times, strict=True)
     row = {
         **case.row,
-        "seconds_median": statistics.median(both),
-        "seconds_fastest": min(both),
-        "seconds_slowest": max(both),
+        "seconds_median": statistics.median(step_seconds),
+        "seconds_fastest": min(step_seconds),
+        "seconds_slowest": max(step_seconds),
         "forward_seconds_median": statistics.median(forward),
     }
     if case.kind == "model":
@@ -224,6 +224,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):
-        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
+        match = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(match[1]) * 1024 if match else 0
     return 0

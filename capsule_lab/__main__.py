@@ -50,7 +50,7 @@ def _main(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{first} is not a command; put a command before it, such as capsule-lab train {first}")
         raise ConfigError(f"{first} is not a command; {suggest(first, commands())}")
     else:
-        with searching(own_folders([each for each in arguments if each not in ("--help", "-h")])):
+        with searching(own_folders([argument for argument in arguments if argument not in ("--help", "-h")])):
             _list()
 
 

@@ -71,8 +71,8 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     for name, options in loggers.items():  # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
-        own = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
-        options.update({key: value for key, value in own.items() if value})
+        recorded = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
+        options.update({key: value for key, value in recorded.items() if value})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
     opened: list[Any] = build.build_trainer(
         OmegaConf.create({"logger": loggers, "trainer": trainer}), run.directory
@@ -155,14 +155,14 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
             batches.append(batch)
             with torch.no_grad():
                 outputs.append(run.network(batch.images))
-            if sum(len(each.labels) for each in batches) >= images:
+            if sum(len(batch.labels) for batch in batches) >= images:
                 break
         if batches:
             break
 
     def concatenated(records: Any) -> list[Any]:
         """Concatenate each field over all records."""
-        return [None if each[0] is None else torch.cat(each)[:images] for each in zip(*records, strict=True)]
+        return [None if column[0] is None else torch.cat(column)[:images] for column in zip(*records, strict=True)]
 
     scores, logits = concatenated([[output.scores, output.logits] for output in outputs])
     without = outputs[0].capsules is None

@@ -45,8 +45,8 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> R:
-        inputs = (each.poses if isinstance(each, Votes) else each for each in (*args, *kwargs.values()))
-        device = next((each.device.type for each in inputs if isinstance(each, Tensor)), "cpu")
+        inputs = (argument.poses if isinstance(argument, Votes) else argument for argument in (*args, *kwargs.values()))
+        device = next((value.device.type for value in inputs if isinstance(value, Tensor)), "cpu")
         around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with around:
             return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
@@ -275,7 +275,7 @@ def predictions_by_label(
     """
     highest = scores.topk(labels.shape[1]).indices  # [b l]
     same = predicted_labels(highest, labels)  # [b label predicted]
-    found = same.any(2)
+    recognised = same.any(2)
     wrong_first = highest.gather(1, same.any(1).to(torch.int64).argsort(dim=1, stable=True))
-    nth = (~found).cumsum(1).sub(1).clamp_min(0)  # which wrong class fills a remaining place
-    return torch.where(found, labels, wrong_first.gather(1, nth))
+    nth = (~recognised).cumsum(1).sub(1).clamp_min(0)  # which wrong class fills a remaining place
+    return torch.where(recognised, labels, wrong_first.gather(1, nth))

@@ -25,16 +25,16 @@ _OPTIONAL = ("last written", "val error")
 @command("list")
 def main(config: DictConfig) -> None:
     """Print a row for each run directory, the most recent last."""
-    found = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
-    described = {file.parent: runs.directories.read_overrides(file.parent) for file in found}
-    wanted = [each for each in described if str(config.contains) in f"{each.name} {described[each]}"]
-    wanted = wanted[-config.last :]
+    files = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
+    described = {file.parent: runs.directories.read_overrides(file.parent) for file in files}
+    matching = [run for run in described if str(config.contains) in f"{run.name} {described[run]}"]
+    matching = matching[-config.last :]
     console = Console(highlight=False)
-    if not wanted:
+    if not matching:
         console.print(f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False)
         return
-    shared, own = differences([shlex.split(described[each]) for each in wanted])
-    rows = [[*_row(each), shlex.join(overrides)] for each, overrides in zip(wanted, own, strict=True)]
+    shared, differing = differences([shlex.split(described[directory]) for directory in matching])
+    rows = [[*_row(directory), shlex.join(overrides)] for directory, overrides in zip(matching, differing, strict=True)]
     lines = aligned([HEADINGS, *rows])
     for left_out in _OPTIONAL if console.is_terminal or "COLUMNS" in os.environ else ():
         if max(map(len, lines)) > console.width:
@@ -48,11 +48,11 @@ def main(config: DictConfig) -> None:
 
 def _row(directory: Path) -> list[str]:
     result = runs.results.read_metrics(directory) or {}
-    shown = [_error(result.get(split, {})) for split in ("test", "val")]
+    errors = [_error(result.get(split, {})) for split in ("test", "val")]
     source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
     state = result.get("status") or _unfinished(directory)
-    return [directory.name, state, *shown, source, written]
+    return [directory.name, state, *errors, source, written]
 
 
 def _error(metrics: Mapping[str, float]) -> str:

@@ -248,7 +248,7 @@ def _check_labels(labels: Tensor, scores: Tensor) -> None:
     known = labels.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
     if not known or labels.is_floating_point() or not labels.numel():
         return
-    lowest, highest = (int(each) for each in labels.aminmax())
+    lowest, highest = (int(bound) for bound in labels.aminmax())
     if lowest < 0 or highest >= scores.shape[1]:
         raise ValueError(f"labels are {lowest} to {highest}; expected classes, 0 to {scores.shape[1] - 1}")
 

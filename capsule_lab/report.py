@@ -79,7 +79,7 @@ def main() -> None:
     def run(config: DictConfig) -> None:
         report(config, command_line)
 
-    command("report", partial(for_hydra, own=FOR_REPORT))(run)()
+    command("report", partial(for_hydra, command_keys=FOR_REPORT))(run)()
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Schedule(ABC):
         """Return the same schedule with all durations in steps."""
         durations = {field.name: getattr(self, field.name) for field in fields(self) if field.type == "Duration"}
         lengths = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
-        return replace(self, **{name: duration_in_steps(each, **lengths) for name, each in durations.items()})
+        return replace(self, **{name: duration_in_steps(duration, **lengths) for name, duration in durations.items()})
 
     def _progress(self, step: int, duration: Duration) -> float:
         """Return ``step`` divided by ``duration``."""

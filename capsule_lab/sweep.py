@@ -15,7 +15,7 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds, for_hydra
 
 
-@command("sweep", partial(for_hydra, own=FOR_SWEEP))
+@command("sweep", partial(for_hydra, command_keys=FOR_SWEEP))
 def main(config: DictConfig) -> None:
     """Train and evaluate the unfinished cells of ``config.table``; with ``dry_run``, only print them."""
     from capsule_lab.launchers.slurm import SlurmLauncher

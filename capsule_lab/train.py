@@ -46,18 +46,18 @@ def main(config: DictConfig) -> None:
         interruptible("stopped before training started; the checkpoints are unchanged"),
     ):
         hydra = HydraConfig.get()
-        overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
+        overrides = [entry for entry in hydra.overrides.task if not entry.startswith(("launcher=", "train.resume="))]
         directory, is_finished = _directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
         if is_finished:
             log.info("%s has finished, there is nothing to resume; its results are in metrics.json", directory)
             return
-        differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
+        differences = [entry for entry in overrides if not entry.startswith(("name=", "logger", "train.directory="))]
         result = train(config, directory, differences, start_time)
-    of_a_sweep = LOG_VARIABLE in os.environ
+    in_sweep = LOG_VARIABLE in os.environ
     if result and result["status"] != runs.results.PAUSED:
-        shown = summary(result, directory, hydra.runtime.choices, None if of_a_sweep else overrides)
-        Console(highlight=False).print("", shown, sep="\n", soft_wrap=True)  # commands to copy
-    if result.get("new_steps") == 0 and not of_a_sweep:
+        text = summary(result, directory, hydra.runtime.choices, None if in_sweep else overrides)
+        Console(highlight=False).print("", text, sep="\n", soft_wrap=True)  # commands to copy
+    if result.get("new_steps") == 0 and not in_sweep:
         raise RunError(
             f"trainer.max_time={config.trainer.max_time} ran out after {time.monotonic() - start_time:.0f} s, before "
             "the first step or the end of the test; expected more, as the same command starts at the same point"
@@ -240,8 +240,8 @@ class Training:
             return {}
         steps, planned = self.trainer.global_step, self.module.total_steps
         runs.results.write_pause(self.directory, steps, planned)
-        on = command_line("train.resume=true")
-        log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, on)
+        resume_command = command_line("train.resume=true")
+        log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, resume_command)
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
         return {**status, "new_steps": steps - self.embed.steps_before}
 
@@ -249,18 +249,18 @@ class Training:
 @contextmanager
 def _logging_to_stdout_if_nowhere() -> Iterator[None]:
     """Print log messages to stdout in a notebook; in a command, Hydra has configured a handler."""
-    root, own = logging.getLogger(), logging.getLogger("capsule_lab")
+    root, package_logger = logging.getLogger(), logging.getLogger("capsule_lab")
     if root.handlers:
         yield
         return
-    handler, level = logging.StreamHandler(sys.stdout), own.level
+    handler, level = logging.StreamHandler(sys.stdout), package_logger.level
     root.addHandler(handler)
-    own.setLevel(logging.INFO)
+    package_logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        own.setLevel(level)
+        package_logger.setLevel(level)
 
 
 if __name__ == "__main__":

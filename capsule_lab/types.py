@@ -18,8 +18,10 @@ Change = Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
 
 def _shapes(record: NamedTuple) -> str:
     """Return a record as text with the shapes of its tensors, because their values would fill a notebook cell."""
-    shown = {name: tuple(each.shape) if isinstance(each, Tensor) else each for name, each in record._asdict().items()}
-    return f"{type(record).__name__}({', '.join(f'{name}={each}' for name, each in shown.items())})"
+    fields = {
+        name: tuple(value.shape) if isinstance(value, Tensor) else value for name, value in record._asdict().items()
+    }
+    return f"{type(record).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
 
 
 class Capsules(NamedTuple):

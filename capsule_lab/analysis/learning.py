@@ -68,18 +68,18 @@ def measure_gradient(
     check_number("relative_change", relative_change, above=0)
     check_number("changes", changes, 1)
     twin = _float32_copy(network)
-    parameters = [each for each in twin.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError(f"{type(network).__name__} has no trainable parameter; expected one with requires_grad")
 
     def gradient() -> tuple[float, Tensor]:
         with _reproducible(twin, seed), torch.enable_grad():
             value = loss(twin)
-            found = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-        return float(value.detach()), torch.cat([each.flatten() for each in found]).cpu().double()
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        return float(value.detach()), torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()
 
     value, before = gradient()
-    weights = [each.detach().clone() for each in parameters]
+    weights = [parameter.detach().clone() for parameter in parameters]
     generator = torch.Generator().manual_seed(seed)
     cosines = []
     for _ in range(changes):
@@ -93,7 +93,7 @@ def measure_gradient(
 
 def _float32_copy(network: Network) -> Network:
     twin = copy.deepcopy(network)
-    return twin.float() if any(each.dtype in HALF for each in twin.parameters()) else twin
+    return twin.float() if any(parameter.dtype in HALF for parameter in twin.parameters()) else twin
 
 
 @contextmanager
@@ -134,36 +134,36 @@ class LayerMeasurement:
 def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, LayerMeasurement]:
     """Measure the capsules of every layer and their routing, from the image upwards, for two or more images."""
     twin = _float32_copy(network)
-    found: dict[str, LayerMeasurement] = {}
+    measurements: dict[str, LayerMeasurement] = {}
     for name, layer in twin.capsule_layers().items():
-        _observe(name, layer, found)
+        _observe(name, layer, measurements)
     with torch.no_grad(), _reproducible(twin, seed=0):
         twin.forward(images.to(torch.float32 if images.dtype in HALF else images.dtype))
-    return {name: found[name] for name in twin.capsule_layers() if name in found}
+    return {name: measurements[name] for name in twin.capsule_layers() if name in measurements}
 
 
-def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) -> None:
-    """Register hooks that write a layer's measurement to ``found`` when the layer is called."""
+def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasurement]) -> None:
+    """Register hooks that write a layer's measurement to ``measurements`` when the layer is called."""
     iterations: list[dict[str, float]] = []
     variances: dict[str, Any] = {}
-    routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
+    routing = next((module for module in layer.modules() if isinstance(module, AbstractRouting)), None)
 
     def measure(_: nn.Module, _arguments: Any, output: Capsules) -> None:
         activations = output.activations
-        found[name] = LayerMeasurement(
+        measurements[name] = LayerMeasurement(
             pose_std=float(output.poses.std()),
             **_mean_and_spread(activations),
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
             iterations=tuple(iterations),
             **variances,
-            normalised=any(isinstance(each, nn.BatchNorm1d) for each in routing.children()) if routing else False,
+            normalised=any(isinstance(module, nn.BatchNorm1d) for module in routing.children()) if routing else False,
         )
 
     def keep_iteration(trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
         entropy.update(trace.couplings)
-        found = {} if trace.activations is None else _mean_and_spread(trace.activations)
-        iterations.append({"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **found})
+        means = {} if trace.activations is None else _mean_and_spread(trace.activations)
+        iterations.append({"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **means})
 
     def keep_variances(_: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
@@ -196,15 +196,15 @@ def votes_variance(
     >>> round(votes_variance(votes, torch.tensor([[1.0, 1.0, 1.0, 0.0]])), 4)
     0.6667
     """
-    given = votes.poses if isinstance(votes, Votes) else votes
+    poses = votes.poses if isinstance(votes, Votes) else votes
 
     def dense(poses: Tensor) -> Tensor:
         return dense_votes(poses, votes.weight) if isinstance(votes, Votes) else poses
 
-    most = max(1, _BYTES_OF_VOTES // (4 * dense(given[:1]).numel()))
-    rows = torch.linspace(0, len(given) - 1, min(most, len(given))).long().to(given.device)
-    sample = dense(given[rows])
-    present = given.new_ones(sample.shape[:2]) if activations is None else activations[rows].to(sample.dtype)
+    most = max(1, _BYTES_OF_VOTES // (4 * dense(poses[:1]).numel()))
+    rows = torch.linspace(0, len(poses) - 1, min(most, len(poses))).long().to(poses.device)
+    sample = dense(poses[rows])
+    present = poses.new_ones(sample.shape[:2]) if activations is None else activations[rows].to(sample.dtype)
     weights = present / present.sum(1, keepdim=True).clamp_min(torch.finfo(present.dtype).tiny)  # [b i]
     mean = torch.einsum("bi,bijd->bjd", weights, sample)
     return float(torch.einsum("bi,bijd->bjd", weights, (sample - mean.unsqueeze(1)).square()).median())
@@ -232,19 +232,19 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
             elif ratio > FAR_ABOVE and not layer.normalised:
                 above.append(text)
     floor = "routing.min_variance, the variance floor, is far"
-    found = []
+    warnings = []
     if below:
-        found.append(
+        warnings.append(
             f"{floor} below the variance of the votes: {', '.join(below)}; with two or more iterations the gradient is "
             "then chaotic: raise it to about that variance, or make the initial transformations smaller "
             "(model.conv.weight_std, model.classes.weight_std)"
         )
     if above:
-        found.append(
+        warnings.append(
             f"{floor} above the variance of the votes: {', '.join(above)}; activations then hardly depend on the "
             "agreement of votes: lower it, or normalise the evidence with routing=em_normalised"
         )
-    return found
+    return warnings
 
 
 @torch.no_grad()
@@ -257,15 +257,15 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     >>> relative_steps(before, {"weight": torch.tensor([3.0, 4.5]), "bias": torch.ones(1)})
     {'weight': 0.1}
     """
-    steps = {name: float((after[name].float() - each.float()).norm()) for name, each in before.items()}
+    steps = {name: float((after[name].float() - value.float()).norm()) for name, value in before.items()}
     return {name: step / norm for name, step in steps.items() if (norm := float(before[name].float().norm()))}
 
 
 def quantities(gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]) -> dict[str, float]:
     """Return all numbers by name: ``<quantity>_<layer>``, for an iteration with the suffix ``_iteration_<number>``."""
-    found = {"loss": gradient.loss, "gradient_norm": gradient.norm, "gradient_cosine": gradient.cosine}
+    numbers = {"loss": gradient.loss, "gradient_norm": gradient.norm, "gradient_cosine": gradient.cosine}
     for name, layer in layers.items():
-        found |= {f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float}
+        numbers |= {f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float}
         for number, iteration in enumerate(layer.iterations, start=1):
-            found |= {f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()}
-    return found
+            numbers |= {f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()}
+    return numbers

@@ -98,7 +98,7 @@ def perturbation_figure(
     several digits, the first is decoded.
     """
     examples = example_of_each_class(output, labels)
-    classes, numbers = (labels.new_tensor(list(each)) for each in (examples, examples.values()))
+    classes, numbers = (labels.new_tensor(list(values)) for values in (examples, examples.values()))
     steps = steps_of(output)
     decoded = perturbed_reconstructions(network, select_images(output, numbers), classes, steps)
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
@@ -123,7 +123,7 @@ def example_of_each_class(output: CapsuleOutput, labels: Labels) -> dict[int, in
 def offsets_grid(pictures: Rows, rows: Sequence[str], title: str, steps: Steps = PAPER, note: str = "") -> Figure:
     """Draw rows of decoded images with a column for each offset; the middle column is unchanged."""
     captions = [f"{offset:+.2f}" if offset else "0" for offset in steps.values]
-    columns = [Column(caption, [*each]) for caption, each in zip(captions, pictures.unbind(1), strict=True)]
+    columns = [Column(caption, [*column]) for caption, column in zip(captions, pictures.unbind(1), strict=True)]
     middle = len(steps.values) // 2
     groups = [
         Group("subtracted" if steps.units is None else "standard deviations subtracted", columns[:middle]),

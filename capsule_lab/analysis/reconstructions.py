@@ -41,7 +41,7 @@ def reconstruction_sheet(
     between = "\n→ " if names else " → "  # names are long
     columns = []
     for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
-        caption = between.join(name_of_class(names, each) for each in pair)
+        caption = between.join(name_of_class(names, label) for label in pair)
         columns.append(Column(caption, pictures, "black" if pair[0] == pair[1] else "red"))
     return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
@@ -72,7 +72,7 @@ def reconstruction_figure(
         between = ",\n" if names else ", "  # names are long
         captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
         return [
-            Column(f"({between.join(name_of_class(names, each) for each in caption)})", pictures, colour)
+            Column(f"({between.join(name_of_class(names, label) for label in caption)})", pictures, colour)
             for caption, *pictures in zip(captions, in_unit_range(images[numbers]), decoded, strict=True)
         ]
 
@@ -109,8 +109,8 @@ def prediction_figure(
     pictures = in_unit_range(images[chosen])
 
     def text(number: int) -> str:
-        both = ([name_of_class(names, each) for each in of[number].tolist()] for of in (labels, predictions))
-        return "\n".join(f"{word} {', '.join(found)}" for word, found in zip(("true", "predicted"), both, strict=True))
+        texts = ([name_of_class(names, label) for label in part[number].tolist()] for part in (labels, predictions))
+        return "\n".join(f"{word} {', '.join(text)}" for word, text in zip(("true", "predicted"), texts, strict=True))
 
     below = [(text(number), "red" if wrong[number] else "black") for number in chosen]
     starts = range(min(side, len(chosen)))

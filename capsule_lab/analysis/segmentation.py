@@ -41,7 +41,7 @@ def overlaid_reconstructions(
     network: Reconstructs, output: CapsuleOutput, classes: Pairs
 ) -> Float[Tensor, "batch 3 height width"]:
     """Decode two classes of each image on black, the first in red and the second in green; their overlap is yellow."""
-    red, green = (network.reconstruct(output, each).mean(1) for each in classes.unbind(1))
+    red, green = (network.reconstruct(output, label).mean(1) for label in classes.unbind(1))
     return torch.stack([red, green, torch.zeros_like(red)], 1)
 
 
@@ -104,7 +104,7 @@ def choose_cases(
     """
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
-    true, predicted = ([(first, second) for first, second in each.tolist()] for each in (labels, predictions))
+    true, predicted = ([(first, second) for first, second in pairs.tolist()] for pairs in (labels, predictions))
     good = right.nonzero().flatten().tolist()
     hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
     others = [number for number in good if number not in hardest]

@@ -91,9 +91,9 @@ class LayerTrace:
         if self.windows is None:
             return None
         windows = self.windows
-        found = torch.zeros(windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device)
-        found.scatter_(0, windows.child.t(), True)
-        return found[self.inner].repeat_interleave(self.iterations[0].couplings.shape[2], 1)
+        sees = torch.zeros(windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device)
+        sees.scatter_(0, windows.child.t(), True)
+        return sees[self.inner].repeat_interleave(self.iterations[0].couplings.shape[2], 1)
 
     @property
     def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
@@ -119,42 +119,42 @@ class LayerTrace:
 
         They are 0 for parents whose window does not contain the child. ``children`` selects some of a large layer's.
         """
-        found = self.iterations[iteration].couplings  # [row place type]
+        couplings = self.iterations[iteration].couplings  # [row place type]
         if self.windows is None:
-            return found if children is None else found[:, children]
+            return couplings if children is None else couplings[:, children]
         windows, inner = self.windows, self.inner
-        types = found.shape[2]
+        types = couplings.shape[2]
         chosen = inner if children is None or inner is None else inner[children]
         child = windows.child.unsqueeze(2).expand(-1, -1, types)  # [position place type]
         images = []
-        for by_window in found.split(windows.positions):
-            every = found.new_zeros(windows.positions, windows.child_count, types)
+        for by_window in couplings.split(windows.positions):
+            every = couplings.new_zeros(windows.positions, windows.child_count, types)
             by_child = every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)  # [child parent]
             images.append(by_child[chosen])
         return torch.stack(images)
 
     def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
         """Return the mass of each parent of the layer, ``sum_i a_i R_ij``."""
-        found = self.iterations[iteration].couplings
-        return torch.einsum("bij,bi->bj", found, self.present).reshape(self.parents.activations.shape)
+        couplings = self.iterations[iteration].couplings
+        return torch.einsum("bij,bi->bj", couplings, self.present).reshape(self.parents.activations.shape)
 
 
 def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     """Concatenate the traces of several batches."""
     first = traces[0]
-    votes: list[Any] = [each.given for each in traces]
-    given = (
+    votes: list[Any] = [trace.given for trace in traces]
+    inputs = (
         Votes(*_joined(*votes))._replace(weight=votes[0].weight) if isinstance(first.given, Votes) else torch.cat(votes)
     )
-    numbered = zip(*(each.iterations for each in traces), strict=True)
-    iterations = (RoutingTrace(same[0].iteration, *_joined(*(each[1:] for each in same))) for same in numbered)
+    numbered = zip(*(trace.iterations for trace in traces), strict=True)
+    iterations = (RoutingTrace(same[0].iteration, *_joined(*(record[1:] for record in same))) for same in numbered)
     return replace(
         first,
         iterations=tuple(iterations),
-        children=joined_capsules([each.children for each in traces]),
-        parents=joined_capsules([each.parents for each in traces]),
-        given=given,
-        present=torch.cat([each.present for each in traces]),
+        children=joined_capsules([trace.children for trace in traces]),
+        parents=joined_capsules([trace.parents for trace in traces]),
+        given=inputs,
+        present=torch.cat([trace.present for trace in traces]),
     )
 
 
@@ -164,7 +164,7 @@ def joined_capsules(records: Sequence[Capsules]) -> Capsules:
 
 
 def _joined(*records: Sequence[Tensor | None]) -> Any:
-    return [None if each[0] is None else torch.cat(each) for each in zip(*records, strict=True)]
+    return [None if column[0] is None else torch.cat(column) for column in zip(*records, strict=True)]
 
 
 class _LayerHooks:
@@ -172,7 +172,7 @@ class _LayerHooks:
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
         self.layer, self.routing = layer, routing
-        self.windows = next((each for each in layer.children() if isinstance(each, Windows)), None)
+        self.windows = next((module for module in layer.children() if isinstance(module, Windows)), None)
         self.iterations: list[RoutingTrace] = []
         self.kept: dict[str, Any] = {}
         stack.callback(routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
@@ -181,12 +181,12 @@ class _LayerHooks:
 
     def _keep_inputs(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self.kept["inputs"] = inputs
-        asked = options.get("on_iteration")
+        callback = options.get("on_iteration")
 
         def on_iteration(trace: RoutingTrace) -> None:
             self.iterations.append(trace)
-            if asked is not None:
-                asked(trace)
+            if callback is not None:
+                callback(trace)
 
         return inputs, {**options, "on_iteration": on_iteration}
 
@@ -198,14 +198,14 @@ class _LayerHooks:
         votes, *others = self.kept["inputs"]
         poses, *activations = self.kept["children"]
         parents: Capsules = self.kept["parents"]
-        given = votes.poses if isinstance(votes, Votes) else votes
+        poses_or_votes = votes.poses if isinstance(votes, Votes) else votes
         (height, width), by_type = below
-        children = given.shape[1] if self.windows is None else poses.shape[1]
+        children = poses_or_votes.shape[1] if self.windows is None else poses.shape[1]
         child_grid = None
         if (height, width) != (1, 1) and children % (height * width) == 0:
             by_type = by_type and isinstance(self.layer, DenseCapsules)  # other layers receive them by position
             child_grid = ChildGrid(height, width, children // (height * width), by_type)
-        present = others[0] if others and others[0] is not None else given.new_ones(given.shape[:2])
+        present = others[0] if others and others[0] is not None else poses_or_votes.new_ones(poses_or_votes.shape[:2])
         of_children = activations[0] if activations and activations[0] is not None else present
         if self.windows is None and present.shape[1] != of_children.shape[1]:  # computed from several capsules
             poses, of_children = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2), present
@@ -238,17 +238,17 @@ def trace(
     sizes, by_type = [(1, 1)], False
     with ExitStack() as stack:
         for name, layer in network.capsule_layers().items():
-            routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
+            routing = next((module for module in layer.modules() if isinstance(module, AbstractRouting)), None)
             if routing is not None:
                 hooks[name] = _LayerHooks(layer, routing, stack)
                 continue
             sizes, by_type = [(1, 1)], isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
-            for conv in (each for each in layer.modules() if isinstance(each, nn.Conv2d)):
+            for conv in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
                 keep = partial(lambda sizes, _, __, features: sizes.append((*features.shape[2:],)), sizes)
                 stack.callback(conv.register_forward_hook(keep).remove)
         output = network.forward(images)  # not the compiled call, which runs no hooks
-    found, below = {}, (sizes[-1], by_type)
-    for name, each in hooks.items():
-        found[name] = each.trace(below)
-        below = ((1, 1) if each.windows is None else each.windows.grid, False)
-    return output, found
+    traces, below = {}, (sizes[-1], by_type)
+    for name, hook in hooks.items():
+        traces[name] = hook.trace(below)
+        below = ((1, 1) if hook.windows is None else hook.windows.grid, False)
+    return output, traces

@@ -107,11 +107,11 @@ class EmbedConfig(Callback):
         self.seconds_before, self.cpu_seconds_before = record["seconds"], record["cpu_seconds"]
         self.steps_before = checkpoint["global_step"]
         self.val, self.val_step = record["val"], record["val_step"]
-        own, self.threads = self.threads, record["threads"]
-        if own != self.threads and trainer.strategy.root_device.type == "cpu":
+        current, self.threads = self.threads, record["threads"]
+        if current != self.threads and trainer.strategy.root_device.type == "cpu":
             log.warning(
                 "training began on %s threads and continues on %s, which rounds sums differently: results differ in "
-                "their last bits; set OMP_NUM_THREADS=%s to continue exactly", self.threads, own, self.threads,
+                "their last bits; set OMP_NUM_THREADS=%s to continue exactly", self.threads, current, self.threads,
             )  # fmt: skip
         for table in _tables(trainer):  # a run that continues in another directory begins new tables
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():

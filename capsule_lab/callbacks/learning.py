@@ -60,7 +60,7 @@ class LearningDiagnostics(Callback):
         self.relative_change = relative_change
         self.changes = changes
         self.rows: list[dict[str, float]] = []
-        self.step: int | None = None  # the step being measured
+        self.step: int | None = None  # the step being row
         self.found: dict[str, float] = {}  # measured before the step
         self.before: dict[str, Tensor] = {}
 
@@ -76,24 +76,24 @@ class LearningDiagnostics(Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if self.step is not None and trainer.is_global_zero:
             parameters = cast(Any, pl_module).network.named_parameters()
-            self.before = {name: each.detach().clone() for name, each in parameters}
+            self.before = {name: parameter.detach().clone() for name, parameter in parameters}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.step is None or trainer.global_step == self.step:
             return
         if trainer.is_global_zero:
             parameters = cast(Any, pl_module).network.named_parameters()
-            steps = relative_steps(self.before, {name: each.detach() for name, each in parameters})
-            found = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
-            self.rows.append({"step": self.step, **found})
+            steps = relative_steps(self.before, {name: parameter.detach() for name, parameter in parameters})
+            row = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
+            self.rows.append({"step": self.step, **row})
             text = io.StringIO(newline="")
-            columns = {name: None for row in self.rows for name in row}  # in order
+            columns = {name: None for line in self.rows for name in line}  # in order
             writer = csv.DictWriter(text, [*columns], lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
             write_text(Path(trainer.default_root_dir) / "learning.csv", text.getvalue())
             for logger in trainer.loggers:
-                logger.log_metrics({f"learning/{name}": value for name, value in found.items()}, logged_step(trainer))
+                logger.log_metrics({f"learning/{name}": value for name, value in row.items()}, logged_step(trainer))
         self.step, self.before = None, {}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -128,7 +128,7 @@ class VarianceFloor(Callback):
         network = cast(Any, pl_module).network
         if not first or not isinstance(network, AbstractCapsuleNetwork):
             return
-        if any(min_variance(each) for each in network.modules() if isinstance(each, AbstractRouting)):
+        if any(min_variance(module) for module in network.modules() if isinstance(module, AbstractRouting)):
             layers = measure_layers(network, batch.images[: self.images])  # in all processes: layers may communicate
             for warning in floor_warnings(layers):
                 if trainer.is_global_zero:
@@ -137,20 +137,20 @@ class VarianceFloor(Callback):
 
 def first_images(batch: Batch, images: int) -> Batch:
     """Return the first images of a batch with their other fields; half precision is converted to float32."""
-    cut: list[Any] = [each if each is None else each[:images] for each in batch]
-    return Batch(*(each if each is None or each.dtype not in HALF else each.float() for each in cut))
+    cut: list[Any] = [values if values is None else values[:images] for values in batch]
+    return Batch(*(values if values is None or values.dtype not in HALF else values.float() for values in cut))
 
 
 def _loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
     """Return the training loss of ``module`` on one batch, as a function of the network."""
 
     def loss(network: AbstractNetwork) -> Tensor:
-        own, module.network = module.network, network
+        original, module.network = module.network, network
         try:
             output = network.forward(*module.inputs_of(batch))  # not the compiled call
             terms = module.loss_terms(batch, output, module.schedule_values()) | module.penalty()
         finally:
-            module.network = own
+            module.network = original
         return torch.stack([*terms.values()]).sum()
 
     return loss

@@ -41,8 +41,10 @@ def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) ->
     It consists of model and data, as in the directory's name, and the ``overrides``, groups first; the seed is a tag.
     """
     named = config.copy()
-    changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed=", "logger", "callbacks"))]
-    changes.sort(key=lambda each: "." in each.partition("=")[0])  # the routing before its options
+    changes = [
+        entry for entry in overrides if not entry.startswith(("model=", "data=", "seed=", "logger", "callbacks"))
+    ]
+    changes.sort(key=lambda override: "." in override.partition("=")[0])  # the routing before its options
     name = " ".join([directory.name.partition(f"-{hash_in(directory)}")[0], *changes])
     for options in (named.get("logger") or {}).values():
         if options and options.get("name", "") is None:

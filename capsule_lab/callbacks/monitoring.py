@@ -69,7 +69,7 @@ class NonFiniteGuard(Callback):
             if wrong:
                 self.pending, self.copies = [], HostCopies()
                 of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-                name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # rather a term
+                name, value = next((metric for metric in of_step if metric[0] != "loss"), of_step[0])  # rather a term
                 raise NonFiniteError(
                     f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
                     "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written after this "
@@ -95,7 +95,7 @@ class StepMetrics(Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         every = cast(Any, trainer).log_every_n_steps  # an attribute that the Trainer sets
         if trainer.loggers and trainer.is_global_zero and every and (trainer.global_step + 1) % every == 0:
-            gradients = [each.grad for each in pl_module.parameters() if each.grad is not None]
+            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -112,11 +112,11 @@ class StepMetrics(Callback):
         for (step, known), (norm, *sums) in self.copies.read(wait=wait):
             loss, images, *errors = self._since_last_point(sums)
             self.before = sums
-            found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
+            metrics = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
             if errors:
-                found["train/error_step"] = 100 * errors[0] / errors[1]
+                metrics["train/error_step"] = 100 * errors[0] / errors[1]
             for logger in trainer.loggers:
-                logger.log_metrics(found, step)
+                logger.log_metrics(metrics, step)
 
     def _since_last_point(self, sums: list[float]) -> list[float]:
         return [now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)]
@@ -129,8 +129,8 @@ class StepMetrics(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
         if trainer.is_global_zero:  # the sums restart: carry the remainder over to the next logged step
-            rest = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
-            self.before = [-each for each in rest]
+            remainder = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
+            self.before = [-value for value in remainder]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._log(trainer, wait=True)  # before EmbedConfig saves the curves

@@ -77,8 +77,8 @@ class TimeToAccuracy(Checkpoint):
     def results(self) -> dict[str, float | None]:
         """Return numbers such as ``99.5/seconds``, ``None`` if not reached, and the seconds of each phase."""
         names = ("seconds", "wall_seconds", "images", "step", "error")
-        found = {f"{each}/{name}": self.reached.get(each, {}).get(name) for each in self.thresholds for name in names}
-        return {**found, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
+        results = {f"{goal}/{name}": self.reached.get(goal, {}).get(name) for goal in self.thresholds for name in names}
+        return {**results, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
 
     def _enter(self, phase: str | None, device: torch.device) -> None:
         if self.phase == "training" and phase != "training" and device.type != "cpu":
@@ -118,21 +118,21 @@ class TimeToAccuracy(Checkpoint):
 
     def _record(self, trainer: L.Trainer, threshold: str, error: float) -> None:
         seconds = self.seconds
-        found = {
+        reached = {
             "seconds": round(seconds["training"], 2),
             "wall_seconds": round(sum(seconds.values()), 2),
             "images": self.images,
             "step": trainer.global_step,
             "error": error,
         }
-        self.reached[threshold] = found
-        metrics = {f"time_to_accuracy/{threshold}/{name}": value for name, value in found.items()}
+        self.reached[threshold] = reached
+        metrics = {f"time_to_accuracy/{threshold}/{name}": value for name, value in reached.items()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, logged_step(trainer))
         trainer.save_checkpoint(weights_reached(Path(trainer.default_root_dir), threshold))
         log.info(
             "%s %% right after %.0f s of training: step %d, %d images, %s %.2f %%",
-            *(threshold, found["seconds"], found["step"], found["images"], self.monitor, error),
+            *(threshold, reached["seconds"], reached["step"], reached["images"], self.monitor, error),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "tab
 def prepared(arguments: Sequence[str], command: str) -> list[str]:
     """Convert the arguments of a command for Hydra: options that begin with a dash come first."""
     options, overrides = _split(arguments)
-    return [*options, *choices([_override(each, command) for each in overrides], command)]
+    return [*options, *choices([_override(override, command) for override in overrides], command)]
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:
@@ -41,7 +41,7 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hydra.searchpath":
-            entries += [each.strip(" '\"") for each in value.strip("[]").split(",") if each]
+            entries += [entry.strip(" '\"") for entry in value.strip("[]").split(",") if entry]
     for entry in entries:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():
@@ -68,8 +68,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             close = closest(name, (*_FLAGS, *_WITH_VALUE)) if name.startswith("--") else None
             if close and not key and typed not in groups():
                 raise ConfigError(f"{name} is not an option; did you mean {close}?")
-            given = value or next(words, "…")
-            raise ConfigError(f"{name} is not an option; expected key=value without dashes: {key or typed}={given}")
+            text = value or next(words, "…")
+            raise ConfigError(f"{name} is not an option; expected key=value without dashes: {key or typed}={text}")
     return options, overrides
 
 
@@ -82,8 +82,8 @@ def _override(word: str, command: str) -> str:
         return f"{key}={quoted(str(expanded(value)))}"
     if is_pair or word.startswith("~"):
         return word
-    found = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]
-    if not found and command in _FIRST:
-        found = [f"{_FIRST[command]}={word}"]
-    guess = f"did you mean {' or '.join(found)}?" if found else "--help shows the keys"
+    overrides = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]
+    if not overrides and command in _FIRST:
+        overrides = [f"{_FIRST[command]}={word}"]
+    guess = f"did you mean {' or '.join(overrides)}?" if overrides else "--help shows the keys"
     raise ConfigError(f"{word} does not have the form key=value; {guess}")

@@ -47,10 +47,10 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
     with constructing("model"):
-        built = network(image_shape=spec.image_shape, **_taken(config.model, num_classes=spec.num_classes))
+        built_network = network(image_shape=spec.image_shape, **_taken(config.model, num_classes=spec.num_classes))
     with constructing("module"):
         facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
-        lit = module(network=built, **_taken(config.module, **facts))
+        lit = module(network=built_network, **_taken(config.module, **facts))
     with constructing("optimizer"):
         lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
@@ -106,7 +106,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     for logger in filter(None, (config.get("logger") or {}).values()):
         named = {key: directory.name for key in ("name", "id") if directory and logger.get(key, "") is None}
         loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
-    callbacks = [instantiate(each, _convert_="all") for each in (config.get("callbacks") or {}).values() if each]
+    callbacks = [instantiate(node, _convert_="all") for node in (config.get("callbacks") or {}).values() if node]
     arguments: dict[str, Any] = {
         "default_root_dir": directory,
         "logger": loggers,
@@ -128,12 +128,12 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
     with constructing("trainer"):
         try:
-            built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+            built_trainer = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
         except RuntimeError as error:  # from Lightning, for example for unsupported SLURM variables
             raise ValueError(one_line(error)) from error
-    disable_signal_handlers(built)
-    limit_waiting(built)
-    return built
+    disable_signal_handlers(built_trainer)
+    limit_waiting(built_trainer)
+    return built_trainer
 
 
 def _precision(trainer: DictConfig) -> Any:
@@ -195,7 +195,7 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
 
 def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
     """Check that each monitored metric exists, if module and callbacks all belong to us or to Lightning."""
-    if not all(type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in (module, *callbacks)):
+    if not all(type(part).__module__.startswith(("capsule_lab.", "lightning.")) for part in (module, *callbacks)):
         return
     quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
     terms = ["loss", "l2", "reconstruction"]

@@ -36,7 +36,7 @@ def check(config: DictConfig) -> None:
 def check_evaluation(config: DictConfig) -> None:
     """Check options of ``evaluate``, ``attack`` and ``analyse`` beyond their types."""
     epsilons = config.get("epsilons")
-    if epsilons is not None and len({each for each in epsilons if math.isfinite(each)}) < max(1, len(epsilons)):
+    if epsilons is not None and len(set(filter(math.isfinite, epsilons))) < max(1, len(epsilons)):
         raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
     others = [name for name in ("source", "couplings", "targeted") if config.get(name) not in (None, "trained", False)]
     if config.get("objective") == "training" and others:

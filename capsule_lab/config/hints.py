@@ -45,8 +45,8 @@ def hint(key: str, config: DictConfig) -> str:
     listed = f"Options: {', '.join(f'{prefix}{option}' for option in public)}"
     if other := key_meant(key, config):
         return f"did you mean {other}? {listed}"
-    taken = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}
-    if taken and key == f"{prefix}{name}" and name in taken:
+    known = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}
+    if known and key == f"{prefix}{name}" and name in known:
         return f"{listed} (+{key}=… adds it)"
     close = closest(name, map(str, node))
     return f"did you mean {prefix}{close}? {listed}" if close else listed

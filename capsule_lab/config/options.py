@@ -47,19 +47,19 @@ def function_options(group: str) -> dict[str, FunctionOption]:
         return {}
     package, decorator = _FUNCTIONS[group]
     spec = find_spec(package)
-    found = {}
+    options = {}
     for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
                 target, described = f"{package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
-                found[node.name] = FunctionOption(target, described.partition("\n")[0], _defaults(node))
-    return dict(sorted(found.items()))
+                options[node.name] = FunctionOption(target, described.partition("\n")[0], _defaults(node))
+    return dict(sorted(options.items()))
 
 
 def described_without_file(group: str) -> dict[str, str]:
     """Return a one-sentence description of each option of a group that has no file."""
     none = {"none": _NONE[group]} if group in _NONE else {}
-    return none | {name: each.description for name, each in function_options(group).items()}
+    return none | {name: option.description for name, option in function_options(group).items()}
 
 
 def _name(decorator: ast.expr) -> str:
@@ -69,7 +69,7 @@ def _name(decorator: ast.expr) -> str:
 
 def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
     arguments = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return {each.arg: "???" if default is None else ast.literal_eval(default) for each, default in arguments}
+    return {argument.arg: "???" if default is None else ast.literal_eval(default) for argument, default in arguments}
 
 
 @functools.cache

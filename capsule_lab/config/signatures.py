@@ -30,8 +30,8 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
             parameters = inspect.signature(layer, eval_str=True).parameters.values()
         except NameError:  # imported only for type checking; such annotations stay text and are not checked
             parameters = inspect.signature(layer).parameters.values()
-        own = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-        names = own | names  # the most derived class takes precedence
+        arguments = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        names = arguments | names  # the most derived class takes precedence
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return {name: parameter for name, parameter in names.items() if name != "self"}
     return None if layers else names
@@ -48,9 +48,9 @@ def check_value(key: str, value: Any, annotation: Any, words: str = "") -> None:
 
 def refused(key: str, value: Any, words: str) -> ConfigError:
     """Return the error for a value that does not match the description ``words``."""
-    shown = "null" if value is None else "an empty text" if value == "" else str(value)
-    shown = repr(value) if isinstance(value, str) and words.startswith("'") else shown
-    return ConfigError(f"{key} is {shown}; expected {words}")
+    text = "null" if value is None else "an empty text" if value == "" else str(value)
+    text = repr(value) if isinstance(value, str) and words.startswith("'") else text
+    return ConfigError(f"{key} is {text}; expected {words}")
 
 
 def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
@@ -61,15 +61,15 @@ def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
     """
     origin, inside = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return {} if Any in inside else {words: test for each in inside for words, test in allowed(each).items()}
+        return {} if Any in inside else {words: test for inner in inside for words, test in allowed(inner).items()}
     if origin is Literal:
         *others, last = map(repr, inside)
         words = " or ".join([", ".join(others), last] if others else [last])
-        return {words: lambda value: any(value == each and type(value) is type(each) for each in inside)}
+        return {words: lambda value: any(value == literal and type(value) is type(literal) for literal in inside)}
     if origin in (list, tuple, Sequence):  # of items of one type
         size = len(inside) if origin is tuple and ... not in inside else None
         items = allowed(inside[0]) if inside else {}
-        words = " or ".join(_SEVERAL.get(each, each.replace("a list", "lists")) for each in items if each != "null")
+        words = " or ".join(_SEVERAL.get(item, item.replace("a list", "lists")) for item in items if item != "null")
 
         def test(value: Any) -> bool:
             is_list = isinstance(value, ListConfig) and size in (None, len(value))

@@ -62,10 +62,10 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
     for file, expected in checksums.items():
         path = folder / file
         with reading(path, name):
-            found = md5(path) if algorithm == "md5" else sha256(path)
-        if found != expected:
+            digest = md5(path) if algorithm == "md5" else sha256(path)
+        if digest != expected:
             raise DataError(
-                f"{path} ({path.stat().st_size} bytes, {algorithm} {found}) is not the file of {name} ({algorithm} "
+                f"{path} ({path.stat().st_size} bytes, {algorithm} {digest}) is not the file of {name} ({algorithm} "
                 f"{expected}): it is truncated or another file; remove it and its folder to download them again"
             )
     return True

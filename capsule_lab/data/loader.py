@@ -43,7 +43,7 @@ class Images(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self if each is not None)
+        return sum(tensor.nbytes for tensor in self if tensor is not None)
 
 
 def check_images(images: Images, classes: int, what: str) -> None:

@@ -30,8 +30,8 @@ class WithPartners(InMemory):
         index, epoch = batch
         first = self.images[index, epoch]
         partners = self.images[random_bits(first.key, _PARTNER) % len(self.images), epoch]
-        both = ((name, own, getattr(partners, name)) for name, own in first._asdict().items())
-        return first._replace(**{name: torch.cat([own, other]) for name, own, other in both if own is not None})
+        fields = ((name, value, getattr(partners, name)) for name, value in first._asdict().items())
+        return first._replace(**{name: torch.cat([value, other]) for name, value, other in fields if value is not None})
 
     def to(self, device: torch.device) -> WithPartners:
         return WithPartners(self.images.to(device))

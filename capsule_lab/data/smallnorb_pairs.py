@@ -73,8 +73,8 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
         """Shuffle the test images, so that the first ones cover all toys and viewpoints."""
-        drawn = np.random.default_rng(self.seed).permutation(len(images.labels))
-        return super().split_test(images.subset(drawn))
+        order = np.random.default_rng(self.seed).permutation(len(images.labels))
+        return super().split_test(images.subset(order))
 
     def load(self, *, train: bool) -> Images:
         images = super().load(train=train)
@@ -134,9 +134,9 @@ def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int
     table = torch.full((int(scene.max()) + 1, _ELEVATIONS + 2, _AZIMUTHS), -1)
     table[scene, row, column] = torch.arange(len(scene))
     steps = (-1, 0, 1)
-    found = torch.stack([table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1)
-    order = (found < 0).long().argsort(dim=1, stable=True)
-    return found.gather(1, order), (found >= 0).sum(1)
+    rows = torch.stack([table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1)
+    order = (rows < 0).long().argsort(dim=1, stable=True)
+    return rows.gather(1, order), (rows >= 0).sum(1)
 
 
 def _degrees(factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ def _kernels(tensor: Tensor) -> Any:
 
 def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return uninitialised results of the same shapes."""
-    return tuple(each.new_empty(each.shape) for each in tensors)
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
 
 
 def _like_first(tensor: Tensor, *_: Any) -> Tensor:

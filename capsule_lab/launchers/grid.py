@@ -31,7 +31,7 @@ class GridSweeper(Sweeper):
         from capsule_lab.runs.directories import config_hash
         from capsule_lab.runs.summary import listed
 
-        batch = combinations([each for each in arguments if not each.startswith("launcher=")])
+        batch = combinations([argument for argument in arguments if not argument.startswith("launcher=")])
         configs = [compose(self.options.job.config_name, overrides) for overrides in batch]
         for config in configs:
             check(config)
@@ -44,7 +44,7 @@ class GridSweeper(Sweeper):
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            table, finished = listed([shlex.join(own) for own in differences(batch)[1]], configs)
+            table, finished = listed([shlex.join(overrides) for overrides in differences(batch)[1]], configs)
             sys.stdout.write(f"\n{table}\n")
         missing = [job for job, is_finished in zip(jobs, finished, strict=True) if not is_finished]
         if failed := [f"{job.name}: {error}" for job in missing if (error := failures.get(job.fingerprint))]:
@@ -58,4 +58,4 @@ def combinations(arguments: list[str]) -> list[list[str]]:
         key = override.get_key_element()
         values = override.sweep_string_iterator() if override.is_sweep_override() else None
         choices[key] = [f"{key}={value}" for value in values] if values else [str(override.input_line)]
-    return [list(each) for each in itertools.product(*choices.values())]
+    return [list(combination) for combination in itertools.product(*choices.values())]

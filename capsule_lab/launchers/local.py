@@ -69,14 +69,14 @@ class LocalLauncher:
                         running.append(_start(job, label, self.logs / f"{job.fingerprint}.log", locks, more))
                     waiting.pop(0)
                 time.sleep(_POLL_SECONDS)
-                over = [each for each in running if each.popen.poll() is not None]
-                for each in running if self.show else ():
-                    sys.stdout.write(each.new_output())
-                for each in over:
-                    running.remove(each)
-                    ended[each.job.fingerprint] = failure = each.error()
-                    after = f"ended after {(time.monotonic() - each.start_time) / 60:.1f} min"
-                    log.info("%s: %s", each.label, f"failed: {failure}" if failure else after)
+                over = [process for process in running if process.popen.poll() is not None]
+                for process in running if self.show else ():
+                    sys.stdout.write(process.new_output())
+                for process in over:
+                    running.remove(process)
+                    ended[process.job.fingerprint] = failure = process.error()
+                    after = f"ended after {(time.monotonic() - process.start_time) / 60:.1f} min"
+                    log.info("%s: %s", process.label, f"failed: {failure}" if failure else after)
         return ended
 
 
@@ -140,7 +140,7 @@ def _stopping(running: list[_Process]) -> Iterator[None]:
         with interruptible():
             yield
     except InterruptError as error:
-        at_once = _stop([each.popen for each in running], error.signum)
+        at_once = _stop([process.popen for process in running], error.signum)
         what = "without saving" if at_once else "after saving checkpoints"
         message = f"{error}; {len(running)} runs were stopped {what}; the same command continues"
         raise InterruptError(message, error.signum) from error
@@ -149,11 +149,11 @@ def _stopping(running: list[_Process]) -> Iterator[None]:
 def _stop(processes: Sequence[subprocess.Popen[bytes]], signum: int) -> bool:
     """Stop jobs and wait for them; return whether a further signal arrived, which stops them without saving."""
     first = signal.SIGUSR1 if signum == signal.SIGUSR1 else signal.SIGTERM
-    for number, each in enumerate((first, signal.SIGTERM, signal.SIGKILL)):
+    for number, next_signal in enumerate((first, signal.SIGTERM, signal.SIGKILL)):
         try:
             with interruptible():
                 for process in processes:
-                    process.send_signal(each)
+                    process.send_signal(next_signal)
                 for process in processes:
                     process.wait()
         except InterruptError:

@@ -68,5 +68,5 @@ def become(command: list[str], environment: Mapping[str, str]) -> None:
     """Replace this process of a job by the command, which then receives SLURM's signals directly."""
     log_file = str(submitit.JobEnvironment().paths.stdout)
     local_rank = os.environ.get("SLURM_LOCALID", "0")  # Lightning's name for the same number
-    own = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
-    os.execve(command[0], command, environment_for(environment, **own))  # noqa: S606  # it needs no shell
+    variables = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
+    os.execve(command[0], command, environment_for(environment, **variables))  # noqa: S606  # it needs no shell

@@ -117,10 +117,10 @@ class ClassCapsules(nn.Module):
             raise ValueError(f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows")
         self.positions = positions
         layer = LayerInfo(classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types)
-        built = build_routing(routing, layer)
-        shape = (child_types, child_dim // rows, classes, dim // rows if built.poses else 0)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built.poses)
-        self.routing = built
+        built_routing = build_routing(routing, layer)
+        shape = (child_types, child_dim // rows, classes, dim // rows if built_routing.poses else 0)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses)
+        self.routing = built_routing
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(

@@ -37,10 +37,10 @@ class DenseCapsules(nn.Module):
     ) -> None:
         super().__init__()
         layer = LayerInfo(parents, parent_dim, children, child_dim, shared=False, child_types=children)
-        built = build_routing(routing, layer)
-        shape = (children, child_dim, parents, parent_dim if built.poses else 0)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built.poses)
-        self.routing = built
+        built_routing = build_routing(routing, layer)
+        shape = (children, child_dim, parents, parent_dim if built_routing.poses else 0)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses)
+        self.routing = built_routing
 
     def forward(
         self,

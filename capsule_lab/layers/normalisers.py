@@ -47,8 +47,8 @@ class AllParents(WindowNormaliser):
     """
 
     def fused(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
-        found = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
-        return self(log_couplings) if found is None else found
+        couplings = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
+        return self(log_couplings) if couplings is None else couplings
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
         windows = self.windows

@@ -40,10 +40,16 @@ class Stem(nn.Sequential):
         if isinstance(stem, str):
             check_choice("stem", stem, ("paper", "padded", *STEMS))
         convolutions = STEMS[stem] if isinstance(stem, str) else stem
-        for each in convolutions:
-            whole = isinstance(each, Sequence) and len(each) == 3 and all(type(n) is int and n > 0 for n in each)
-            if not whole or each[1] % 2 == 0:
-                raise ValueError(f"stem has {each!r}; expected [channels, odd kernel size, stride], such as [64, 3, 2]")
+        for convolution in convolutions:
+            whole = (
+                isinstance(convolution, Sequence)
+                and len(convolution) == 3
+                and all(type(n) is int and n > 0 for n in convolution)
+            )
+            if not whole or convolution[1] % 2 == 0:
+                raise ValueError(
+                    f"stem has {convolution!r}; expected [channels, odd kernel size, stride], such as [64, 3, 2]"
+                )
         super().__init__()
         self.channels = in_channels
         self.grid = size

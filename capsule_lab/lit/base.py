@@ -174,9 +174,9 @@ class AbstractModule(L.LightningModule):
     def _log_epoch(self, *splits: str) -> None:
         for split in splits:
             for name, metric in self.metrics.of_split(split):
-                found = metric.compute()  # synchronised by torchmetrics
-                several = {f"{split}/{each}": value for each, value in found.items()} if isinstance(found, dict) else {}
-                for quantity, value in (several or {name: found}).items():
+                result = metric.compute()  # synchronised by torchmetrics
+                several = {f"{split}/{key}": value for key, value in result.items()} if isinstance(result, dict) else {}
+                for quantity, value in (several or {name: result}).items():
                     self.log(quantity, value, prog_bar=quantity.endswith("/error"))
                 metric.reset()
 

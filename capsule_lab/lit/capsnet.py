@@ -56,6 +56,6 @@ class CapsNetModule(AbstractClassifierModule):
             parts = batch.parts
             targets = in_unit_range(batch.images).unsqueeze(1) if parts is None else parts  # [b label c h w]
             pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
-            losses = [self.reconstruction(self.network.reconstruct(output, each), target) for each, target in pairs]
+            losses = [self.reconstruction(self.network.reconstruct(output, labels), target) for labels, target in pairs]
             terms["reconstruction"] = torch.stack(losses).sum()
         return terms

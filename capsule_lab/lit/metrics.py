@@ -66,7 +66,7 @@ class SplitMetrics(nn.ModuleDict):
         """
         loss = self._metric(f"{split}/loss")
         errors = cast(Any, self[f"{split}/error"]).counts() if f"{split}/error" in self else ()
-        return torch.stack([each.float() for each in (loss.mean_value, loss.weight, *errors)])
+        return torch.stack([value.float() for value in (loss.mean_value, loss.weight, *errors)])
 
     def of_split(self, split: str) -> list[tuple[str, Metric]]:
         """Return the names and metrics of ``split``."""

@@ -91,12 +91,12 @@ class Muon(Optimizer):
         for group in self.param_groups:
             with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
             rows = [group.get("rows", int(parameter.ndim > 1)) for parameter in with_gradient]
-            matrices = [_Matrix(*each) for each in zip(with_gradient, rows, strict=True) if each[1]]
+            matrices = [_Matrix(*pair) for pair in zip(with_gradient, rows, strict=True) if pair[1]]
             others = [parameter for parameter, number in zip(with_gradient, rows, strict=True) if not number]
-            self._step_of(self._muon, group, {each.matrix: self.state[each.parameter] for each in matrices})
+            self._step_of(self._muon, group, {matrix.matrix: self.state[matrix.parameter] for matrix in matrices})
             self._step_of(self._adamw, group, {parameter: self.state[parameter] for parameter in others})
-            for each in matrices:
-                each.write()
+            for matrix in matrices:
+                matrix.write()
         return loss
 
     @staticmethod

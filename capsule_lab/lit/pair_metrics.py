@@ -119,11 +119,11 @@ class ShiftMetrics(PairMetric):
     def update(self, moved: Poses, shift: Float[Tensor, "batch 2"], presences: PerCapsule, others: PerCapsule) -> None:
         """Add pairs: changes of poses, the shifts, and presences in the first and second images."""
         moved, shift = moved.to(WIDEST), shift.to(WIDEST)
-        both = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
+        present = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
         self.pairs += len(shift)
-        self.seen += both.sum(0)
-        self.cross += torch.einsum("bk,bki,bj->kij", both, moved, shift)
-        self.moments += torch.einsum("bk,bi,bj->kij", both, shift, shift)
+        self.seen += present.sum(0)
+        self.cross += torch.einsum("bk,bki,bj->kij", present, moved, shift)
+        self.moments += torch.einsum("bk,bi,bj->kij", present, shift, shift)
         weights = presences.to(WIDEST) * others.to(WIDEST)
         estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(_SMALL)
         self.residual += (estimate - shift).square().sum()
@@ -132,18 +132,18 @@ class ShiftMetrics(PairMetric):
 
     def compute(self) -> dict[str, Tensor]:
         variance = self.squares - self.total.square().sum() / self.pairs
-        found = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
+        results = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
         # not solvable if all shifts are along one line
         solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(dim1=1, dim2=2).prod(1).clamp_min(1)
         chosen = (self.seen >= 0.01 * self.pairs) & (self.seen > 0) & solvable
         slopes, seen = torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
-        found["slope_capsules"] = seen.new_tensor(float(len(seen)))
+        results["slope_capsules"] = seen.new_tensor(float(len(seen)))
         if len(seen):
             mean = (seen.view(-1, 1, 1) * slopes).sum(0) / seen.sum()
             away = (slopes - torch.eye(2, dtype=slopes.dtype, device=slopes.device)).abs().amax((1, 2))
-            found |= {"slope_right": mean[0, 0], "slope_down": mean[1, 1]}
-            found["slope_error"] = (seen * away).sum() / seen.sum()
-        return found
+            results |= {"slope_right": mean[0, 0], "slope_down": mean[1, 1]}
+            results["slope_error"] = (seen * away).sum() / seen.sum()
+        return results
 
 
 class MatrixMetrics(PairMetric):
@@ -161,7 +161,7 @@ class MatrixMetrics(PairMetric):
 
     def update(self, poses: Poses, changed: Poses, others: Poses, presences: PerCapsule) -> None:
         """Add pairs: poses of the first image, the same after the change, poses of the second image, and presences."""
-        poses, changed, others, presences = (each.to(WIDEST) for each in (poses, changed, others, presences))
+        poses, changed, others, presences = (tensor.to(WIDEST) for tensor in (poses, changed, others, presences))
         self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
         self.unchanged += (presences * torch.linalg.vector_norm(others - poses, dim=2)).sum()
         self.size += (presences * torch.linalg.vector_norm(poses, dim=2)).sum()
@@ -173,11 +173,11 @@ class MatrixMetrics(PairMetric):
 
 def pair_metrics(network: Any) -> dict[str, PairMetric]:
     """Return the metrics of a network that receives a change, by name; without capsules, only those of images."""
-    found: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
+    metrics: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
-        found["presences"] = PresenceMetrics(network.capsules)
-        found["poses"] = ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
-    return found
+        metrics["presences"] = PresenceMetrics(network.capsules)
+        metrics["poses"] = ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
+    return metrics
 
 
 def update_pair_metrics(

@@ -48,7 +48,7 @@ class ScheduledRouting:
 def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:
     option, there = name.removeprefix(_PREFIX), routing.scheduled
     if option not in there:
-        expected = " or ".join(f"{_PREFIX}{each}" for each in there) or "null, as it has no such options"
+        expected = " or ".join(f"{_PREFIX}{option}" for option in there) or "null, as it has no such options"
         raise ValueError(
             f"schedule.{name} is set, but {type(routing).__name__} has no {option} that may change during training; "
             f"expected {expected}"

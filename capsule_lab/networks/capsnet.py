@@ -132,7 +132,7 @@ class CapsNet(AbstractReconstructingNetwork):
 
     def _by_position(self, primary: Capsules) -> Capsules:
         """Reorder capsules from (type, position) to (position, type), as layers that share weights expect."""
-        poses, activations = (each.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for each in primary[:2])
+        poses, activations = (tensor.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for tensor in primary[:2])
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:

@@ -149,8 +149,8 @@ class PaddedShortcut(nn.Module):
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Tensor:
         before = self.added // 2
-        kept = features[:, :, :: self.stride, :: self.stride]
-        return nn.functional.pad(kept, (0, 0, 0, 0, before, self.added - before))
+        strided = features[:, :, :: self.stride, :: self.stride]
+        return nn.functional.pad(strided, (0, 0, 0, 0, before, self.added - before))
 
 
 def build_trunk(trunk: Trunk, image_shape: tuple[int, int, int], planes: int) -> Stem:

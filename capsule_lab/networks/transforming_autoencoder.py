@@ -199,10 +199,10 @@ class _PerCapsule(nn.Module):
     def forward(self, units: Float[Tensor, "seen batch inputs"]) -> Float[Tensor, "capsule batch outputs"]:
         if len(units) == 1 < len(self.weight):  # all capsules see the same input: one product
             joined = units[0] @ self.weight.movedim(0, 1).flatten(1)
-            found = joined.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
+            outputs = joined.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
         else:
-            found = units @ self.weight
-        return found if self.bias is None else found + self.bias
+            outputs = units @ self.weight
+        return outputs if self.bias is None else outputs + self.bias
 
 
 class PairAutoencoder(AbstractPairNetwork):
@@ -243,8 +243,8 @@ class PairAutoencoder(AbstractPairNetwork):
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         self.check_change(change)
         code, there = self.recognise(images)
-        made = self.decoder(torch.cat([code.flatten(1), change.flatten(1)], 1))
-        return TransformedImages(made.unflatten(1, self.image_shape), code, there)
+        drawing = self.decoder(torch.cat([code.flatten(1), change.flatten(1)], 1))
+        return TransformedImages(drawing.unflatten(1, self.image_shape), code, there)
 
     def recognise(self, images: ImageBatch) -> tuple[Float[Tensor, "batch 1 code"], Float[Tensor, "batch 1"]]:
         self.check_images(images)

@@ -224,6 +224,6 @@ def build_routing(routing: RoutingFactory, layer: LayerInfo) -> AbstractRouting:
     if isinstance(routing, nn.Module):
         name = type(routing).__name__
         raise TypeError(f"routing is a {name} that is already built; expected the class {name} or a partial of it")
-    built = routing(parents=layer.parents, dim=layer.dim)
-    built.build(layer)
-    return built
+    built_routing = routing(parents=layer.parents, dim=layer.dim)
+    built_routing.build(layer)
+    return built_routing

@@ -143,13 +143,13 @@ def em_routing(
                 fitted = parents.mass, log_variance, beta_u, beta_a, dim, min_variance
                 logit = lambdas[iteration] * em_costs.activation_logit(cost, *fitted)
             log_activation, parent_activations = em_costs.activate(logit, activation)
-            found = parents.poses, parent_activations, logit
+            result = parents.poses, parent_activations, logit
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found, parents.variances))
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *result, parents.variances))
             # logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): activation times height of the Gaussian
             log_height = log_activation - 0.5 * (log_variance + dim * LOG_2PI)
             before, competition = (parents, log_height), normalise
-        return found
+        return result
 
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
 

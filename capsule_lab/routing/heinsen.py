@@ -75,8 +75,8 @@ def heinsen_routing(
             ignore = activations.unsqueeze(1) - use
             scores = (benefit * use - cost * ignore).sum(2)  # a_j [b j]
             if on_iteration is not None:
-                found = parents.poses, scores.sigmoid(), scores, parents.variances
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found))
+                result = parents.poses, scores.sigmoid(), scores, parents.variances
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *result))
             # logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
             before = parents, nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2)
         return parents.poses, scores.sigmoid(), scores

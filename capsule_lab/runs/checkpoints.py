@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
     except Exception as error:  # from pickle or torch's reader, depending on the damage
         reason = one_line(error).partition(". ")[0] or type(error).__name__
         others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt") if name != path.name]
-        instead = next((f"continue from ckpt={each}, or " for each in others if each.is_file()), "")
+        instead = next((f"continue from ckpt={checkpoint}, or " for checkpoint in others if checkpoint.is_file()), "")
         raise RunError(
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}remove it and train again"
@@ -61,7 +61,7 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
     if differ:
         keys = ["_target_"] if "_target_" in differ else differ  # another class differs in all options
-        there, here = (", ".join(f"{key}={of.get(key)}" for key in keys) for of in (before, now))
+        there, here = (", ".join(f"{key}={model.get(key)}" for key in keys) for model in (before, now))
         raise RunError(f"{path} has another network, {there}; this configuration builds {here}: use the same model=…")
     return path
 

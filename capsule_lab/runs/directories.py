@@ -63,8 +63,8 @@ def directory_of(checkpoint: Path) -> Path:
 
 def attempts(fingerprint: str) -> list[Path]:
     """Return the directories of all runs with this ``config_hash``, the latest first."""
-    found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
-    return sorted(found, key=_number, reverse=True)
+    paths = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
+    return sorted(paths, key=_number, reverse=True)
 
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
@@ -115,12 +115,12 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
         raise RunError(
             f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
         )
-    fingerprint, own = config_hash(config), own_directory(config)
+    fingerprint, chosen = config_hash(config), own_directory(config)
     known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
     if not is_first_process() and known == fingerprint:
         return Path(shared)
-    if own:
-        return own
+    if chosen:
+        return chosen
     if not is_first_process():
         raise RunError(
             "this process cannot find the directory of the first process; set train.directory=… when torchrun or srun "

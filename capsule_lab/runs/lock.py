@@ -52,14 +52,16 @@ def train_lock(config: DictConfig) -> Iterator[None]:
     Only the first process of a run locks. Runs that tables do not use have no record: with ``train.directory`` that
     directory is locked; a run that continues another configuration's checkpoint takes no lock.
     """
-    fingerprint, own = config_hash(config), own_directory(config)
-    held: AbstractContextManager[None] = nullcontext()
+    fingerprint, directory = config_hash(config), own_directory(config)
+    lock: AbstractContextManager[None] = nullcontext()
     if is_first_process():
-        if is_attempt(own, fingerprint) if own else not continues_another(config):
-            held = cell_lock(fingerprint)
-        elif own:
-            held = _hold(own / ".lock", lambda: f"another process already trains in {own}; wait for it or stop it")
-    with held:
+        if is_attempt(directory, fingerprint) if directory else not continues_another(config):
+            lock = cell_lock(fingerprint)
+        elif directory:
+            lock = _hold(
+                directory / ".lock", lambda: f"another process already trains in {directory}; wait for it or stop it"
+            )
+    with lock:
         yield
 
 

@@ -91,13 +91,13 @@ class Run:
         data.prepare_data()
         if "_target_" not in options:
             checkpoints.check_same_source(self.checkpoint, self.provenance, data.provenance)
-        network, given = (
+        network, other = (
             (spec.image_shape, spec.num_classes, spec.labels_per_image) for spec in (self.spec, data.spec)
         )
-        if network != given:
+        if network != other:
             raise RunError(
                 f"{self.checkpoint} takes image_shape={network[0]}, num_classes={network[1]}, labels_per_image="
-                f"{network[2]}; the data has {given[0]}, {given[1]}, {given[2]}: choose other data with data=…"
+                f"{network[2]}; the data has {other[0]}, {other[1]}, {other[2]}: choose other data with data=…"
             )
         return data
 
@@ -117,8 +117,8 @@ class Run:
 
     def number_of_images(self, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
         """Return data options for at most ``images`` images of a split, or fewer if ``options`` limit them further."""
-        own = None if "_target_" in options else plain_value(self.config, "data.eval_images")
-        fewer = options.get("eval_images", own)
+        recorded = None if "_target_" in options else plain_value(self.config, "data.eval_images")
+        fewer = options.get("eval_images", recorded)
         return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
 
     def batches(self, split: str) -> Iterator[Batch]:
@@ -135,8 +135,8 @@ class Run:
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
     """Yield the name of the set, which selects the transform, and each stored ``Batch`` of prepared data."""
     data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
-    found = getattr(data, f"{split}_dataloader")()
-    loaders = found if isinstance(found, list) else [found]
+    dataloaders = getattr(data, f"{split}_dataloader")()
+    loaders = dataloaders if isinstance(dataloaders, list) else [dataloaders]
     names = {"train": ("train",), "val": data.val_names, "test": data.test_names}[split]
     for name, loader in list(zip(names, loaders, strict=False))[: 1 if split == "val" else None]:
         for stored in loader:
@@ -223,12 +223,12 @@ def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, tor
     buffers = hooks.register_module_buffer_registration_hook(count)
     try:
         with torch.device("meta"):
-            own = build.build_module(config, spec).network.state_dict()
+            expected_state = build.build_module(config, spec).network.state_dict()
     finally:
         parameters.remove()
         buffers.remove()
-    for name in (*own, *weights):
-        has, expected = (_described(each.get(name)) for each in (weights, own))
+    for name in (*expected_state, *weights):
+        has, expected = (_described(state.get(name)) for state in (weights, expected_state))
         if has != expected:
             raise RunError(
                 f"{file} has {has} for {name}, but the network in its record has {expected}; its record or its "

@@ -204,7 +204,7 @@ def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str
     if "error" not in metrics:
         losses_first = sorted(metrics.items(), key=lambda item: item[0] != "loss")
         first, *quantities = [f"{name} {value:.4g}" for name, value in losses_first]
-        return f"{split} {first}", "".join(f"  {each}" for each in quantities)
+        return f"{split} {first}", "".join(f"  {quantity}" for quantity in quantities)
     parts = {name.removesuffix("/error"): value for name, value in metrics.items() if name.endswith("/error")}
     others = "".join(f"  {part} {value:.2f} %" for part, value in parts.items())
     return f"{split} error {metrics['error']:.2f} %", others

@@ -28,11 +28,11 @@ def finished_run(
 
     With ``any_precision``, for reports, a run with another precision than here also counts if there is no better one.
     """
-    found = [each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)]
-    if any_precision and len({result.get("precision") for _, result in found}) < 2:
-        return next(iter(found), None)
-    here = [each for each in found if not _has_other_precision(each[1], config)]
-    return next(iter(here or (found if any_precision else [])), None)
+    finished = [run for run in _finished(fingerprint or config_hash(config)) if not real_data_available(run[1], config)]
+    if any_precision and len({result.get("precision") for _, result in finished}) < 2:
+        return next(iter(finished), None)
+    same_precision = [run for run in finished if not _has_other_precision(run[1], config)]
+    return next(iter(same_precision or (finished if any_precision else [])), None)
 
 
 def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
@@ -42,9 +42,9 @@ def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
 
 def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
     """Return all finished runs, those on real data first, the latest first."""
-    found = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
-    finished = [(directory, result) for directory, result in found if result]
-    return sorted(finished, key=lambda each: each[1]["provenance"]["source"] != "real")
+    results = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
+    finished = [(directory, result) for directory, result in results if result]
+    return sorted(finished, key=lambda run: run[1]["provenance"]["source"] != "real")
 
 
 def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
@@ -62,8 +62,8 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
     if not f"{package}.".startswith(f"{data.__name__}.") or name not in vars(data) or not name.endswith("DataModule"):
         return False
     directory = plain_value(config, "data.directory")
-    built = getattr(data, name)(directory=directory and str(directory))
-    return hasattr(built, "real_source") and bool(built.real_source.is_here())
+    module = getattr(data, name)(directory=directory and str(directory))
+    return hasattr(module, "real_source") and bool(module.real_source.is_here())
 
 
 def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:

@@ -61,13 +61,13 @@ def summary(
 def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, list[bool]]:
     """Return a table of test error, minutes and directory of each configuration, and whether each is finished."""
     rows = [("", "test error", "minutes", "run")]
-    found = [finished_run(config) for config in configs]
-    for name, config, finished in zip(names, configs, found, strict=True):
+    finished_runs = [finished_run(config) for config in configs]
+    for name, config, finished in zip(names, configs, finished_runs, strict=True):
         directory, result = finished or (own_directory(config), {})
         error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
         number = "" if error is None else f"{error:.2f} %"
         rows.append((name, number, f"{seconds / 60:.1f}", str(as_typed(directory)) if directory else "not finished"))
-    return "\n".join(aligned(rows)), [finished is not None for finished in found]
+    return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
 
 
 def _times(results: Mapping[str, float | None]) -> list[str]:
@@ -89,16 +89,16 @@ def _to_try(
 ) -> list[str]:
     """Return commands that analyse the run, and that train the same network without routing."""
     metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
-    found = []
+    commands = []
     if any((directory / "checkpoints").glob("*.ckpt")):
         run = as_typed(directory)
         question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
         look = f"analyse {as_argument('ckpt', run)} what={question}"
-        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # two labels
+        commands.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # two labels
     if routes and chosen["routing"] != "uniform":
-        others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
-        found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
-    search = "".join(f" {shlex.quote(each)}" for each in search_override())
+        others = [override for override in overrides if not override.startswith(_NOT_WITH_ANOTHER_ROUTING)]
+        commands.append(f"train {shlex.join([*others, 'routing=uniform'])}")
+    search = "".join(f" {shlex.quote(argument)}" for argument in search_override())
     path = as_typed(Path(sys.executable))  # relative for the Python of `make`; any other is on the PATH
     python = "python" if path.is_absolute() else shlex.quote(str(path))
-    return [f"  {python} -m capsule_lab {each}{search}" for each in found]
+    return [f"  {python} -m capsule_lab {command}{search}" for command in commands]

@@ -52,9 +52,9 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
     for target in targets(config):
         if not isinstance(target, str) or not _NAME.fullmatch(target):
             raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
-        own = next((package for package in packages if _is_in(target, [package])), None)
+        allowed_package = next((package for package in packages if _is_in(target, [package])), None)
         try:
-            allowed = _is_of(target, own) if own else is_part(target)
+            allowed = _is_of(target, allowed_package) if allowed_package else is_part(target)
         except Exception as error:  # from the import
             raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
         if not allowed:
@@ -70,18 +70,18 @@ def check_record(record: dict[str, Any], file: Path) -> None:
     Configurations are stored resolved: ``${oc.env:HOME}`` in a file would read the environment of the user. Types must
     match exactly: a pickle can replace methods of an ``OrderedDict``, which would deceive this check.
     """
-    left: list[Any] = [record]
+    pending: list[Any] = [record]
     values = 0
-    while left:
-        value = left.pop()
+    while pending:
+        value = pending.pop()
         values += 1
         if values > _MAX_VALUES:
             raise RunError(f"{file} has a configuration that is too large; expected a few hundred values")
         kind = type(value)
         if kind is dict:
-            left += [*value, *value.values()]
+            pending += [*value, *value.values()]
         elif kind in (list, tuple):
-            left += value
+            pending += value
         elif kind is str and "${" in value:
             raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
         elif kind not in _PLAIN:
@@ -103,15 +103,15 @@ def plain_value(config: DictConfig, key: str) -> Any:
 
 def targets(config: Any) -> Iterator[Any]:
     """Yield every ``_target_`` in the groups ``BUILT`` of a configuration in plain containers."""
-    left = [config.get(group) for group in BUILT]
-    while left:
-        node = left.pop()
+    pending = [config.get(group) for group in BUILT]
+    while pending:
+        node = pending.pop()
         if isinstance(node, dict):
             if "_target_" in node:
                 yield node["_target_"]
-            left += node.values()
+            pending += node.values()
         elif isinstance(node, list | tuple):
-            left += node
+            pending += node
 
 
 def packages_of(config: Any) -> list[str]:
@@ -131,19 +131,19 @@ def is_part(target: str) -> bool:
 
     from capsule_lab.schedules import Schedule
 
-    found = _imported(module, name)
-    if inspect.isfunction(found):
-        return _is_in(found.__module__, _WITH_FUNCTIONS)
-    if not inspect.isclass(found) or _is_in(found.__module__, _COPYING):
+    value = _imported(module, name)
+    if inspect.isfunction(value):
+        return _is_in(value.__module__, _WITH_FUNCTIONS)
+    if not inspect.isclass(value) or _is_in(value.__module__, _COPYING):
         return False
     kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)  # construction writes and starts nothing
-    return issubclass(found, kinds) and _is_in(found.__module__, _WITH_CLASSES)
+    return issubclass(value, kinds) and _is_in(value.__module__, _WITH_CLASSES)
 
 
 def _is_of(target: str, package: str) -> bool:
     """Return whether it is a class or function defined in ``package``, not imported there, such as ``os.system``."""
-    found = _imported(*target.rpartition(".")[::2])
-    return (inspect.isclass(found) or inspect.isfunction(found)) and _is_in(found.__module__, [package])
+    value = _imported(*target.rpartition(".")[::2])
+    return (inspect.isclass(value) or inspect.isfunction(value)) and _is_in(value.__module__, [package])
 
 
 def _imported(module: str, name: str) -> Any:

@@ -61,9 +61,9 @@ def _find(setting: StudyInput) -> StudyResult:
         data = f"{result['images']} {_SPLITS[config.split]} images of {source}"
         endings = {"trained": (f"step {run.step}", ""), "untrained": ("untrained", "_untrained")}
         for weights, answer in answers.items():
-            of, ending = endings[weights]
+            state, ending = endings[weights]
             for name, figure in answer.draw().items():
-                add_heading(figure, f"{run.directory.name}, {of}, {data}")
+                add_heading(figure, f"{run.directory.name}, {state}, {data}")
                 yield f"{stem}_{name}{ending}", figure
 
     rows = [{"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows]
@@ -104,19 +104,19 @@ def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork
 def table(result: Mapping[str, Any]) -> Table:
     """Return a table of the numbers of the trained network and, if there is one, of the untrained network."""
     title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
-    shown = Table(title=Text(printable(title)), title_justify="left")
-    shown.add_column("")
+    numbers_table = Table(title=Text(printable(title)), title_justify="left")
+    numbers_table.add_column("")
     numbers = result["analyse"]
     columns = {name: prefix for name, prefix in _PREFIXES.items() if any(key.startswith(prefix) for key in numbers)}
     for name in columns:
-        shown.add_column(name, justify="right")
+        numbers_table.add_column(name, justify="right")
     for key in (key for key in numbers if not key.startswith(_PREFIXES["untrained"])):
-        found = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
-        shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
+        values = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
+        numbers_table.add_row(key, *("" if value is None else f"{value:.4g}" for value in values))
     if None in numbers.values():
-        shown.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
-        shown.caption_justify = "left"
-    return shown
+        numbers_table.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        numbers_table.caption_justify = "left"
+    return numbers_table
 
 
 if __name__ == "__main__":

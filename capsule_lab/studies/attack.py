@@ -90,8 +90,8 @@ def _attacked(setting: StudyInput) -> StudyResult:
         judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
         options = {"images": config.check_images, "baseline": judge}
         with _progress(attacked, "checking", None):
-            found = checks.checks(attacked, function, config.objective, epsilons, **options)
-            verdicts = [check._asdict() for check in found]
+            results = checks.checks(attacked, function, config.objective, epsilons, **options)
+            verdicts = [check._asdict() for check in results]
     result = {
         config.split: summary.of_clean(measured, threshold),
         "attack": summary.of_budgets(measured, threshold),
@@ -113,8 +113,12 @@ def _figures(
     yield f"attack_{stem}", accuracy_figure([record])
     target = 0 if record["targeted"] else None
     answers = {"original": measured.clean}
-    answers |= {f"epsilon {each:g}": found for (each, to), found in measured.attacked.items() if each and to == target}
-    bins = {key: reliability(each.logits.double().softmax(1), measured.labels) for key, each in answers.items()}
+    answers |= {
+        f"epsilon {epsilon:g}": answer
+        for (epsilon, to), answer in measured.attacked.items()
+        if epsilon and to == target
+    }
+    bins = {key: reliability(answer.logits.double().softmax(1), measured.labels) for key, answer in answers.items()}
     aim = "" if target is None else f" towards class {target}"
     for name, figure in (
         ("attacked", sheet(measured, target, attacked.batches[0].box, record, run.spec.classes)),
@@ -138,7 +142,7 @@ def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
         epsilons = [*(strengths or PIXEL_STRENGTHS[pixels])]
     span = box.high - box.low
     if not math.isfinite(span):
-        span = max((each.images.max() - each.images.min()).item() for each in attacked.batches)
+        span = max((batch.images.max() - batch.images.min()).item() for batch in attacked.batches)
     most = span * shape.numel() ** 0.5 if is_length else span
     wrong = [] if strengths else [epsilon for epsilon in epsilons if not 0 <= epsilon <= most]
     if wrong:
@@ -158,26 +162,26 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
     budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
-    known = {key for each in budgets.values() for key, value in each.items() if value is not None}
+    known = {key for record in budgets.values() for key, value in record.items() if value is not None}
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
-    shown = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    accuracies = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     if "mean_grey_levels" in columns:
-        shown.caption = "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
-        shown.caption_justify = "left"
+        accuracies.caption = "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
+        accuracies.caption_justify = "left"
     for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
         longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
-        shown.add_column(heading, justify="right", width=len(longest))  # otherwise rich truncates words
-    for epsilon, each in budgets.items():
-        numbers = ["" if each.get(key) is None else f"{each[key]:.1f}" for key in columns]
-        bounds = f"{each['lowest']:.1f} to {each['highest']:.1f}"
-        shown.add_row(f"{epsilon:g}", f"{each[first]:.1f}", bounds, *numbers)
+        accuracies.add_column(heading, justify="right", width=len(longest))  # otherwise rich truncates words
+    for epsilon, record in budgets.items():
+        numbers = ["" if record.get(key) is None else f"{record[key]:.1f}" for key in columns]
+        bounds = f"{record['lowest']:.1f} to {record['highest']:.1f}"
+        accuracies.add_row(f"{epsilon:g}", f"{record[first]:.1f}", bounds, *numbers)
     if not result["checks"]:
-        return [shown]
+        return [accuracies]
     verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
-    for each in result["checks"]:
-        verdict = {True: "passed", False: "FAILED", None: ""}[each["passed"]]
-        verdicts.add_row(each["name"], verdict, each["found"], style="red" if each["passed"] is False else None)
-    return [shown, verdicts]
+    for check in result["checks"]:
+        verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
+        verdicts.add_row(check["name"], verdict, check["found"], style="red" if check["passed"] is False else None)
+    return [accuracies, verdicts]
 
 
 @contextmanager

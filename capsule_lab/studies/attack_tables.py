@@ -36,19 +36,19 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     for entry in attacked:
         epsilon, _, quantity = entry.column.metric.removeprefix("attack/").rpartition("/")
         source = entry.row.takes.get("source", ("",))[0]
-        for run in (each for each in entry.runs if "targeted" in each.result):
+        for run in (candidate for candidate in entry.runs if "targeted" in candidate.result):
             standin = "" if run.real else ", stand-in"
             name = "targeted_attacks" if run.result["targeted"] else "attacks"
-            drawn = "success" if run.result["targeted"] else "accuracy"
+            curve_quantity = "success" if run.result["targeted"] else "accuracy"
             name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
             name += "_l2" if run.result["options"].get("norm") == "l2" else ""
             name += f"_{entry.column.name}" if several else ""
-            label, network = (each + standin for each in (entry.row.label, rows.get(entry.row.of, entry.row.of)))
+            label, network = (name + standin for name in (entry.row.label, rows.get(entry.row.of, entry.row.of)))
             new = _Curve(label, network, rows.get(source, source), [], {})
             curve = figures.setdefault(name, {}).setdefault(label, new)
-            if run.cell.fingerprint not in {each.cell.fingerprint for each in curve.runs}:
+            if run.cell.fingerprint not in {other.cell.fingerprint for other in curve.runs}:
                 curve.runs.append(run)
-            if entry.published and run.real and quantity == drawn:
+            if entry.published and run.real and quantity == curve_quantity:
                 curve.published[float(epsilon)] = entry.published.mean
     known = [curve.network for by_label in figures.values() for curve in by_label.values()]
     return {name: _figure([*by_label.values()], known) for name, by_label in figures.items()}
@@ -72,10 +72,10 @@ def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
         return results[0]
     numbers = pd.DataFrame([result["attack"] for result in results], dtype=float)
     merged = numbers.mean().to_dict()
-    drawn = "success" if results[0].get("targeted") else "accuracy"
+    curve_quantity = "success" if results[0].get("targeted") else "accuracy"
     for name, values in numbers.items():
         epsilon, _, key = str(name).partition("/")
-        if key == drawn and values.count() > 1:  # runs may have different epsilons
+        if key == curve_quantity and values.count() > 1:  # runs may have different epsilons
             merged |= {f"{epsilon}/lowest": values.min(), f"{epsilon}/highest": values.max()}
     split = results[0]["split"]
     clean = statistics.fmean(result[split]["error"] for result in results)

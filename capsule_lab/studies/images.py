@@ -63,17 +63,17 @@ class StudyImages:
 
     def of_training(self, images: int) -> list[Batch]:
         """Return the first ``images`` training images of the first epoch, preprocessed like validation images."""
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for _, batch in stored_batches(self.data, "train"):
-            left = images - sum(len(each.labels) for each in found)
-            if left <= 0:
+            remaining = images - sum(len(batch.labels) for batch in batches)
+            if remaining <= 0:
                 break
-            found.append(self.data.unpaired_batch(on_device(batch, self.device, left), "val"))
-        return found
+            batches.append(self.data.unpaired_batch(on_device(batch, self.device, remaining), "val"))
+        return batches
 
 
 def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
     """Move a stored batch, or its first ``images``, to a device."""
     factors = None if batch.factors is None else batch.factors[:images].to(device)
-    pixels, labels, key = (each[:images].to(device) for each in batch[:3])
+    pixels, labels, key = (tensor[:images].to(device) for tensor in batch[:3])
     return Batch(pixels, labels, key, factors)

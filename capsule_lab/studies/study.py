@@ -79,9 +79,9 @@ def run_study(
     run = open_checked(config)
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     options = to_container(config).get("data") or {}
-    own = run.config.data.get("eval_batch_size")
-    if cpu_batch and device.type == "cpu" and own and "_target_" not in options:
-        options = {"eval_batch_size": min(own, cpu_batch), **options}
+    batch_size = run.config.data.get("eval_batch_size")
+    if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
+        options = {"eval_batch_size": min(batch_size, cpu_batch), **options}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     function = instantiate(config[group])
     if name not in OF_PAIRS:
@@ -90,15 +90,15 @@ def run_study(
     with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = find(StudyInput(config, run, data, options, device, function))
     pixels = hashlib.sha256()
-    for batch in found.batches:
+    for batch in answer.batches:
         pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
     result = {
         "seconds": round(time.monotonic() - start_time, 2),
-        **found.result,
+        **answer.result,
         "checkpoint": str(run.checkpoint),
         "options": to_container(config)[group],
         "split": config.split,
-        "images": sum(len(batch.labels) for batch in found.batches),
+        "images": sum(len(batch.labels) for batch in answer.batches),
         "images_sha256": pixels.hexdigest(),
         "provenance": data.provenance,
         "data": run.data_config(options),

@@ -68,8 +68,8 @@ class Subject:
     @torch.no_grad()
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
         """Return the network's output for all images, or for other ``batches``."""
-        found = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
-        scores, capsules, logits = zip(*found, strict=True)
+        outputs = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
+        scores, capsules, logits = zip(*outputs, strict=True)
         return CapsuleOutput(
             torch.cat(scores),
             None if capsules[0] is None else joined_capsules(capsules),
@@ -79,27 +79,27 @@ class Subject:
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
         """Return the subject's batches with other images in place of its images."""
         parts = images.split([len(batch.labels) for batch in self.batches])
-        return [batch._replace(images=each) for batch, each in zip(self.batches, parts, strict=True)]
+        return [batch._replace(images=part) for batch, part in zip(self.batches, parts, strict=True)]
 
     @cached_property
     def traces(self) -> Mapping[str, LayerTrace]:
         """The routing of all images, by layer."""
         self.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
-        found = []
+        batch_traces = []
         for batch in self.batches:
-            found.append(trace(self.network, batch.images)[1])
-            per_image = sum(_bytes(each) for each in found[-1].values()) / len(batch.labels)
+            batch_traces.append(trace(self.network, batch.images)[1])
+            per_image = sum(_bytes(layer) for layer in batch_traces[-1].values()) / len(batch.labels)
             if per_image * len(self.labels) > _MOST_BYTES:
-                size, most = (each / 2**30 for each in (per_image * len(self.labels), _MOST_BYTES))
+                size, most = (number / 2**30 for number in (per_image * len(self.labels), _MOST_BYTES))
                 raise ValueError(
                     f"the couplings of {len(self.labels)} images take {size:.0f} GiB, the limit is {most:.0f} GiB; "
                     f"expected images={int(_MOST_BYTES / per_image)} or fewer"
                 )
-        return {name: concatenate([each[name] for each in found]) for name in found[0]}
+        return {name: concatenate([traces[name] for traces in batch_traces]) for name in batch_traces[0]}
 
 
 def _bytes(layer: LayerTrace) -> int:
-    couplings = sum(each.couplings.numel() for each in layer.iterations)
+    couplings = sum(iteration.couplings.numel() for iteration in layer.iterations)
     votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2] if layer.windows is None else 0
     return 4 * (couplings + 3 * votes)  # 3: votes, their distances and their weights
 

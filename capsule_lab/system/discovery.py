@@ -12,10 +12,10 @@ def classes_in(package: str, *bases: type) -> dict[str, type]:
 
     For use in the package's ``__init__``, so that a new file with such a class needs no entry there.
     """
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for file in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if not file.ispkg:
             module = importlib.import_module(file.name)
             members = inspect.getmembers(module, inspect.isclass)
-            found |= {n: each for n, each in members if each.__module__ == file.name and issubclass(each, bases)}
-    return found
+            classes |= {n: value for n, value in members if value.__module__ == file.name and issubclass(value, bases)}
+    return classes

@@ -48,7 +48,7 @@ def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
 def of_this_process() -> dict[str, Any]:
     """Return command, commit and versions, which are needed to repeat a result."""
     return {
-        "command": _as_typed(each for each in sys.argv[1:] if not each.startswith("train.resume=")),
+        "command": _as_typed(argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")),
         "commit": commit(),
         "versions": {name: version(name) for name in ("capsule-lab", "torch", "lightning")},
         "python": platform.python_version(),
@@ -74,7 +74,7 @@ def commit() -> str | None:
         return None  # installed from a wheel
     try:
         command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-        found = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=10, check=False)
     except OSError:
         return None  # no git on this machine
-    return found.stdout.strip() or None
+    return process.stdout.strip() or None

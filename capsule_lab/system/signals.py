@@ -31,7 +31,7 @@ def install(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return {each: signal.signal(each, handler) for each in SIGNALS if not (ignored and each is signal.SIGHUP)}
+    return {signum: signal.signal(signum, handler) for signum in SIGNALS if not (ignored and signum is signal.SIGHUP)}
 
 
 def restore(handlers: dict[int, Any]) -> None:

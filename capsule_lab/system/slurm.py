@@ -35,12 +35,12 @@ def in_queue(job: str) -> bool:
         return False  # not on the cluster; reports can be made elsewhere
     command = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return True  # unknown: the controller is busy
-    if found.returncode:
-        return "Invalid job id" not in found.stderr  # SLURM's message for a job that ended some time ago
-    return bool(found.stdout.strip())
+    if process.returncode:
+        return "Invalid job id" not in process.stderr  # SLURM's message for a job that ended some time ago
+    return bool(process.stdout.strip())
 
 
 def goes_back(signum: int) -> bool:

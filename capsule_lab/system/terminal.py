@@ -38,5 +38,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def differences(overrides: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the overrides that several runs share, and the other overrides of each run."""
-    shared = [each for each in overrides[0] if len(overrides) > 1 and all(each in others for others in overrides)]
-    return shared, [[each for each in own if each not in shared] for own in overrides]
+    shared = [entry for entry in overrides[0] if len(overrides) > 1 and all(entry in others for others in overrides)]
+    return shared, [[entry for entry in arguments if entry not in shared] for arguments in overrides]

@@ -14,8 +14,8 @@ FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
 FOR_REPORT = ("table", *SELECTION, "out", "difference", "power")
 
 
-def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Convert arguments for Hydra: keep the ``own`` ones, and collect overrides of runs in the list ``overrides``.
+def for_hydra(arguments: Sequence[str], command_keys: Sequence[str]) -> list[str]:
+    """Convert arguments for Hydra: keep ``command_keys``, and collect overrides of runs in the list ``overrides``.
 
     Otherwise Hydra would apply the overrides to the configuration of the command. ``launcher=`` and arguments that
     begin with ``hydra`` or a dash stay unchanged; ``--dry-run`` becomes ``dry_run=true``.
@@ -27,7 +27,7 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
         is_override = is_pair or argument.startswith("~")
         if argument == "--dry-run":
             kept.append("dry_run=true")
-        elif is_override and key not in (*own, "launcher") and not key.startswith(("-", "hydra")):
+        elif is_override and key not in (*command_keys, "launcher") and not key.startswith(("-", "hydra")):
             overrides.append(argument)
         else:
             kept.append(argument)

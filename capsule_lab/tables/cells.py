@@ -129,13 +129,13 @@ class Cell(ABC):
             return FAILED
         if self.pause:
             return PAUSED
-        unfinished = any(runs.results.read_result(each, self.fingerprint) is None for each in self.directories)
+        unfinished = any(runs.results.read_result(path, self.fingerprint) is None for path in self.directories)
         return FAILED if unfinished else MISSING
 
     @cached_property
     def pause(self) -> dict[str, Any] | None:
         """The record of the latest attempt if it is paused, see ``runs.results.read_pause``."""
-        return next((runs.results.read_pause(each) for each in self.directories[:1]), None)
+        return next((runs.results.read_pause(directory) for directory in self.directories[:1]), None)
 
     @property
     def described(self) -> str:
@@ -143,7 +143,7 @@ class Cell(ABC):
         if self.status == PAUSED and self.pause:
             return runs.results.describe_pause(self.pause)
         if self.status == MISSING:
-            read = ((each.name, runs.results.read_result(each, self.fingerprint)) for each in self.directories)
+            read = ((path.name, runs.results.read_result(path, self.fingerprint)) for path in self.directories)
             others = [f"{name} used {run.get('precision')}, {run['provenance']['name']}" for name, run in read if run]
             return f"{self.status} here ({'; '.join(others)})" if others else self.status
         return f"{self.status} for {self.waits_for}" if self.waits_for else self.status
@@ -152,18 +152,18 @@ class Cell(ABC):
     def log(self) -> str | None:
         """The log file of an unfinished attempt."""
         record = lock.read_record(self.fingerprint)
-        own = [directory / "train.log" for directory in self.directories]
-        return (record and record.log) or next((str(path) for path in own if path.is_file()), None)
+        log_files = [directory / "train.log" for directory in self.directories]
+        return (record and record.log) or next((str(path) for path in log_files if path.is_file()), None)
 
     @property
     def error(self) -> str:
         """The reason for the failure, if known."""
         record = lock.read_record(self.fingerprint)
-        statuses = [status for each in self.directories if (status := runs.results.read_status(each))]
-        own = next((status["error"] for status in statuses if "error" in status), None)
+        statuses = [status for directory in self.directories if (status := runs.results.read_status(directory))]
+        recorded = next((status["error"] for status in statuses if "error" in status), None)
         return (
             (record and record.error)
-            or own
+            or recorded
             or "it ended without an error message, for example after kill -9 or without enough memory"
         )
 
@@ -186,10 +186,10 @@ class Cell(ABC):
             splits = ("test", "val", "time_to_accuracy", "attack", "analyse")
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
-        found = result[split][name]
-        if found is None and split in ("attack", "analyse"):  # e.g. success, if no image was right
+        value = result[split][name]
+        if value is None and split in ("attack", "analyse"):  # e.g. success, if no image was right
             return None
-        return math.inf if found is None else float(found)  # see callbacks.TimeToAccuracy
+        return math.inf if value is None else float(value)  # see callbacks.TimeToAccuracy
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[s
     trainer = training["trainer"]
     devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
-    found = map(_with_weights, evaluate)
-    given = [f"+{override}" if own_data and override.startswith("data.") else override for override in found]
+    resolved = map(_with_weights, evaluate)
+    table_overrides = [f"+{entry}" if own_data and entry.startswith("data.") else entry for entry in resolved]
     packages = packages_of(training)
-    asked = any(override.startswith("trust=") for override in evaluate)
-    trust = [f"trust=[{','.join(packages)}]"] if packages and not asked else []
-    return [f"ckpt={_as_value(weights)}", *devices, *trust, *given]
+    sets_trust = any(override.startswith("trust=") for override in evaluate)
+    trust = [f"trust=[{','.join(packages)}]"] if packages and not sets_trust else []
+    return [f"ckpt={_as_value(weights)}", *devices, *trust, *table_overrides]
 
 
 def _with_weights(override: str) -> str:
@@ -79,13 +79,13 @@ def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     """
     from capsule_lab.config.check import check, check_evaluation
 
-    config = _composed(by, tuple(each for each in overrides if not each.startswith(_WEIGHTS))).copy()
+    config = _composed(by, tuple(override for override in overrides if not override.startswith(_WEIGHTS))).copy()
     check_evaluation(config)
-    given = config.get("data") or {}
-    if "_target_" not in given:
+    data_options = config.get("data") or {}
+    if "_target_" not in data_options:
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` reports unknown keys
         with open_dict(config):
-            config.data = OmegaConf.merge(data, given)
+            config.data = OmegaConf.merge(data, data_options)
     check(config)
 
 

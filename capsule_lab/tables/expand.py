@@ -93,7 +93,7 @@ def verify(cell: Cell) -> None:
 def merged(*lists: Sequence[str]) -> list[str]:
     """Merge overrides: only the last one for each key remains, in its place."""
     last: dict[str, str] = {}
-    for override in (override for given in lists for override in given):
+    for override in (override for overrides in lists for override in overrides):
         key = _key(override)
         last.pop(key, None)  # so that it follows overrides that may contradict it
         last[key] = override
@@ -122,16 +122,18 @@ def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) 
     found = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)
-        given = tuple(merged(table.base, column.overrides, row.overrides[column.name], taken, overrides))
-        config = _composed(given, composed)
+        chosen = tuple(merged(table.base, column.overrides, row.overrides[column.name], taken, overrides))
+        config = _composed(chosen, composed)
         if standin and "source" in config.config.data:
-            given = tuple(merged(given, [STANDIN]))
-            config = _composed(given, composed)
+            chosen = tuple(merged(chosen, [STANDIN]))
+            config = _composed(chosen, composed)
         fingerprint = runs.directories.config_hash(config.container(seed))
         labels = tuple(_labels(table, row, column, config, seed, fingerprint))
-        own = (*given, f"seed={seed}")
-        found.append(TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision))
-    return found
+        seeded = (*chosen, f"seed={seed}")
+        cells_of_row.append(
+            TrainingCell(row, column, seed, seeded, fingerprint, waits_for, config, labels, any_precision)
+        )
+    return cells_of_row
 
 
 def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
@@ -143,9 +145,9 @@ def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
 
 def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig | None:
     """Set the values in a composition of the chosen groups; return ``None`` if Hydra must compose all of it."""
-    values = [each for each in overrides if _key(each) not in groups() and not each.startswith(("hydra", "+", "~"))]
-    chosen = tuple(each for each in overrides if each not in values)
-    if not values or any(each.startswith(("+", "~")) for each in chosen):
+    values = [entry for entry in overrides if _key(entry) not in groups() and not entry.startswith(("hydra", "+", "~"))]
+    chosen = tuple(override for override in overrides if override not in values)
+    if not values or any(override.startswith(("+", "~")) for override in chosen):
         return None
     try:
         config = _composed(chosen, composed).config.copy()
@@ -186,11 +188,11 @@ def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: 
 
 
 def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> list[EvaluationCell]:
-    found = []
+    cells_of_row = []
     for seed, next_seed in zip(table.seeds, (*table.seeds[1:], table.seeds[0]), strict=True):
         of_next = {key for key, (_, metric) in row.takes.items() if metric == NEXT_CHECKPOINT}
         places = [(other, next_seed if key in of_next else seed) for key, (other, _) in row.takes.items()]
-        sources = [cells.get((name, column.name, of)) for name, of in [(row.of, seed), *places]]
+        sources = [cells.get((name, column.name, source_seed)) for name, source_seed in [(row.of, seed), *places]]
         trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
         if len(trained) < len(sources) or (of_next and next_seed == seed):
             continue  # a source row has no runs in this column, or there is only one seed
@@ -202,8 +204,8 @@ def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> 
         overrides = tuple(evaluations.command_overrides(container, row.by, evaluate, weights))
         fingerprint = evaluations.fingerprint(container, row.by, evaluate)
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
-        found.append(EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate))
-    return found
+        cells_of_row.append(EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate))
+    return cells_of_row
 
 
 @contextmanager

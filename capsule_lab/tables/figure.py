@@ -61,11 +61,11 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
 
 def figures_by_command(entries: Sequence[Entry]) -> dict[str, Figure]:
     """Return, by name, the figures of commands that evaluate rows, from ``table_figures`` of their modules."""
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for by in dict.fromkeys(entry.row.by for entry in entries if entry.row.of):
         draw = getattr(importlib.import_module(module_of(by)), "table_figures", None)
-        found |= draw(entries) if draw else {}
-    return found
+        figures |= draw(entries) if draw else {}
+    return figures
 
 
 def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[str, str]) -> None:
@@ -95,7 +95,7 @@ def _families(entries: Sequence[Entry]) -> dict[str, str]:
     labels: dict[str, list[str]] = {}
     for entry in entries:
         labels.setdefault(_family(entry), []).append(entry.row.label)
-    return {family: _common_start(found) if len({*found}) > 1 else found[0] for family, found in labels.items()}
+    return {family: _common_start(texts) if len({*texts}) > 1 else texts[0] for family, texts in labels.items()}
 
 
 def _common_start(labels: Sequence[str]) -> str:

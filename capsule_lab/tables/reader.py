@@ -44,8 +44,8 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise TableError(f"{file} holds a {type(content).__name__}; expected {', '.join(Content.model_fields)}")
-    if found := re.search(r'[^"]{,40}\$\{[^"]{,40}', json.dumps(content, ensure_ascii=False, default=str)):
-        raise TableError(f"{file} contains {found[0]!r}; expected text without ${{…}}, which depends on the machine")
+    if match := re.search(r'[^"]{,40}\$\{[^"]{,40}', json.dumps(content, ensure_ascii=False, default=str)):
+        raise TableError(f"{file} contains {match[0]!r}; expected text without ${{…}}, which depends on the machine")
     head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
     try:
         checked = Content.model_validate(content)
@@ -116,7 +116,7 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         part, where, path = Comparison, f"comparison {given.get('name', '')}".rstrip(), path[2:]
     field, value = str(path[0]) if path else "", found["input"]
     place = ": ".join(filter(None, (where, field)))
-    match found["type"]:
+    match first["type"]:
         case "extra_forbidden":
             return f"{where} has {field}; {suggest(field, part.model_fields)}".lstrip()
         case "missing":
@@ -124,18 +124,18 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         case "value_error":
             of_row = found["loc"][:1] in (("rows",), ("comparisons",)) and len(found["loc"]) == 2
             return (
-                f"{place} has {value}; {found['ctx']['error']}" if field and not of_row else str(found["ctx"]["error"])
+                f"{place} has {value}; {first['ctx']['error']}" if field and not of_row else str(first["ctx"]["error"])
             )
         case _:
             return f"{place} is {value!r}; expected {part.model_fields[field].description or 'text'}"
 
 
-def _among(what: str, wanted: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
-    if wanted is None:
+def _among(what: str, chosen: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
+    if chosen is None:
         return names
     if names == [""]:
-        raise TableError(f"{what} is {wanted}, but {table} has one without a name; leave {what}= out")
-    listed = [wanted] if isinstance(wanted, str) else wanted
+        raise TableError(f"{what} is {chosen}, but {table} has one without a name; leave {what}= out")
+    listed = [chosen] if isinstance(chosen, str) else chosen
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")
     for name in listed:

@@ -47,8 +47,8 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: 
     for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
         verify(cell)
     tried: set[str] = set()
-    while time.time() < deadline and (left := _to_launch(cells, tried)):
-        failures = launch([cell.job for cell in left], deadline)
+    while time.time() < deadline and (remaining := _to_launch(cells, tried)):
+        failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
         _record_failures(cells, failures)
@@ -69,8 +69,8 @@ def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) 
 
 
 def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
-    left = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
-    return sorted(left, key=lambda cell: cell.status != PAUSED)
+    remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
+    return sorted(remaining, key=lambda cell: cell.status != PAUSED)
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:
@@ -121,15 +121,15 @@ def _progress(cells: Sequence[Cell]) -> list[tuple[bool, int]]:
 
 def _left(cells: Sequence[Cell]) -> str:
     """Describe the remaining runs when the time is over."""
-    found = Counter(cell.status for cell in cells)
-    complete = f"{found[DONE]} of {len(cells)} runs complete"
-    if found[DONE] == len(cells):
+    counts = Counter(cell.status for cell in cells)
+    complete = f"{counts[DONE]} of {len(cells)} runs complete"
+    if counts[DONE] == len(cells):
         return complete
-    others = "".join(f", {found[status]} {status}" for status in (RUNNING, FAILED) if found[status])
-    not_started = found[MISSING] + found[WAITING]
-    return f"{complete}, {found[PAUSED]} paused, {not_started} not started{others}; the same command continues"
+    others = "".join(f", {counts[status]} {status}" for status in (RUNNING, FAILED) if counts[status])
+    not_started = counts[MISSING] + counts[WAITING]
+    return f"{complete}, {counts[PAUSED]} paused, {not_started} not started{others}; the same command continues"
 
 
 def _counted(cells: Sequence[Cell]) -> str:
-    found = Counter(cell.status for cell in cells)
-    return ", ".join(f"{found[status]} {status}" for status in _STYLES if found[status])
+    counts = Counter(cell.status for cell in cells)
+    return ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])

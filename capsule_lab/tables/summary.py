@@ -196,17 +196,17 @@ class Entry:
         if not self.row.has_runs:
             return "reported"
         without = f"without {self.column.metric}"
-        found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
-        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
-        if self.failed_checks:
-            parts.append(f"failed checks: {', '.join(self.failed_checks)}")
+        counts = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
+        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in counts.items())]
+        if self.failed:
+            parts.append(f"failed checks: {', '.join(self.failed)}")
         return ", ".join(parts)
 
     @property
-    def failed_checks(self) -> list[str]:
+    def failed(self) -> list[str]:
         """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
-        found = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
-        return list(dict.fromkeys(check["name"] for check in found))
+        failed = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
+        return list(dict.fromkeys(check["name"] for check in failed))
 
     @property
     def counted(self) -> tuple[Run, ...]:

@@ -65,7 +65,7 @@ def load(folder: Path) -> Images:
                 images = load_mat(archive / FILE, file)
     else:
         images = load_mat(path)
-    digits, counts = (found.tolist() for found in images.labels.unique(return_counts=True))
+    digits, counts = (values.tolist() for values in images.labels.unique(return_counts=True))
     expected = [VERSIONS * count for count in TEST_DIGITS]
     if digits != list(range(10)) or counts != expected:
         raise DataError(
@@ -90,8 +90,8 @@ def load_mat(path: Path, opened: Any = None) -> Images:
         images, labels, transforms = (struct[name] for name in _FIELDS)
         shapes, count = [images.shape, labels.shape, transforms.shape[1:]], labels.size
         if images.dtype != np.uint8 or shapes != [(SIZE * SIZE, count), (1, count), (count,)]:
-            found = ", ".join(f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS)
-            raise ValueError(f"its {', '.join(_FIELDS)} are {found}")
+            fields = ", ".join(f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS)
+            raise ValueError(f"its {', '.join(_FIELDS)} are {fields}")
         factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
         if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
             raise ValueError("it has transforms that are not finite, or labels that are not integers")

@@ -39,7 +39,7 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     out = FitOutputs(*flat(*outputs))
 
     def kernel(thread: int, first: int, last: int) -> None:
-        _fit(first, last, sizes, Scratch(*(each[thread] for each in scratch)), given, options, out)
+        _fit(first, last, sizes, Scratch(*(array[thread] for array in scratch)), given, options, out)
 
     parallel_for(kernel, row)
     return outputs
@@ -53,7 +53,7 @@ def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor,
     given, out = flat(poses, tiles_of_weight(weight), parents, variances), flat(result)
 
     def kernel(thread: int, first: int, last: int) -> None:
-        _distances(first, last, sizes, Scratch(*(each[thread] for each in scratch)), *given, *out)
+        _distances(first, last, sizes, Scratch(*(array[thread] for array in scratch)), *given, *out)
 
     parallel_for(kernel, sizes.row)
     return result

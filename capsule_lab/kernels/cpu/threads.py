@@ -87,9 +87,9 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
 def libgomp() -> Any:
     """Return the OpenMP library of GCC that torch has loaded, or ``None``."""
     folder = Path(torch.__file__).parent
-    for found in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):
+    for file in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):
         try:
-            library = ctypes.CDLL(str(found), mode=os.RTLD_NOLOAD)
+            library = ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD)
         except OSError:  # not the loaded one
             continue
         library.GOMP_parallel.argtypes = [_LIBGOMP_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]

@@ -65,9 +65,9 @@ def entry_range(starts, CHILDREN: tl.constexpr, BLOCK: tl.constexpr):
 @no_type_check
 def address(order, entry, exists, positions, parent, PLACES: tl.constexpr):
     """Return the addresses of entries of the first parent in the couplings; the next parent is PLACES further."""
-    found = tl.load(order + entry, mask=exists, other=0)
-    row = tl.program_id(0).to(tl.int64) * positions + found // PLACES
-    return row * parent * PLACES + found % PLACES
+    place = tl.load(order + entry, mask=exists, other=0)
+    row = tl.program_id(0).to(tl.int64) * positions + place // PLACES
+    return row * parent * PLACES + place % PLACES
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def contraction(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of poses and weight if the gradient of votes is a sum of ``by_child`` x ``by_component``."""
-    factors, components = (torch.stack(list(each), 2) for each in (by_child, by_component))
+    factors, components = (torch.stack(list(parts), 2) for parts in (by_child, by_component))
     grad_poses, grad_weight = votes_backward(poses, weight, factors, components, inner)
     return grad_poses, grad_weight
 

@@ -23,13 +23,13 @@ def fit_backward(
     """Compute the gradients of ``inputs``; ``parents`` are the first three results of ``fit``."""
     dtype, measured = inputs.previous.dtype, grad_outputs.distances.shape[2] > 0
     number = torch.float64 if dtype == torch.float64 else torch.float32
-    mass, poses, variances = (each.to(number) for each in parents)
-    grad_mass, grad_poses, grad_variances = (each.to(number) for each in grad_outputs[:3])
+    mass, poses, variances = (tensor.to(number) for tensor in parents)
+    grad_mass, grad_poses, grad_variances = (gradient.to(number) for gradient in grad_outputs[:3])
     previous = inputs.previous.to(number)
     grad_distances = grad_outputs.distances if measured else None
     mean = (poses - damping * previous) / (1 - damping)
     precision = 1 / variances
-    assigned, errors, squares = (each.new_empty(each.shape) for each in (mass, poses, poses))
+    assigned, errors, squares = (tensor.new_empty(tensor.shape) for tensor in (mass, poses, poses))
     row, parent = mass.shape
     group = parents_per_program(row, parent)
     launch(

@@ -82,7 +82,7 @@ def votes_backward(
     parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
     launch(_grad_weight, (programs, parent, len(parts)), given, [parts], row, length, **common)
     grads = grad_poses, parts.sum(0).to(weight.dtype), grad_activations, grad_couplings
-    return tuple(each for each in grads if each is not None)
+    return tuple(gradient for gradient in grads if gradient is not None)
 
 
 def _block_size(poses: Tensor, kept: int) -> int:
@@ -133,15 +133,15 @@ def _gradient(
             error = votes[d] - tl.load(coefficients + d)
             two_alpha = tl.load(coefficients + D + d)
             beta = tl.load(coefficients + 2 * D + d)
-            each = factors[0] * (two_alpha * error + beta)
+            grad_vote = factors[0] * (two_alpha * error + beta)
             if MEASURED:
-                each += grad_distances * (error * tl.load(coefficients + 3 * D + d))
+                grad_vote += grad_distances * (error * tl.load(coefficients + 3 * D + d))
             grad_assigned += 0.5 * two_alpha * error * error + beta * votes[d]
         else:
-            each = factors[0] * tl.load(coefficients + d).to(NUMBER)
+            grad_vote = factors[0] * tl.load(coefficients + d).to(NUMBER)
             for k in tl.static_range(1, TERMS):
-                each += factors[k] * tl.load(coefficients + k * D + d).to(NUMBER)
-        parts = parts + (each,)
+                grad_vote += factors[k] * tl.load(coefficients + k * D + d).to(NUMBER)
+        parts = parts + (grad_vote,)
     return parts + (grad_assigned,)
 
 

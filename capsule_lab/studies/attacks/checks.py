@@ -67,37 +67,42 @@ def checks(
         return attacked.measure(attack, loss, [epsilon]).accuracy(epsilon)
 
     def gradients(attacked: Attacked) -> Gradients:
-        found = [gradient_of(attacked.objective(loss, each), each.images).cpu() for each in attacked.batches]
-        return Gradients.of(torch.cat(found))
+        parts = [gradient_of(attacked.objective(loss, batch), batch.images).cpu() for batch in attacked.batches]
+        return Gradients.of(torch.cat(parts))
 
-    own, theirs = gradients(few), None if baseline is None else gradients(baseline.first(images))
-    yield zero_gradients(own, theirs)
-    yield gradient_size(own, theirs)
-    found = accuracy(attack)
-    noisy, once, several = (accuracy(functools.partial(each, norm=norm)) for each in (noise, fgsm, bim))
-    far = found < noisy - _FAR or found <= 1  # otherwise the gradient is uninformative
-    yield Check("random noise", far, f"{found:.1f} %, under random signs {noisy:.1f} %, {at}")
+    statistics, of_baseline = (
+        gradients(few),
+        None if baseline is None else gradients(baseline.first(images)),
+    )
+    yield zero_gradients(statistics, of_baseline)
+    yield gradient_size(statistics, of_baseline)
+    attacked_rate = accuracy(attack)
+    noisy, once, several = (accuracy(functools.partial(attack, norm=norm)) for attack in (noise, fgsm, bim))
+    far = attacked_rate < noisy - _FAR or attacked_rate <= 1  # otherwise the gradient is uninformative
+    yield Check("random noise", far, f"{attacked_rate:.1f} %, under random signs {noisy:.1f} %, {at}")
     yield stronger("multi-step", several, once, f"BIM in 10 steps against FGSM, {at}", count)
     of_training = accuracy(attack, loss="training")
-    yield stronger("loss", found, of_training, f"{loss} on logits against the training loss, {at}", count)
+    yield stronger("loss", attacked_rate, of_training, f"{loss} on logits against the training loss, {at}", count)
     other: LossName = "cross_entropy" if loss == "margin" else "margin"
     by_other = accuracy(attack, loss=other)  # a sound loss with the same goal
-    both = f"{loss} and {other}, {at}: {found:.1f} % and {by_other:.1f} %"
-    yield Check("other loss", abs(found - by_other) <= _FAR, both)
+    comparison = f"{loss} and {other}, {at}: {attacked_rate:.1f} % and {by_other:.1f} %"
+    yield Check("other loss", abs(attacked_rate - by_other) <= _FAR, comparison)
     by_steps = {}
     for steps in STEPS:  # step sizes as in PGD, so that every point can be reached
         size = middle if steps == 1 else 2.5 * middle / steps
         by_steps[steps] = accuracy(functools.partial(bim, steps=steps, step_size=size, norm=norm))
     yield converged(by_steps, count)
-    left = accuracy(attack, 4 * largest)  # nearly unbounded, so that no image should be classified right
-    yield Check("large budget", left <= 1, f"{left:.1f} % at epsilon {4 * largest:g}")  # ours: 1 %
+    remaining = accuracy(attack, 4 * largest)  # nearly unbounded, so that no image should be classified right
+    yield Check("large budget", remaining <= 1, f"{remaining:.1f} % at epsilon {4 * largest:g}")  # ours: 1 %
     if baseline is not None:
         of_logits: LossName = "cross_entropy" if loss == "training" else loss
         transfer = accuracy(attack, loss=of_logits, attacked=replace(few, crafted_with=baseline.logits))
-        yield stronger("white box", found, transfer, f"own gradients against those of the baseline, {at}", count)
+        yield stronger(
+            "white box", attacked_rate, transfer, f"own gradients against those of the baseline, {at}", count
+        )
     if norm == "linf":
         without = accuracy(functools.partial(square, queries=QUERIES))
-        yield stronger("gradient-free", found, without, f"against Square, {QUERIES} queries, {at}", count)
+        yield stronger("gradient-free", attacked_rate, without, f"against Square, {QUERIES} queries, {at}", count)
     # the margin does not saturate, and float64 makes central differences exact enough
     exact = attacked.batches[0].first(_EXACT)
     network: Any = copy.deepcopy(attacked.run.network).to("cpu", torch.float64)
@@ -123,29 +128,29 @@ class Gradients(NamedTuple):
         sizes = gradients.abs().flatten(1)
         means = sizes.double().mean(1)
         lowest, median, highest = means.quantile(means.new_tensor([0.01, 0.5, 0.99])).tolist()
-        pixels, images = (100 * each.double().mean().item() for each in (sizes == 0, (sizes == 0).all(1)))
+        pixels, images = (100 * share.double().mean().item() for share in (sizes == 0, (sizes == 0).all(1)))
         return cls(pixels, images, median, lowest, highest)
 
 
-def zero_gradients(found: Gradients, baseline: Gradients | None) -> Check:
+def zero_gradients(measured: Gradients, baseline: Gradients | None) -> Check:
     """Check that few gradients are exactly 0, and not many more than in the baseline."""
-    text = f"{found.zero_pixels:.1f} % of pixels, {found.zero_images:.1f} % of images have no gradient"
+    text = f"{measured.zero_pixels:.1f} % of pixels, {measured.zero_images:.1f} % of images have no gradient"
     most = 1.0  # ours: %
     if baseline is not None:
         text += f" (baseline {baseline.zero_pixels:.1f} %, {baseline.zero_images:.1f} %)"
         most = max(most, 2 * baseline.zero_images)  # ours
-    return Check("zero gradients", found.zero_images < most, text)
+    return Check("zero gradients", measured.zero_images < most, text)
 
 
-def gradient_size(found: Gradients, baseline: Gradients | None) -> Check:
+def gradient_size(measured: Gradients, baseline: Gradients | None) -> Check:
     """Check that gradients are at most a thousand times smaller than those of the baseline.
 
     Hinton 2018, section 5.3, reports two orders of magnitude; Brendel and Bethge 2017 find 16 for masked gradients.
     """
-    text = f"median {found.median:.3g}, 1st and 99th percentile {found.lowest:.3g} and {found.highest:.3g}"
+    text = f"median {measured.median:.3g}, 1st and 99th percentile {measured.lowest:.3g} and {measured.highest:.3g}"
     if baseline is None:
         return Check("gradient size", None, text)
-    ratio = baseline.median / max(found.median, _SMALL)
+    ratio = baseline.median / max(measured.median, _SMALL)
     return Check("gradient size", ratio < 1000, f"{text}; baseline {baseline.median:.3g}, {ratio:.3g} times it")  # ours
 
 

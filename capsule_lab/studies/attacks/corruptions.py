@@ -109,9 +109,11 @@ def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
     levels = (images * 255).round().to(torch.uint8).cpu()
     pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
     # torchvision deprecates this for tensors, but not for Pillow images
-    compressed = (torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(each), quality) for each in pictures)
-    found = torch.stack([torchvision_transforms.pil_to_tensor(each) for each in compressed])
-    return found.view_as(levels).to(images) / 255
+    compressed = (
+        torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(picture), quality) for picture in pictures
+    )
+    decompressed = torch.stack([torchvision_transforms.pil_to_tensor(picture) for picture in compressed])
+    return decompressed.view_as(levels).to(images) / 255
 
 
 def _brightness(images: Pictures, added: float, _: Key) -> Pictures:

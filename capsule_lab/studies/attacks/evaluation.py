@@ -44,9 +44,9 @@ def margin(
     """Compute the lead of the best other class over the label, or of the target over all others (Carlini and Wagner
     2017). It never saturates, and is above 0 exactly if the attack succeeds; arguments as in ``cross_entropy``.
     """
-    own = _logit_of(logits, classes)
+    label_logit = _logit_of(logits, classes)
     others = logits.scatter(1, classes[:, None], -torch.inf).amax(1)
-    return own - others if targeted else others - own
+    return label_logit - others if targeted else others - label_logit
 
 
 def dlr(
@@ -183,12 +183,12 @@ class Attacked:
 
     def first(self, images: int) -> Attacked:
         """Return the same network with the first ``images``; reconstruction errors are not measured."""
-        kept: list[Prepared] = []
+        batches: list[Prepared] = []
         for batch in self.batches:
-            left = images - sum(len(each.labels) for each in kept)
-            if left > 0:
-                kept.append(batch.first(left))
-        return Attacked(kept, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step)
+            remaining = images - sum(len(batch.labels) for batch in batches)
+            if remaining > 0:
+                batches.append(batch.first(remaining))
+        return Attacked(batches, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step)
 
     def logits_and_errors(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the logits, and the decoder's reconstruction errors, which are empty here."""
@@ -213,8 +213,8 @@ class Attacked:
         @torch.no_grad()
         def evaluate(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
             change = (images - batch.images).abs().flatten(1).mean(1)
-            found = (*self.logits_and_errors(images), change, images[: 0 if key in parts else _PICTURES])
-            parts.setdefault(key, []).append(tuple(each.cpu() for each in found))
+            outputs = (*self.logits_and_errors(images), change, images[: 0 if key in parts else _PICTURES])
+            parts.setdefault(key, []).append(tuple(tensor.cpu() for tensor in outputs))
 
         for batch in self.batches:
             evaluate(None, batch.images, batch)
@@ -223,6 +223,6 @@ class Attacked:
                 for epsilon in epsilons:
                     evaluate((epsilon, target), attack(objective, batch.images, epsilon, batch.key, batch.box), batch)
                     self.on_step(len(batch.labels))
-        answers = {key: Answers(*map(torch.cat, zip(*found, strict=True))) for key, found in parts.items()}
+        answers = {key: Answers(*map(torch.cat, zip(*tensors, strict=True))) for key, tensors in parts.items()}
         _, labels, _, _, grey_levels = zip(*self.batches, strict=True)
         return Measured(torch.cat(labels).cpu(), torch.cat(grey_levels).cpu(), answers.pop(None), answers)

@@ -97,22 +97,22 @@ def sheet(
     """
     images = measured.clean.pictures
     low, high = box if box.high < torch.inf else (images.min().item(), images.max().item())
-    rows, pictures, found = ["original"], [(images - low) / (high - low)], [measured.clean.found.tolist()]
+    rows, pictures, predictions = ["original"], [(images - low) / (high - low)], [measured.clean.found.tolist()]
     for (epsilon, other), answers in measured.attacked.items():
         if epsilon and other == target:
             change = answers.pictures - images
             rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]
             pictures.append(change / (2 * change.abs().max().clamp(min=1e-9)) + 0.5)
             pictures.append((answers.pictures - low) / (high - low))
-            found += [[], answers.found.tolist()]
+            predictions += [[], answers.found.tolist()]
     if images.shape[1] == 2:  # a stereo pair, side by side
-        pictures = [torch.cat([*each.split(1, 1)], 3) for each in pictures]
+        pictures = [torch.cat([*picture.split(1, 1)], 3) for picture in pictures]
     columns = []
     for number, label in enumerate(measured.labels[: len(images)].tolist()):
-        texts = [name_of_class(classes, each[number]) if each else "" for each in found]
+        texts = [name_of_class(classes, labels[number]) if labels else "" for labels in predictions]
         name = name_of_class(classes, label)
         below = [(text, "black" if text in ("", name) else "red") for text in texts]
-        columns.append(Column(f"label {name}", [each[number] for each in pictures], below=below))
+        columns.append(Column(f"label {name}", [picture[number] for picture in pictures], below=below))
     note = (
         "Under each image: the predicted class, red if it is wrong. "
         f"Numbers are {_strength_of(result)}. In the changes, grey is no change."

@@ -99,17 +99,17 @@ def pgd(
     check_number("restarts", restarts, 1)
     size = 2.5 * epsilon / steps if step_size is None else step_size
     best, best_value = images.clone(), images.new_full((len(images),), -torch.inf)
-    left = torch.arange(len(images), device=images.device)
+    remaining = torch.arange(len(images), device=images.device)
     for restart in range(restarts):
-        part, own = images[left], objective.at(left)
-        start = _projected(part, random_start(part, epsilon, key[left], restart, norm), epsilon, box, norm)
-        attacked = _ascend(own, part, start, epsilon, steps, size, box, norm)
+        part, part_objective = images[remaining], objective.at(remaining)
+        start = _projected(part, random_start(part, epsilon, key[remaining], restart, norm), epsilon, box, norm)
+        attacked = _ascend(part_objective, part, start, epsilon, steps, size, box, norm)
         with torch.no_grad():
-            value = own.success(attacked)
-        better = value > best_value[left]
-        best[left[better]], best_value[left[better]] = attacked[better], value[better]
-        left = (best_value <= 0).nonzero()[:, 0]
-        if not len(left):
+            value = part_objective.success(attacked)
+        better = value > best_value[remaining]
+        best[remaining[better]], best_value[remaining[better]] = attacked[better], value[better]
+        remaining = (best_value <= 0).nonzero()[:, 0]
+        if not len(remaining):
             break
     return best
 

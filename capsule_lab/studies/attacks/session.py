@@ -46,27 +46,30 @@ class AttackedRun(Attacked):
     ) -> None:
         self.run = run
         self.preprocess = (lambda pixels: pixels) if space == "input" else images.preprocessed
-        own, other = (
-            each.network.eval().requires_grad_(requires_grad=False).to(images.device) for each in (run, source or run)
+        evaluated, crafting = (
+            candidate.network.eval().requires_grad_(requires_grad=False).to(images.device)
+            for candidate in (run, source or run)
         )
-        crafted_with = logits_of(other, self.preprocess)
+        crafted_with = logits_of(crafting, self.preprocess)
         if couplings == "equal":
-            crafted_with = equal_couplings(other)(crafted_with)
-        super().__init__(prepare(images, space), logits_of(own, self.preprocess), crafted_with, self._training_loss)
+            crafted_with = equal_couplings(crafting)(crafted_with)
+        super().__init__(
+            prepare(images, space), logits_of(evaluated, self.preprocess), crafted_with, self._training_loss
+        )
 
     def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and, if ``keeps_errors``, the squared reconstruction errors of the winning class."""
         if not self.keeps_errors:
             return super().logits_and_errors(images)
-        seen = self.preprocess(images)
-        output = self.run.network(seen)
-        return output.logits, winning_reconstruction_error(self.run.network, seen, output=output)
+        inputs = self.preprocess(images)
+        output = self.run.network(inputs)
+        return output.logits, winning_reconstruction_error(self.run.network, inputs, output=output)
 
     def _training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Compute the classification loss that the network was trained with, a mean over images."""
-        seen = self.preprocess(images)
+        inputs = self.preprocess(images)
         module = cast("AbstractClassifierModule", self.run.module)
-        (loss,) = module.classification_term(Batch(seen, labels, labels), self.run.network(seen), {}).values()
+        (loss,) = module.classification_term(Batch(inputs, labels, labels), self.run.network(inputs), {}).values()
         return loss
 
 
@@ -74,28 +77,29 @@ def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> Log
     """Return a function from images in the space of an attack to the network's logits."""
 
     def logits(images: Tensor) -> Tensor:
-        found: Tensor | None = network(preprocess(images)).logits
-        if found is None:
+        values: Tensor | None = network(preprocess(images)).logits
+        if values is None:
             raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
-        return found
+        return values
 
     return logits
 
 
 def check_same_data(run: Run, other: Run) -> None:
     """Check that two runs were trained on the same data, from the same source (real or stand-in)."""
-    own, theirs = (
+    own_data, other_data = (
         {
-            "image_shape": tuple(each.spec.image_shape),
-            "num_classes": each.spec.num_classes,
-            "data": name_of(each.config.data),
-            "source": each.provenance["source"],
+            "image_shape": tuple(candidate.spec.image_shape),
+            "num_classes": candidate.spec.num_classes,
+            "data": name_of(candidate.config.data),
+            "source": candidate.provenance["source"],
         }
-        for each in (run, other)
+        for candidate in (run, other)
     )
-    if own != theirs:
+    if own_data != other_data:
         raise RunError(
-            f"{other.checkpoint} was trained on {theirs}, {run.checkpoint} on {own}; expected runs on the same data"
+            f"{other.checkpoint} was trained on {other_data}, {run.checkpoint} on {own_data}; "
+            "expected runs on the same data"
         )
 
 
@@ -126,10 +130,10 @@ def prepare(images: StudyImages, space: Space) -> list[Prepared]:
     if space == "grey_levels":
         images.check_preprocessing("space=input")
         return [
-            Prepared(each.images.float(), each.labels, each.key, GREY_LEVELS, torch.ones(len(each.labels)))
-            for _, each in images.stored
+            Prepared(batch.images.float(), batch.labels, batch.key, GREY_LEVELS, torch.ones(len(batch.labels)))
+            for _, batch in images.stored
         ]
-    unit = all(each.images.min() >= 0 and each.images.max() <= 1 for each in images.seen)
+    unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
     prepared = []
     for (_, stored), seen in zip(images.stored, images.seen, strict=True):
         per_unit = (
@@ -152,7 +156,7 @@ def grey_levels_per_unit(
     centre = stored[:, :, top : top + height, left : left + width]
     if centre.shape != seen.shape:
         return seen.new_full((len(seen),), torch.nan)
-    grey, values = (each.flatten(1).double() for each in (centre, seen))
+    grey, values = (pixels.flatten(1).double() for pixels in (centre, seen))
     grey, values = grey - grey.mean(1, keepdim=True), values - values.mean(1, keepdim=True)
     slope = (grey * values).sum(1) / grey.square().sum(1).clamp(min=1e-9)
     off = (values - slope[:, None] * grey).abs().amax(1)

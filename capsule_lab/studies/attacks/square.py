@@ -45,17 +45,17 @@ def square(
         best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
         value = objective.success(best)
         for query in range(1, queries):
-            left = (value <= 0).nonzero()[:, 0]
-            if not len(left):
+            rest = (value <= 0).nonzero()[:, 0]
+            if not len(rest):
                 break
             halvings = sum(query * 10_000 // queries > number for number in _HALVED_AT)
             side = min(max(round((share / 2**halvings * height * width) ** 0.5), 1), height, width)
-            inside = _window(key[left], query, side, height, width)
-            corner = torch.where(_flips(key[left], 4 * query + 3, (channels, 1, 1)), high[left], low[left])
-            proposed = torch.where(inside[:, None], corner, best[left])
-            found = objective.at(left).success(proposed)
-            better = found > value[left]
-            best[left[better]], value[left[better]] = proposed[better], found[better]
+            inside = _window(key[rest], query, side, height, width)
+            corner = torch.where(_flips(key[rest], 4 * query + 3, (channels, 1, 1)), high[rest], low[rest])
+            proposed = torch.where(inside[:, None], corner, best[rest])
+            reached = objective.at(rest).success(proposed)
+            better = reached > value[rest]
+            best[rest[better]], value[rest[better]] = proposed[better], reached[better]
     return best
 
 

@@ -36,9 +36,9 @@ def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
     """
     record: Record = {}
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
-        by_target = {target: each for (other, target), each in measured.attacked.items() if other == epsilon}
-        found = _of_budget(measured, by_target, threshold)
-        record |= {f"{epsilon:g}/{key}": value for key, value in found.items()}
+        by_target = {target: answers for (other, target), answers in measured.attacked.items() if other == epsilon}
+        quantities = _of_budget(measured, by_target, threshold)
+        record |= {f"{epsilon:g}/{key}": value for key, value in quantities.items()}
     return record
 
 
@@ -62,9 +62,10 @@ def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, fl
 def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None) -> Record:
     labels, targets = measured.labels, list(by_target)
     targeted = targets != [None]
-    right = torch.cat([each.found == labels for each in by_target.values()])
+    right = torch.cat([answers.found == labels for answers in by_target.values()])
     reached = {
-        target: each.found != labels if target is None else each.found == target for target, each in by_target.items()
+        target: answer.found != labels if target is None else answer.found == target
+        for target, answer in by_target.items()
     }
     success = torch.cat([*reached.values()])
     counts = [measured.was_right if target is None else measured.was_right & (labels != target) for target in targets]
@@ -91,7 +92,7 @@ def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], thre
             "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
         }
     if targeted:
-        record |= {f"success_of_class_{target}": _percent(each) for target, each in reached.items()}
+        record |= {f"success_of_class_{target}": _percent(reached_it) for target, reached_it in reached.items()}
     return record
 
 
@@ -105,8 +106,8 @@ def interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % interval (Wilson 1927) of a share, in percent."""
     from scipy.stats import binomtest  # the import takes a second
 
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return 100 * float(found.low), 100 * float(found.high)
+    bounds = binomtest(successes, trials).proportion_ci(method="wilson")
+    return 100 * float(bounds.low), 100 * float(bounds.high)
 
 
 def _percent(which: Bool[Tensor, " some"]) -> float:

@@ -42,12 +42,12 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
 
     ``probabilities`` are class probabilities, such as a softmax of logits; lengths of capsules are no probabilities.
     """
-    confidence, found = probabilities.double().max(1)
+    confidence, predicted = probabilities.double().max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = torch.bucketize(confidence, edges[1:-1])
-    right = (found == labels).double()
+    right = (predicted == labels).double()
     count, confidences, rights = (
-        confidence.new_zeros(bins).index_add(0, index, each) for each in (torch.ones_like(right), confidence, right)
+        confidence.new_zeros(bins).index_add(0, index, values) for values in (torch.ones_like(right), confidence, right)
     )
     return Reliability(count.long(), confidences / count, rights / count)
 
@@ -70,10 +70,10 @@ def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
     upper.plot([0, 1], [0, 1], "--", color="0.5", label="calibrated")
     for number, (name, result) in enumerate(results.items()):
         style = look(number)
-        count, confidence, accuracy = (each.cpu().numpy() for each in result)
+        count, confidence, accuracy = (tensor.cpu().numpy() for tensor in result)
         there = count > 0
-        of = f"{name}, ECE {100 * result.expected_error:.2f} %"
-        upper.plot(confidence[there], accuracy[there], label=of, **style)
+        label = f"{name}, ECE {100 * result.expected_error:.2f} %"
+        upper.plot(confidence[there], accuracy[there], label=label, **style)
         edges = torch.linspace(0, 1, len(count) + 1).numpy()
         lower.stairs(100 * count / count.sum(), edges, color=style["color"], linewidth=1.5)
     upper.set(ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))

@@ -110,12 +110,12 @@ def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
     rounded = ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
-    found = []
+    counted = []
     for label in labels.unique():
         counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
         entropy = torch.special.entr(counts / counts.sum()).sum() / math.log(2)
-        found.append((len(counts), float(entropy), int(counts.sum())))
-    means = (sum(each) / len(each) for each in zip(*found, strict=True))
+        counted.append((len(counts), float(entropy), int(counts.sum())))
+    means = (sum(values) / len(values) for values in zip(*counted, strict=True))
     return dict(zip(("trees_per_class", "entropy_of_trees", "images_per_class"), means, strict=True))
 
 

@@ -63,10 +63,10 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
     root = torch.linalg.cholesky(identity + loadings.transpose(1, 2) @ scaled)  # [k q q]
     covariance = torch.cholesky_inverse(root)
     of_points = (points @ scaled.movedim(0, 1).flatten(1)).view(len(points), components, factors)
-    seen = of_points - torch.einsum("kdq,kd->kq", scaled, means)  # [n k q]
-    expected = torch.einsum("nkq,kqr->nkr", seen, covariance)
+    projected = of_points - torch.einsum("kdq,kd->kq", scaled, means)  # [n k q]
+    expected = torch.einsum("nkq,kqr->nkr", projected, covariance)
     plain = points.square() @ precision.t() - 2 * points @ (precision * means).t() + (precision * means.square()).sum(1)
-    distances = plain - (seen * expected).sum(2)  # [n k]
+    distances = plain - (projected * expected).sum(2)  # [n k]
     log_determinant = mixture.noise.log().sum(1) + 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)  # [k]
     log_density = -0.5 * (distances + log_determinant + dim * math.log(2 * math.pi))
     return Posterior(mixture.proportions.log() + log_density, expected, covariance)
@@ -83,18 +83,18 @@ def em_step(
     moments = points.new_zeros(components, factors + 1, factors + 1)  # of r E[z~ z~^T]
     log_likelihood = 0.0
     for chunk in points.split(_CHUNK):
-        found = posterior(chunk, mixture)
-        log_total = found.log_joint.logsumexp(1, keepdim=True)
-        shares = (found.log_joint - log_total).exp()  # [n k]
+        joint = posterior(chunk, mixture)
+        log_total = joint.log_joint.logsumexp(1, keepdim=True)
+        shares = (joint.log_joint - log_total).exp()  # [n k]
         log_likelihood += float(log_total.sum())
-        extended = torch.cat([found.factors, torch.ones_like(shares).unsqueeze(2)], 2)  # [n k q+1]
+        extended = torch.cat([joint.factors, torch.ones_like(shares).unsqueeze(2)], 2)  # [n k q+1]
         weighted = extended * shares.unsqueeze(2)
         of_chunk = shares.sum(0)
         mass += of_chunk
         of_squares += shares.t() @ chunk.square()
         cross += (chunk.t() @ weighted.flatten(1)).view(dim, components, -1).movedim(0, 1)
         moments += torch.einsum("nkq,nkr->kqr", weighted, extended)
-        moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * found.covariance
+        moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * joint.covariance
     enough = mass.clamp_min(torch.finfo(points.dtype).tiny)
     moments += 1e-10 * enough.view(-1, 1, 1) * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
     joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
@@ -133,13 +133,13 @@ def fit_factor_analysers(
     for restart in range(restarts):
         generator = torch.Generator().manual_seed(seed * restarts + restart)
         mixture = _start(points, components, factors, floor, generator)
-        found: list[float] = []
+        log_likelihoods: list[float] = []
         for _ in range(steps):
             mixture, log_likelihood = em_step(points, mixture, floor=floor)
-            found.append(log_likelihood)
-            if len(found) > 1 and found[-1] - found[-2] < tolerance:
+            log_likelihoods.append(log_likelihood)
+            if len(log_likelihoods) > 1 and log_likelihoods[-1] - log_likelihoods[-2] < tolerance:
                 break
-        fits.append(Fit(mixture, found))
+        fits.append(Fit(mixture, log_likelihoods))
     return max(fits, key=lambda fit: fit.log_likelihoods[-1])
 
 
@@ -156,10 +156,10 @@ def _start(points: Tensor, components: int, factors: int, floor: float, generato
         centres = torch.cat([centres, points[chosen : chosen + 1]])
         nearest = torch.minimum(nearest, (points - centres[-1]).square().sum(1))
     variances = points.var(0, correction=0)
-    own = torch.cdist(points, centres).argmin(1)
-    around = (points - centres[own]).square()
-    sums = torch.zeros_like(centres).index_add(0, own, around)
-    counts = torch.bincount(own, minlength=components).to(points).unsqueeze(1)
+    nearest_centre = torch.cdist(points, centres).argmin(1)
+    around = (points - centres[nearest_centre]).square()
+    sums = torch.zeros_like(centres).index_add(0, nearest_centre, around)
+    counts = torch.bincount(nearest_centre, minlength=components).to(points).unsqueeze(1)
     noise = torch.where(counts > 1, sums / counts.clamp_min(1), variances).clamp_min(floor)
     loadings = _LOADINGS * torch.randn(components, points.shape[1], factors, generator=generator).to(points)
     return FactorAnalysers(points.new_full((components,), 1 / components), centres, loadings, noise)

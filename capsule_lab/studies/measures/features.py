@@ -49,7 +49,7 @@ def of_label(values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " i
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
     """Return the input of the network's last layer with weights."""
-    layers = [each for each in subject.network.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    layers = [module for module in subject.network.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     kept: list[Tensor] = []
     with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
         subject.outputs(batches)

@@ -35,21 +35,21 @@ Tree = Mapping[str, list[Branch]]
 
 def parse(layers: Layers, root: int) -> Tree:
     """Return the tree of one image below a class capsule: for each node, the branches with nine tenths of its mass."""
-    found: dict[str, list[Branch]] = {}
+    branches: dict[str, list[Branch]] = {}
     parents = {root}
     for name, layer in reversed([*layers.items()]):
         couplings, activations = layer.couplings()[0], layer.children.activations[0]
         best = couplings.argmax(1)
-        found[name] = []
+        branches[name] = []
         for parent in sorted(parents):
             children = ((best == parent) & (activations > ACTIVE)).nonzero().squeeze(1)
             weights = activations[children] * couplings[children, parent]
             order = weights.argsort(descending=True)[:_DRAWN]
             before = weights[order].cumsum(0) - weights[order]
-            kept = order[before < _KEPT * weights.sum()]
-            found[name] += [Branch(int(children[each]), parent, float(weights[each])) for each in kept]
-        parents = {branch.child for branch in found[name]}
-    return found
+            heaviest = order[before < _KEPT * weights.sum()]
+            branches[name] += [Branch(int(children[child]), parent, float(weights[child])) for child in heaviest]
+        parents = {branch.child for branch in branches[name]}
+    return branches
 
 
 def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,12 +62,12 @@ def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def draw_on_image(
-    axis: Axes, picture: Tensor, network: AbstractCapsuleNetwork, layers: Layers, found: Tree, types: int
+    axis: Axes, picture: Tensor, network: AbstractCapsuleNetwork, layers: Layers, parsed: Tree, types: int
 ) -> None:
     """Draw the class capsule's children at their receptive fields, sized by weight, in colours of ``types``."""
     draw_image(axis, picture[0], alpha=0.5)
     name, layer = [*layers.items()][-1]
-    branches = found[name]
+    branches = parsed[name]
     if layer.child_grid is None or not branches:
         return
     rows, columns, kinds = places(layer.child_grid, layer.children.activations.shape[1])
@@ -85,14 +85,14 @@ def draw_on_image(
     )
 
 
-def draw_graph(axis: Axes, layers: Layers, found: Tree, types: int) -> None:
+def draw_graph(axis: Axes, layers: Layers, parsed: Tree, types: int) -> None:
     """Draw layers from the class at the top to the primary capsules; capsules by column, coloured by type."""
     colours = sequential_colours(types)
     names = [*layers]
     above = torch.tensor([0.5])  # the class
-    numbers: dict[int, int] = {branch.parent: 0 for branch in found[names[-1]]}
+    numbers: dict[int, int] = {branch.parent: 0 for branch in parsed[names[-1]]}
     for depth, name in enumerate(reversed(names)):
-        layer, branches = layers[name], found[name]
+        layer, branches = layers[name], parsed[name]
         grid = layer.child_grid
         _, columns, kinds = places(grid, layer.children.activations.shape[1])
         if grid is not None:  # types at the same position side by side

@@ -45,9 +45,9 @@ def tightness(
 
     If the ratio is above 1, the label's cluster is the tightest.
     """
-    own = of_label(means, labels)
+    of_labels = of_label(means, labels)
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
-    return others.amin(1) / own, (others < own.unsqueeze(1)).sum(1) + 1
+    return others.amin(1) / of_labels, (others < of_labels.unsqueeze(1)).sum(1) + 1
 
 
 def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels) -> float:
@@ -75,7 +75,7 @@ def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, la
         pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
         distances = (mine - pose).norm(dim=2, keepdim=True)
         means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
-    true, shuffled = (each[several & each.isfinite()] for each in means)
+    true, shuffled = (similarity[several & similarity.isfinite()] for similarity in means)
     return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
 
 

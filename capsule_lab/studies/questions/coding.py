@@ -67,28 +67,28 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
         active = (peaks >= _ACTIVE * peaks.amax(0)) & (peaks > 0)
         if positions == 1:
             active = torch.nn.functional.one_hot(subject.labels, peaks.shape[1]).bool()
-        found = _numbers(moved[name], active, torch.tensor(shifts).to(peaks))
+        measured = _numbers(moved[name], active, torch.tensor(shifts).to(peaks))
         if positions == 1:
-            del found["place_slope"]
-        numbers |= {f"{name}/{key}": value for key, value in found.items()}
-        rows.append({"layer": name, "types": peaks.shape[1], "positions": positions, **found})
+            del measured["place_slope"]
+        numbers |= {f"{name}/{key}": value for key, value in measured.items()}
+        rows.append({"layer": name, "types": peaks.shape[1], "positions": positions, **measured})
     return Answer(numbers, rows, partial(_figures, subject, rows, shift, next(iter(before.values()))))
 
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
     """Return every layer with capsules on a grid, and the classes, by name, from the image upwards."""
     names = [*subject.network.capsule_layers()]
-    found: dict[str, list[_Layer]] = {}
+    parts_of_layer: dict[str, list[_Layer]] = {}
     for batch in batches:  # one trace at a time: couplings are large
         traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
             if layer.child_grid is not None and name != names[0]:
-                found.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer, layer.child_grid))
+                parts_of_layer.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer, layer.child_grid))
         poses, activations, _ = layer.parents
-        found.setdefault(name, []).append(_Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1))
+        parts_of_layer.setdefault(name, []).append(_Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1))
     return {
-        name: _Layer(torch.cat([each[0] for each in parts]), torch.cat([each[1] for each in parts]), parts[0].width)
-        for name, parts in found.items()
+        name: _Layer(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), parts[0].width)
+        for name, parts in parts_of_layer.items()
     }
 
 
@@ -116,11 +116,11 @@ def _numbers(
     moved: Sequence[Mapping[str, Tensor]], active: Bool[Tensor, "image type"], shifts: Tensor
 ) -> dict[str, float]:
     middle = len(moved) // 2
-    place, column, poses, kept = (torch.stack([each[key] for each in moved]) for key in moved[0])
+    place, column, poses, kept = (torch.stack([record[key] for record in moved]) for key in moved[0])
     columns = column[:, active]  # [shift pair]
     slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
     keeps = (kept > _KEPT * kept[middle])[:, active]
-    left, right = (each.long().cumprod(0).sum(0) for each in (keeps[:middle].flip(0), keeps[middle + 1 :]))
+    left, right = (side.long().cumprod(0).sum(0) for side in (keeps[:middle].flip(0), keeps[middle + 1 :]))
     return {
         "place_slope": float(slope.mean()),
         "rate_share": _rate_share(poses, place == place[middle], active, shifts),
@@ -154,7 +154,9 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
         bars = axis.bar([str(row["layer"]) for row in rows], values, color=colour)
         if key == "domain":
             limits = [100 * float(str(row["at_limit"])) for row in rows]
-            axis.bar_label(bars, [f"at least:\n{each:.0f} % at limit" if each else "" for each in limits], fontsize=7)
+            axis.bar_label(
+                bars, [f"at least:\n{share:.0f} % at limit" if share else "" for share in limits], fontsize=7
+            )
             axis.margins(y=0.25)
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(axis="x", labelrotation=20, labelsize=8)

@@ -56,8 +56,8 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
         last = [f"{name}/{len(layer.iterations)}" for name, layer in subject.traces.items()]
         for key in ("t_score", "routing_std", "d_score", "dead_share"):
             layers = [*subject.traces][:-1] if key in ("d_score", "dead_share") else last
-            each = [numbers[f"{name}/{key}"] for name in layers]
-            numbers[key] = sum(each) / len(each) if each else math.nan
+            values = [numbers[f"{name}/{key}"] for name in layers]
+            numbers[key] = sum(values) / len(values) if values else math.nan
         error, equal = error_percent(subject.outputs(), subject.labels), math.nan
         with suppress(ValueError), equal_couplings(subject.network):  # NaN for a routing without equal couplings
             equal = error_percent(subject.outputs(), subject.labels)
@@ -72,7 +72,7 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
         return
     check_number("iterations", iterations, 1)
     with ExitStack() as stack:
-        for routing in (each for each in network.modules() if isinstance(each, AbstractRouting)):
+        for routing in (module for module in network.modules() if isinstance(module, AbstractRouting)):
             if "iterations" not in routing.scheduled:
                 name = type(routing).__name__
                 raise ValueError(f"iterations is {iterations}, but {name} has none; expected null, or another network")
@@ -85,15 +85,15 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
 def _gradient_norms(subject: Subject) -> dict[str, float]:
     """Return gradient norms by capsule layer, from the image upwards; NaN for a layer without weights."""
     network, batch = subject.network, subject.batches[0]
-    found = {}
+    norms = {}
     with torch.enable_grad():
         loss = torch.nn.functional.cross_entropy(network.forward(batch.images).ranking, batch.labels)
         for name, layer in network.capsule_layers().items():
-            weights = [each for each in layer.parameters() if each.requires_grad]
+            weights = [parameter for parameter in layer.parameters() if parameter.requires_grad]
             options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
             gradients = torch.autograd.grad(loss, weights, **options) if weights else [loss * math.nan]
-            found[name] = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
-    return found
+            norms[name] = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+    return norms
 
 
 def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
@@ -123,14 +123,14 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
         adds = isinstance(layer.routing, DynamicRouting) and layer.routing.options["update"] == "add"
         if adds and layer.windows is None:
             measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
-        found |= {f"{number}/{key}": value for key, value in measured.items()}
+        numbers |= {f"{number}/{key}": value for key, value in measured.items()}
         before = shares
-    found["d_score"] = measures.d_score(layer.parents.activations)
-    found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
-    found["distance_from_orthogonal"] = math.nan
+    numbers["d_score"] = measures.d_score(layer.parents.activations)
+    numbers["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
+    numbers["distance_from_orthogonal"] = math.nan
     if (weight := layer.transformations) is not None and weight.numel():
-        found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
-    return {key: float(value) for key, value in found.items()}
+        numbers["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
+    return {key: float(value) for key, value in numbers.items()}
 
 
 def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
@@ -163,17 +163,17 @@ def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
 
 
 def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapping[str, Figure]:
-    found = {"histograms": _histograms(subject.traces)}
+    figures = {"histograms": _histograms(subject.traces)}
     changes: dict[str, list[float]] = {}
     for key, value in numbers.items():
         if key.endswith("/logit_change"):
             changes.setdefault(key.partition("/")[0], []).append(value)
     if changes:
-        found["logit_changes"] = _logit_changes(changes)
+        figures["logit_changes"] = _logit_changes(changes)
     layer = [*subject.traces.values()][-1]
     if shown and layer.child_grid is not None and layer.windows is None:
-        found["maps"] = _maps(subject, layer, layer.child_grid, shown)
-    return found
+        figures["maps"] = _maps(subject, layer, layer.child_grid, shown)
+    return figures
 
 
 def _logit_changes(changes: Mapping[str, Sequence[float]]) -> Figure:
@@ -204,11 +204,11 @@ def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
             if seen is not None:  # all others are 0
                 couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
             every.append(couplings.flatten())
-        low, high = min(float(each.min()) for each in every), max(float(each.max()) for each in every)
+        low, high = min(float(values.min()) for values in every), max(float(values.max()) for values in every)
         low, high = (low, high) if high - low > _NARROWEST else (0, 1)
         edges = torch.linspace(low, high, _BINS + 1).numpy()
-        for number, (each, colour) in enumerate(zip(every, sequential_colours(len(every)), strict=True), start=1):
-            shares = torch.histc(each, _BINS, low, high) / len(each)
+        for number, (values, colour) in enumerate(zip(every, sequential_colours(len(every)), strict=True), start=1):
+            shares = torch.histc(values, _BINS, low, high) / len(values)
             axis.stairs(shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5)
         axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
         _finish(axis)

@@ -78,13 +78,13 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
     if reconstructs(subject.network):
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
-        two, same, single = (second_pass(subject, sets[each]) for each in ("two_classes", "same_class", "single"))
-        found = {  # from [image 2]: the class that ranks first in each pass
+        two, same, single = (second_pass(subject, sets[kind]) for kind in ("two_classes", "same_class", "single"))
+        solved = {  # from [image 2]: the class that ranks first in each pass
             "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
             "same_class": (same == sets["same_class"].labels).all(1),
             "single": single[:, 1] >= 0,
         }
-        numbers |= {f"again/{each}_{name}": 100 * float(which.double().mean()) for each, which in found.items()}
+        numbers |= {f"again/{kind}_{name}": 100 * float(which.double().mean()) for kind, which in solved.items()}
     return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
 
 
@@ -99,8 +99,8 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     for image, label in enumerate(labels.tolist()):
         members = [image]
         for _ in range(parts - 1):
-            taken = labels[torch.tensor(members)]
-            fits = (labels == label) if same_class else ~torch.isin(labels, taken)
+            used = labels[torch.tensor(members)]
+            fits = (labels == label) if same_class else ~torch.isin(labels, used)
             fits[image] = False
             others = fits.nonzero().squeeze(1)
             pick = int(torch.randint(max(len(others), 1), (1,), generator=generator))
@@ -109,7 +109,7 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
     placed = zip(index.flatten().tolist(), moves.flatten(0, 1).tolist(), strict=True)
-    pictures = torch.stack([moved(subject.images[each], *move) for each, move in placed]).unflatten(0, index.shape)
+    pictures = torch.stack([moved(subject.images[number], *move) for number, move in placed]).unflatten(0, index.shape)
     return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
 
 
@@ -121,14 +121,14 @@ def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -
 
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
-    own = output.capsules.activations.gather(1, labels)
+    activations = output.capsules.activations.gather(1, labels)
     several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # equal labels share one capsule
     best = output.ranking.topk(several.shape[1]).indices
-    found = (best.sort(1)[0] == several.sort(1)[0]).all(1)
+    correct = (best.sort(1)[0] == several.sort(1)[0]).all(1)
     return {
-        "presence": float(own.mean()),
-        "present": 100 * float((own > _PRESENT).double().mean()),
-        "found": 100 * float(found.double().mean()),
+        "presence": float(activations.mean()),
+        "present": 100 * float((activations > _PRESENT).double().mean()),
+        "found": 100 * float(correct.double().mean()),
     }
 
 
@@ -141,7 +141,7 @@ def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " i
 def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
     decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
     blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
-    to_parts, to_blends = ((decoded - each).square().sum((2, 3, 4)).amin(1) for each in (mixture.parts, blends))
+    to_parts, to_blends = ((decoded - picture).square().sum((2, 3, 4)).amin(1) for picture in (mixture.parts, blends))
     return 100 * float((to_parts < to_blends).double().mean())
 
 
@@ -149,8 +149,8 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
     """Return the highest class, and the highest class after subtracting its reconstruction; -1 for none."""
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
-    left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    return torch.stack([first, _highest_present(subject.outputs(subject.with_images(left)))], 1)
+    remainder = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
+    return torch.stack([first, _highest_present(subject.outputs(subject.with_images(remainder)))], 1)
 
 
 def _highest_present(output: Any) -> Int64[Tensor, " image"]:
@@ -162,11 +162,11 @@ def _highest_present(output: Any) -> Int64[Tensor, " image"]:
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
     """Return the highest class, and the highest class after removing its share of each child; -1 for none."""
     batches = subject.with_images(mixture.images)
-    seen = replace(subject, batches=batches)
-    name, layer = [*seen.traces.items()][-1]
-    first = seen.outputs().ranking.argmax(1)
-    own = of_label(layer.couplings().transpose(1, 2), first)
-    with silent(subject, name, own.clamp(0, 1)):
+    mixed_subject = replace(subject, batches=batches)
+    name, layer = [*mixed_subject.traces.items()][-1]
+    first = mixed_subject.outputs().ranking.argmax(1)
+    shares = of_label(layer.couplings().transpose(1, 2), first)
+    with silent(subject, name, shares.clamp(0, 1)):
         second = _highest_present(subject.outputs(batches))
     return torch.stack([first, second], 1)
 
@@ -179,7 +179,7 @@ def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Fi
     rows = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
     columns = [
         Column(name_of_class(subject.classes, int(label)), pictures)
-        for label, *pictures in zip(mixture.labels[:shown, 0], *(each[:shown] for each in rows), strict=True)
+        for label, *pictures in zip(mixture.labels[:shown, 0], *(row[:shown] for row in rows), strict=True)
     ]
     title = "two images of a class, both together, and the reconstruction from the capsule of that class"
     return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

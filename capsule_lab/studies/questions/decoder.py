@@ -79,19 +79,19 @@ def decoder(
     training = list(subject.training(training_images))
     labels = torch.cat([batch.labels for batch in training])
     images = in_unit_range(torch.cat([batch.images for batch in training]))
-    seen: Any = subject.outputs(training)
-    own = of_label(seen.capsules.poses, labels)  # [image dim]
-    size = own.square().mean(0).sqrt()
+    outputs: Any = subject.outputs(training)
+    poses = of_label(outputs.capsules.poses, labels)  # [image dim]
+    size = poses.square().mean(0).sqrt()
     size = size.where(size > 0, 1.0)  # not centred: the decoder masks other classes with 0
-    decoding = _Decoding(_fit(seen.capsules.poses / size, labels, images, hidden, epochs, learning_rate, seed))
+    decoding = _Decoding(_fit(outputs.capsules.poses / size, labels, images, hidden, epochs, learning_rate, seed))
     held_out = in_unit_range(subject.images)
     output = output._replace(capsules=output.capsules._replace(poses=output.capsules.poses / size))
     with torch.no_grad():
         decoded = decoding.reconstruct(output, subject.labels)
-    means = torch.stack([each.mean(0) for each in _of_classes(images, labels, subject.num_classes, 1)])
+    means = torch.stack([pictures.mean(0) for pictures in _of_classes(images, labels, subject.num_classes, 1)])
     error = float((decoded - held_out).square().mean())
     of_means = float((means[subject.labels] - held_out).square().mean())
-    spread = torch.stack([each.std(0) for each in _of_classes(own / size, labels, subject.num_classes, 2)])
+    spread = torch.stack([poses.std(0) for poses in _of_classes(poses / size, labels, subject.num_classes, 2)])
     tweaked, rows = {}, []
     for number in first_of_each_class(subject.labels, output.ranking.argmax(1) == subject.labels):
         chosen = subject.labels.new_tensor([number])
@@ -112,8 +112,8 @@ def decoder(
 
 def _of_classes(values: Tensor, labels: Tensor, classes: int, least: int) -> list[Tensor]:
     """Return the values of each class; for classes with fewer than ``least`` images, all values."""
-    own = [values[labels == label] for label in range(classes)]
-    return [each if len(each) >= least else values for each in own]
+    by_class = [values[labels == label] for label in range(classes)]
+    return [values_of_class if len(values_of_class) >= least else values for values_of_class in by_class]
 
 
 def _fit(
@@ -152,7 +152,7 @@ def _figures(
         title = f"{names[label]}: in each row, one component of the pose changed, in standard deviations of the class"
         components = [f"component {number}" for number in range(len(pictures))]
         figures["components"] = offsets_grid(pictures, components, title, Steps(DEVIATIONS))
-        strongest = {label: int(change_of_rows(each[None]).argmax()) for label, each in tweaked.items()}
+        strongest = {label: int(change_of_rows(pictures[None]).argmax()) for label, pictures in tweaked.items()}
         pictures = torch.stack([tweaked[label][component] for label, component in strongest.items()])
         rows = [f"{names[label]}, component {component}" for label, component in strongest.items()]
         title = "of each class, the component of the pose that changes the image most, in standard deviations"

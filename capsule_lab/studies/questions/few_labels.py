@@ -94,10 +94,10 @@ def few_labels(
         for way, each in by_way.items():
             errors.setdefault(way, []).append(_error(each, truth))
     numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
-    for name, found in errors.items():
-        numbers[f"{name}/error"] = statistics.fmean(found)
-        if len(found) > 1:
-            numbers[f"{name}/deviation"] = statistics.stdev(found)
+    for name, values in errors.items():
+        numbers[f"{name}/error"] = statistics.fmean(values)
+        if len(values) > 1:
+            numbers[f"{name}/deviation"] = statistics.stdev(values)
     if probe:
         regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
         classes = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
@@ -117,9 +117,9 @@ def _features(
     subject: Subject, features: Features, training: Sequence[Batch], principal: int
 ) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
     if features == "pixels":
-        first, second = (_pixels(each).numpy() for each in (training, subject.batches))
+        first, second = (_pixels(batches).numpy() for batches in (training, subject.batches))
         pca = PCA(min(principal, *first.shape), random_state=0).fit(first)
-        fitted, held_out = (torch.from_numpy(pca.transform(each)).to(subject.images) for each in (first, second))
+        fitted, held_out = (torch.from_numpy(pca.transform(pixels)).to(subject.images) for pixels in (first, second))
         return fitted, held_out
     network, instead = subject.network, "expected model=transforming_autoencoder, or what.features=pixels"
     subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
@@ -133,13 +133,13 @@ def _features(
 @torch.no_grad()
 def _of_network(network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]) -> Tensor:
     """Return features; poses are multiplied by presences, since the pose of an absent capsule is meaningless."""
-    found = []
+    features_of_batches = []
     for batch in batches:
         poses, presences = network.recognise(batch.images)
         there = presences.unsqueeze(2)
         parts = {"capsules": [there, there * poses], "presences": [there], "poses": [poses], "code": [poses]}[features]
-        found.append(torch.cat(parts, 2).flatten(1))
-    return torch.cat(found).float()
+        features_of_batches.append(torch.cat(parts, 2).flatten(1))
+    return torch.cat(features_of_batches).float()
 
 
 def _standardised(
@@ -175,8 +175,8 @@ def _named(
     """Return the class of each component: the class of the labelled images for which it is responsible."""
     shares = log_joint[chosen].softmax(1)
     votes = torch.zeros(classes, shares.shape[1]).index_add(0, known[chosen], shares)  # [class component]
-    own = torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
+    responsible = torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
     named = votes.argmax(0)
     means = mixture.means.cpu()
-    nearest = torch.cdist(means, means[own]).argmin(1)
-    return torch.where(own, named, named[own.nonzero()[:, 0][nearest]])
+    nearest = torch.cdist(means, means[responsible]).argmin(1)
+    return torch.where(responsible, named, named[responsible.nonzero()[:, 0][nearest]])

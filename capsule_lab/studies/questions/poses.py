@@ -42,8 +42,8 @@ def poses(
     shifted = network.pose == "translation"
     for strength in shifts if shifted else degrees:
         copies = _shifted(subject, strength) if shifted else _turned(subject, strength)
-        found = _measured(subject, network, copies)
-        numbers |= {f"{'shift' if shifted else 'rotation'}_{strength}/{key}": each for key, each in found.items()}
+        measured = _measured(subject, network, copies)
+        numbers |= {f"{'shift' if shifted else 'rotation'}_{strength}/{key}": value for key, value in measured.items()}
     return Answer(numbers, draw=partial(_figures, subject, network))
 
 
@@ -68,12 +68,12 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
 def _turned(subject: Subject, degrees: int) -> _Copies:
     """Rotate images in both directions; the change is in the image plane or, for views, of the camera, with y up."""
     down = -1 if "azimuth" in subject.factors else 1
-    found = []
+    copies = []
     for angle in (-degrees, degrees):
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
-        found.append((_copy(subject, subject.changes["rotation"], angle), change))
-    return found
+        copies.append((_copy(subject, subject.changes["rotation"], angle), change))
+    return copies
 
 
 def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
@@ -82,18 +82,18 @@ def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength:
 
 @torch.no_grad()
 def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -> dict[str, float]:
-    metrics = {each: metric.to(subject.images.device) for each, metric in pair_metrics.pair_metrics(network).items()}
+    metrics = {name: metric.to(subject.images.device) for name, metric in pair_metrics.pair_metrics(network).items()}
     squared = pairs = 0.0
     for images, change in copies:
-        told = change.to(images).expand(len(images), *change.shape)
-        output = network(subject.images, told)
-        pair_metrics.update_pair_metrics(metrics, network, subject.images, told, images, output)
+        changes = change.to(images).expand(len(images), *change.shape)
+        output = network(subject.images, changes)
+        pair_metrics.update_pair_metrics(metrics, network, subject.images, changes, images, output)
         squared += float((output.images - images).square().sum())
         pairs += len(images)
-    found = {"reconstruction": squared / pairs}
+    measured = {"reconstruction": squared / pairs}
     for metric in metrics.values():
-        found |= {each: float(value) for each, value in metric.compute().items()}
-    return found
+        measured |= {name: float(value) for name, value in metric.compute().items()}
+    return measured
 
 
 @torch.no_grad()
@@ -107,14 +107,14 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
         return figures
     right = subject.changes["translation"]
     moved = {shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)}
-    seen = {shift: network.recognise(images) for shift, images in moved.items()}
-    across = {shift: seen[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
+    recognised = {shift: network.recognise(images) for shift, images in moved.items()}
+    across = {shift: recognised[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
     figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
-    means = torch.stack([each.mean(0) for _, each in seen.values()]).cpu()
-    figures["presence"] = presence_curve([*seen], means, capsules)
+    means = torch.stack([poses.mean(0) for _, poses in recognised.values()]).cpu()
+    figures["presence"] = presence_curve([*recognised], means, capsules)
     first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
-    told = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
-    figures["images"] = image_rows({"image": first, "drawn": network(first, told).images, "3 to the right": copies})
+    changes = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
+    figures["images"] = image_rows({"image": first, "drawn": network(first, changes).images, "3 to the right": copies})
     return figures
 
 
@@ -148,7 +148,7 @@ def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, 
     largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
     pictures = 0.5 + weights / largest / 2
     columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
-    return picture_grid([Group("generation unit", columns)], [f"capsule {each}" for each in capsules.tolist()])
+    return picture_grid([Group("generation unit", columns)], [f"capsule {number}" for number in capsules.tolist()])
 
 
 def presence_curve(

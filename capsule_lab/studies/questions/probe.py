@@ -45,7 +45,7 @@ class _Views(NamedTuple):
     targets: Array
 
     def of(self, chosen: Array) -> _Views:
-        return _Views(*(each[chosen] for each in self))
+        return _Views(*(tensor[chosen] for tensor in self))
 
 
 @question()
@@ -91,11 +91,13 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
     numbers: dict[str, float] = {}
     for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
         network = name == "network"
-        found = _judge(fitted, judged, inputs, network=network)
+        scores = _judge(fitted, judged, inputs, network=network)
         if all((familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)) and len(novel.labels):
-            extrapolated = _judge(familiar, novel, inputs, network=network)
-            found |= {f"novel_{key}": value for key, value in extrapolated.items() if key.startswith("azimuth_degrees")}
-        numbers |= {f"{name}/{key}": value for key, value in found.items()}
+            novel_scores = _judge(familiar, novel, inputs, network=network)
+            scores |= {
+                f"novel_{name}": value for name, value in novel_scores.items() if name.startswith("azimuth_degrees")
+            }
+        numbers |= {f"{name}/{key}": value for key, value in scores.items()}
     return Answer(numbers)
 
 
@@ -124,7 +126,7 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
         training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
         targets, features = StandardScaler().fit(training.targets), getattr(training, inputs)
         components = PCA(min(_COMPONENTS, *features.shape), random_state=0)
-        seen, toys = components.fit_transform(features), training.instance
+        reduced, toys = components.fit_transform(features), training.instance
         model: BaseEstimator = make_pipeline(StandardScaler(), Ridge())
         groups = {}
         if network:
@@ -135,10 +137,10 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
             model = GridSearchCV(model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the network's last steps change little
-            model.fit(seen, targets.transform(training.targets), **groups)
+            model.fit(reduced, targets.transform(training.targets), **groups)
         predicted = model.predict(components.transform(getattr(held_out, inputs)))
         by_class.append(_of_class(targets.inverse_transform(predicted), held_out))
-    return {key: _mean(np.array([each[key] for each in by_class])) for key in by_class[0]}
+    return {key: _mean(np.array([scores[key] for scores in by_class])) for key in by_class[0]}
 
 
 def _mean(values: Array) -> float:

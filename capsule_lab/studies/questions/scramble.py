@@ -67,9 +67,9 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
     numbers = {"error": error_percent(clean, subject.labels), "confidence": 100 * float(confidence.mean()), **left_out}
     kept = {"intact": 100 - numbers["error"]}
     for name, (images, counted) in changed.items():
-        found = subject.outputs(subject.with_images(images))
-        unsure = -_confidence(found.logits)[counted]
-        right = (found.ranking.argmax(1) == subject.labels)[counted]
+        output = subject.outputs(subject.with_images(images))
+        unsure = -_confidence(output.logits)[counted]
+        right = (output.ranking.argmax(1) == subject.labels)[counted]
         kept[name] = 100 * float(right.double().mean())
         numbers |= {
             f"{name}/images": float(counted.sum()),
@@ -88,12 +88,12 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     generators = [torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()]
     half = images.shape[2] // 2
     every = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    order = torch.stack([_exchange(*each) for each in zip(_differences(images, tiles), generators, strict=True)])
+    order = torch.stack([_exchange(*pair) for pair in zip(_differences(images, tiles), generators, strict=True)])
     differ = (order != torch.arange(tiles**2)).any(1).to(every.device)
     two = permuted_tiles(images, tiles, order)
-    everywhere = permuted_tiles(images, tiles, torch.stack([_circle(tiles**2, each) for each in generators]))
+    everywhere = permuted_tiles(images, tiles, torch.stack([_circle(tiles**2, generator) for generator in generators]))
     blur, reached = blurred_as_far(images, _distances(two, images))
-    found = {
+    changed = {
         "two_tiles": Changed(two, differ & reached),
         "all_tiles": Changed(everywhere, every),
         "swapped_halves": Changed(torch.cat([images[:, :, half:], images[:, :, :half]], 2), every),
@@ -101,13 +101,13 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
         partner = _partners(labels, keys, generators, same_class=same).to(images.device)
         another = partner != torch.arange(len(partner), device=partner.device)
-        found[name] = Changed(torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another)
-    found["blur"] = Changed(blur, differ & reached)
-    signs = torch.stack([torch.randint(2, images.shape[1:], generator=each) for each in generators]).to(images)
+        changed[name] = Changed(torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another)
+    changed["blur"] = Changed(blur, differ & reached)
+    signs = torch.stack([torch.randint(2, images.shape[1:], generator=stream) for stream in generators]).to(images)
     noise = (2 * signs - 1) * (_distances(everywhere, images) / images[0].numel() ** 0.5).view(-1, 1, 1, 1)
-    found["noise"] = Changed(images + noise, every)
+    changed["noise"] = Changed(images + noise, every)
     left_out = {"without_pair": float((~differ).sum()), "too_far_for_blur": float((differ & ~reached).sum())}
-    return found, left_out
+    return changed, left_out
 
 
 def _distances(images: Tensor, others: Tensor) -> Float[Tensor, " image"]:
@@ -142,13 +142,13 @@ def _partners(
     labels: Int64[Tensor, " image"], keys: Tensor, generators: Sequence[torch.Generator], *, same_class: bool
 ) -> Int64[Tensor, " image"]:
     """Return another image for each image; the image itself if there is none."""
-    found = torch.arange(len(labels))
+    partners = torch.arange(len(labels))
     in_order = keys.argsort()
     for image, (label, generator) in enumerate(zip(labels.tolist(), generators, strict=True)):
         others = in_order[((labels[in_order] == label) == same_class) & (in_order != image)]
         if len(others):
-            found[image] = others[int(torch.randint(len(others), (1,), generator=generator))]
-    return found
+            partners[image] = others[int(torch.randint(len(others), (1,), generator=generator))]
+    return partners
 
 
 def _cut(images: Images, tiles: int) -> Float[Tensor, "image tile channel rows columns"]:
@@ -168,9 +168,9 @@ def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"
     rows, columns = cut.shape[3:]
     index = order.to(images.device).view(*order.shape, 1, 1, 1).expand_as(cut)
     together = cut.gather(1, index).unflatten(1, (tiles, tiles)).permute(0, 3, 1, 4, 2, 5)  # [b c i rows j columns]
-    found = images.clone()
-    found[:, :, : rows * tiles, : columns * tiles] = together.flatten(4, 5).flatten(2, 3)
-    return found
+    permuted = images.clone()
+    permuted[:, :, : rows * tiles, : columns * tiles] = together.flatten(4, 5).flatten(2, 3)
+    return permuted
 
 
 def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[Images, Bool[Tensor, " image"]]:
@@ -179,15 +179,15 @@ def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[
     The mean over the narrowest square, of 3, 5, 7, ... pixels, that reaches the distance is mixed with the image. If no
     square reaches it, the image is blurred by the widest square, of about the image's width.
     """
-    found, reached = images, torch.zeros_like(distances, dtype=torch.bool)
+    blurry, reached = images, torch.zeros_like(distances, dtype=torch.bool)
     for width in range(3, max(images.shape[2:]) + 1, 2):
         step = blurred(images, width) - images
         possible = step.flatten(1).norm(dim=1)
         share = (distances / possible.clamp_min(1e-9)).clamp_max(1)
         mixed = images + share.view(-1, 1, 1, 1) * step
-        found = torch.where(reached.view(-1, 1, 1, 1), found, mixed)
+        blurry = torch.where(reached.view(-1, 1, 1, 1), blurry, mixed)
         reached = reached | (possible >= distances)
-    return found, reached
+    return blurry, reached
 
 
 def blurred(images: Images, width: int) -> Tensor:
@@ -206,14 +206,14 @@ def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
 def _figures(
     subject: Subject, changed: Mapping[str, Changed], kept: Mapping[str, float], shown: int
 ) -> Mapping[str, Figure]:
-    counted = torch.stack([each.counted for each in changed.values()])
+    counted = torch.stack([change.counted for change in changed.values()])
     images = counted.all(0).nonzero().squeeze(1)[:shown].tolist()
     if not images:
         return {}
     low, high = subject.images.min(), subject.images.max()
-    rows = [subject.images[images], *(each.images[images] for each in changed.values())]
+    rows = [subject.images[images], *(change.images[images] for change in changed.values())]
     names = [name_of_class(subject.classes, label) for label in subject.labels[images].tolist()]
-    scaled = [((each - low) / (high - low)).clamp(0, 1) for each in rows]
+    scaled = [((row - low) / (high - low)).clamp(0, 1) for row in rows]
     columns = [Column(name, pictures) for name, *pictures in zip(names, *scaled, strict=True)]
     shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
     title = "images after each change; left: the share of all images still classified as their label"

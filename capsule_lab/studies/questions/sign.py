@@ -21,11 +21,11 @@ def sign(subject: Subject) -> Answer:
     images = subject.images
     changed = {"negated": -images, "photographic_negative": float(images.max()) + float(images.min()) - images}
     for name, negative in changed.items():
-        found = subject.outputs(subject.with_images(negative))
-        same = (found.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
+        output = subject.outputs(subject.with_images(negative))
+        same = (output.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
         numbers |= {
-            f"{name}/error": error_percent(found, subject.labels),
+            f"{name}/error": error_percent(output, subject.labels),
             f"{name}/same_predictions": 100 * float(same),
-            f"{name}/mean_change_of_scores": float((found.scores - clean.scores).abs().mean()),
+            f"{name}/mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
         }
     return Answer(numbers)

@@ -38,7 +38,7 @@ _EIGHT = (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4)
 KINDS: Mapping[str, Strengths] = {
     "rotation": Strengths(tuple(5.0 * step for step in range(-6, 7)), 10.0, 20.0, -10.0, "degrees"),
     "translation": Strengths(tuple(float(step) for step in range(-4, 5)), 1.0, 2.0, -1.0, "pixels to the right"),
-    "scaling": Strengths(tuple(each / 2 for each in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"),
+    "scaling": Strengths(tuple(percent / 2 for percent in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"),
     "shear": Strengths(_EIGHT, 0.1, 0.2, -0.1, "pixels to the right per pixel up"),
 }
 """Ours: approximately the ranges of affNIST."""
@@ -85,11 +85,11 @@ def transforms(
     for kind in kinds:
         strengths = KINDS[kind]
         show = partial(_Shown.of, subject, subject.changes[kind], features, pixels)
-        shown = {each: show(each) for each in strengths.curve}
-        curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
+        shown = {strength: show(strength) for strength in strengths.curve}
+        curves[kind] = [_point(shown[strength], shown[0], strength, subject) for strength in strengths.curve]
         rows += [{"change": kind, **point} for point in curves[kind]]
         numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
-        steps = [shown.get(each) or show(each) for each in (strengths.step, strengths.twice, strengths.back)]
+        steps = [shown.get(step) or show(step) for step in (strengths.step, strengths.twice, strengths.back)]
         numbers |= {f"{kind}/{key}": value for key, value in _maps(subject.labels, shown[0], steps, ridge).items()}
     return Answer(numbers, rows, partial(_figures, curves))
 
@@ -125,21 +125,21 @@ def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
 
 
 def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> dict[str, float]:
-    found = {"strength": float(strength), "error": shown.error, "images": float(len(subject.labels))}
+    measured = {"strength": float(strength), "error": shown.error, "images": float(len(subject.labels))}
     presence, angles = of_label(shown.presences, subject.labels).double(), _angles(shown.poses, before.poses)
     for name, values in {"presence": presence, "angle": angles}.items():
         low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
-        found |= {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
-    return found | {"distance": float((shown.poses - before.poses).norm(dim=1).median())}
+        measured |= {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
+    return measured | {"distance": float((shown.poses - before.poses).norm(dim=1).median())}
 
 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     every = [*shown.values()]
-    angles = torch.stack([_angles(each.poses, shown[0].poses) for each in every])
+    angles = torch.stack([_angles(capsules.poses, shown[0].poses) for capsules in every])
     rank = spearmanr(torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
     return {
         "error": (every[0].error + every[-1].error) / 2,
-        "presence_change": _presence_change(torch.stack([each.presences for each in every]), subject.labels),
+        "presence_change": _presence_change(torch.stack([capsules.presences for capsules in every]), subject.labels),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
@@ -150,8 +150,8 @@ def _presence_change(presences: Float[Tensor, "strength image class"], labels: I
     presences = presences.double()
     of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
     of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
-    both = of_strengths + of_images
-    return of_strengths / both if both else float("nan")
+    total = of_strengths + of_images
+    return of_strengths / total if total else float("nan")
 
 
 def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
@@ -159,7 +159,7 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
     residual, total = 0.0, 0.0
     for label in subject.labels.unique():
         chosen = subject.labels == label
-        changes = torch.stack([(each.poses - shown[0].poses)[chosen] for each in shown.values()])  # [s image dim]
+        changes = torch.stack([(after.poses - shown[0].poses)[chosen] for after in shown.values()])  # [s image dim]
         strengths = changes.new_tensor(list(shown))
         slope = torch.einsum("s,sid->d", strengths, changes) / (strengths.square().sum() * changes.shape[1])
         residual += float((changes - strengths[:, None, None] * slope).square().sum())
@@ -169,7 +169,7 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
 
 def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
     """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
-    start, *ends = (_without_class_means(labels, each.poses) for each in (before, *steps))
+    start, *ends = (_without_class_means(labels, capsules.poses) for capsules in (before, *steps))
     one, two, back = (linear_map(start, end, ridge) for end in ends)
     of_pixels = linear_map(
         _without_class_means(labels, before.pixels), _without_class_means(labels, steps[0].pixels), ridge
@@ -189,13 +189,13 @@ def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
 
     Without this, differences between classes would count as a map.
     """
-    found = torch.zeros_like(poses)
+    centred = torch.zeros_like(poses)
     fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map
     for label in labels.unique():
-        own = labels == label
-        both = own & fitted
-        found[own] = poses[own] - poses[both if both.any() else own].mean(0)
-    return found
+        of_class = labels == label
+        fitted_of_class = of_class & fitted
+        centred[of_class] = poses[of_class] - poses[fitted_of_class if fitted_of_class.any() else of_class].mean(0)
+    return centred
 
 
 def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:

@@ -79,15 +79,15 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
 def _edges(layer: LayerTrace, parents: Int64[Tensor, " image"]) -> tuple[Tensor, Bool[Tensor, "image child"]]:
     """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
     couplings, activations = layer.couplings(), layer.children.activations
-    own = of_label(couplings.transpose(1, 2), parents)
-    return activations * own, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
+    couplings_of_parent = of_label(couplings.transpose(1, 2), parents)
+    return activations * couplings_of_parent, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
 
 
-def _heaviest(weights: Float[Tensor, "image child"], wanted: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
-    """Select the heaviest children until their weights sum to ``wanted``, or all children with a weight above 0."""
+def _heaviest(weights: Float[Tensor, "image child"], target: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
+    """Select the heaviest children until their weights sum to ``target``, or all children with a weight above 0."""
     ordered, order = weights.sort(dim=1, descending=True)
-    taken = (ordered.cumsum(1) - ordered < wanted.unsqueeze(1)) & (ordered > 0)
-    return torch.zeros_like(taken).scatter(1, order, taken)
+    chosen = (ordered.cumsum(1) - ordered < target.unsqueeze(1)) & (ordered > 0)
+    return torch.zeros_like(chosen).scatter(1, order, chosen)
 
 
 def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image child"]) -> Bool[Tensor, "image child"]:
@@ -95,8 +95,8 @@ def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image 
     order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(activations.device)
     order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
-    taken = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
-    return torch.zeros_like(chosen).scatter(1, order, taken) & ~chosen
+    selected = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
+    return torch.zeros_like(chosen).scatter(1, order, selected) & ~chosen
 
 
 @contextmanager
@@ -108,17 +108,17 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
     """
     parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
     modules = subject.network.capsule_layers()[layer].modules()
-    routing = next(each for each in modules if isinstance(each, AbstractRouting))
+    routing = next(module for module in modules if isinstance(module, AbstractRouting))
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        kept = 1 - next(parts).to(torch.float32)
+        unsilenced = 1 - next(parts).to(torch.float32)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            plain = None if votes.plain_poses is None else votes.plain_poses * kept.unsqueeze(2)
-            votes = Votes(votes.poses * kept.unsqueeze(2), votes.weight, plain)
+            plain = None if votes.plain_poses is None else votes.plain_poses * unsilenced.unsqueeze(2)
+            votes = Votes(votes.poses * unsilenced.unsqueeze(2), votes.weight, plain)
         else:
-            votes = votes * kept[:, :, None, None]
-        return (votes, *(None if each is None else each * kept for each in activations))
+            votes = votes * unsilenced[:, :, None, None]
+        return (votes, *(None if values is None else values * unsilenced for values in activations))
 
     with routing.register_forward_pre_hook(hook):
         yield
@@ -137,11 +137,11 @@ def _follows_shift(subject: Subject, grid: ChildGrid, weights: Tensor, parents: 
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
     batches = subject.changed(subject.changes["translation"], _PIXELS)
-    found = []
-    for batch, own in zip(batches, parents.split([len(batch.labels) for batch in batches]), strict=True):
-        moved, edges = _edges([*trace(subject.network, batch.images)[1].values()][-1], own)
-        found.append(moved * edges)
-    before, after = (_centre(each, grid) for each in (weights, torch.cat(found)))
+    shifted_weights = []
+    for batch, parents_of_batch in zip(batches, parents.split([len(batch.labels) for batch in batches]), strict=True):
+        moved, edges = _edges([*trace(subject.network, batch.images)[1].values()][-1], parents_of_batch)
+        shifted_weights.append(moved * edges)
+    before, after = (_centre(tensor, grid) for tensor in (weights, torch.cat(shifted_weights)))
     _, step = receptive_centres(subject.network, subject.images[:1])[1]
     return float((after - before).nanmean()) * step / _PIXELS
 
@@ -159,15 +159,15 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
     figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
     layers = subject.traces.values()
-    types = max(each.child_grid.types if each.child_grid else each.children.activations.shape[1] for each in layers)
+    types = max(layer.child_grid.types if layer.child_grid else layer.children.activations.shape[1] for layer in layers)
     for (left, right), image in zip(axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True):
         picture = subject.images[image : image + 1]
         output, traces = trace(subject.network, picture)
         root = int(output.ranking.argmax(1))
-        found = parse(traces, root)
-        draw_on_image(left, picture, subject.network, traces, found, types)
-        draw_graph(right, traces, found, types)
-        names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
+        branches = parse(traces, root)
+        draw_on_image(left, picture, subject.network, traces, branches, types)
+        draw_graph(right, traces, branches, types)
+        names = [name_of_class(subject.classes, label) for label in (int(subject.labels[image]), root)]
         left.set_title(f"image of {names[0]}, predicted {names[1]}", fontsize=9)
     if types > 1:
         colours = ScalarMappable(Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types)))

@@ -63,14 +63,14 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         distances.append(measures.vote_distances(every, poses))
         means = measures.mean_distances(distances[-1], iteration.couplings, present)
         ratio, rank = measures.tightness(means, subject.labels)
-        own = of_label(means, subject.labels)
+        of_labels = of_label(means, subject.labels)
         weights = iteration.couplings * present.unsqueeze(2)
         agreement = torch.cosine_similarity(every, iteration.poses.unsqueeze(1), dim=3)
         cosines = (weights * agreement).sum(1) / weights.sum(1)
         numbers |= {
-            f"{name}/{number}/mean_distance": float(own.nanmean()),
+            f"{name}/{number}/mean_distance": float(of_labels.nanmean()),
             f"{name}/{number}/tightness": float(ratio.nanmedian()),
-            f"{name}/{number}/rank": float(rank[own.isfinite()].double().mean()),
+            f"{name}/{number}/rank": float(rank[of_labels.isfinite()].double().mean()),
             f"{name}/{number}/auc": measures.shuffled_auc(every, iteration, present, subject.labels),
             f"{name}/{number}/cosine": float(of_label(cosines, subject.labels).nanmean()),
         }
@@ -83,7 +83,7 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         torch.cat(moved),
         of_label(weights.transpose(1, 2), subject.labels),
     )
-    together = [measures.common_displacement(*each) for each in zip(*clouds, strict=True)]
+    together = [measures.common_displacement(*pair) for pair in zip(*clouds, strict=True)]
     numbers[f"{name}/moved_together"] = float(torch.tensor(together).nanmedian())
 
     def draw() -> Mapping[str, Figure]:
@@ -97,15 +97,15 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
             f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
             for number, image in enumerate(images, start=1)
         }
-        figures["points"] = _points(subject, layer, [each[images[0]].cpu() for each in clouds], images[0], shift)
+        figures["points"] = _points(subject, layer, [cloud[images[0]].cpu() for cloud in clouds], images[0], shift)
         return figures
 
     return Answer(numbers, draw=draw)
 
 
 def _end(distances: Tensor, predicted: Tensor) -> float:
-    own = of_label(distances.transpose(1, 2), predicted)
-    return float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
+    of_predicted = of_label(distances.transpose(1, 2), predicted)
+    return float(of_predicted.float().quantile(0.99)) if of_predicted.numel() < 2**24 else float(of_predicted.max())
 
 
 def _points(subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image: int, shift: int) -> Figure:
@@ -159,14 +159,14 @@ def _histograms(
         weights = (iteration.couplings[image] * present[image].unsqueeze(1)).float().cpu()  # [child class]
         for label, axis in enumerate(row):
             of_class = distances[number][image, :, label].float().cpu()
-            found = torch.histogram(of_class, edges, weight=weights[:, label]).hist  # not beyond the last edge
-            own = label == int(subject.labels[image])
-            axis.stairs(found.numpy(), edges.numpy(), fill=True, color="#0072B2" if own else "#999999")
+            heights = torch.histogram(of_class, edges, weight=weights[:, label]).hist  # not beyond the last edge
+            right = label == int(subject.labels[image])
+            axis.stairs(heights.numpy(), edges.numpy(), fill=True, color="#0072B2" if right else "#999999")
             if number == 0:
-                axis.set_title(name_of_class(subject.classes, label), fontsize=8, weight="bold" if own else "normal")
+                axis.set_title(name_of_class(subject.classes, label), fontsize=8, weight="bold" if right else "normal")
         row[0].set_ylabel(f"iteration {number + 1}", fontsize=8)
-    made = "pose of the class" if layer.iterations[-1].variances is not None else "mean of the votes"
-    figure.suptitle(f"one image: votes for each class, weighted, by their distance from the {made}", fontsize=9)
-    of_votes.supxlabel(f"distance from the {made}", fontsize=8)
+    centre_name = "pose of the class" if layer.iterations[-1].variances is not None else "mean of the votes"
+    figure.suptitle(f"one image: votes for each class, weighted, by their distance from the {centre_name}", fontsize=9)
+    of_votes.supxlabel(f"distance from the {centre_name}", fontsize=8)
     of_votes.supylabel("weight of the votes", fontsize=8)
     return figure
