@@ -88,7 +88,7 @@ def run_study(
         run.check_classifies(f"{group}={name}")
     start_time = time.monotonic()
     with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = find(StudyInput(config, run, data, options, device, function))
+        answer = find(StudyInput(config, run, data, options, device, function))
     pixels = hashlib.sha256()
     for batch in answer.batches:
         pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
@@ -111,7 +111,7 @@ def run_study(
     fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
     stem = "-".join([run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint])
     path = run.directory / folder / f"{stem}.json"
-    return StudyOutput(result, path, run, lambda: found.figures(result, stem), found.rows)
+    return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
 
 
 def show_and_keep(outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:

@@ -119,7 +119,7 @@ class _Options(NamedTuple):
 
 def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) -> list[TrainingCell]:
     table, overrides, any_precision, standin, composed = options
-    found = []
+    cells_of_row = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)
         chosen = tuple(merged(table.base, column.overrides, row.overrides[column.name], taken, overrides))

@@ -103,8 +103,8 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
 
 def _message(error: ValidationError, content: dict[Any, Any]) -> str:
     """Return the first error in one sentence: place, value, and expected value."""
-    found = error.errors(include_url=False)[0]
-    path: list[Any] = [*found["loc"]]
+    first = error.errors(include_url=False)[0]
+    path: list[Any] = [*first["loc"]]
     part: type[Content | Column | Comparison | Row] = Content
     where = ""
     if path[:1] == ["columns"] and len(path) > 2:
@@ -114,7 +114,7 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
     elif path[:1] == ["comparisons"] and len(path) > 2:
         given = content["comparisons"][path[1]]
         part, where, path = Comparison, f"comparison {given.get('name', '')}".rstrip(), path[2:]
-    field, value = str(path[0]) if path else "", found["input"]
+    field, value = str(path[0]) if path else "", first["input"]
     place = ": ".join(filter(None, (where, field)))
     match first["type"]:
         case "extra_forbidden":
@@ -122,7 +122,7 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         case "missing":
             return f"{where} has no {field}; expected one".lstrip()
         case "value_error":
-            of_row = found["loc"][:1] in (("rows",), ("comparisons",)) and len(found["loc"]) == 2
+            of_row = first["loc"][:1] in (("rows",), ("comparisons",)) and len(first["loc"]) == 2
             return (
                 f"{place} has {value}; {first['ctx']['error']}" if field and not of_row else str(first["ctx"]["error"])
             )

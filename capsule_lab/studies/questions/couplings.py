@@ -101,7 +101,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     labels, classes = subject.labels, subject.num_classes
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
     couplings, activations, seen = _measured_children(layer)
-    found: dict[str, Tensor | float] = {}
+    numbers: dict[str, Tensor | float] = {}
     before: Tensor | None = None
     for number, (iteration, shares) in enumerate(zip(layer.iterations, couplings, strict=True), start=1):
         std = shares.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
