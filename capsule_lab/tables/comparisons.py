@@ -72,12 +72,14 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
     pairs = [*_pairs(table, entries)]
     found = []
     for pair in pairs:
+        family = pair.comparison.family
         alike = [
             other for other in pairs
-            if (other.comparison.family, other.first.column, other.real)
-            == (pair.comparison.family, pair.first.column, pair.real)
+            if (other.comparison.family, other.comparison.pairing, other.first.column, other.real)
+            == (family, pair.comparison.pairing, pair.first.column, pair.real)
         ]  # fmt: skip
-        found.append(replace(_answered(pair, alike), planned=_planned(table, pair)))
+        answer = _answered(pair, alike if family else [pair])
+        found.append(replace(answer, planned=_planned(table, pair)))
     return _corrected(found)
 
 
@@ -167,8 +169,9 @@ def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
         values = [run.value for run in first], [run.value for run in second]
         compare = statistics.paired_difference if paired else statistics.unpaired_difference
         common = None
-        if any(_is_below_an_image(sample, run) for sample, run in _spreads(pair)):
-            common = statistics.pooled([sample for other in alike for sample, _ in _spreads(other)])
+        if any(_is_below_an_image(*sample) for sample in _spreads(pair).values()):
+            samples = {place: sample for other in alike for place, (sample, _) in _spreads(other).items()}
+            common = statistics.pooled([*samples.values()])
         difference = compare(*values, margin=pair.comparison.margin, common=common)
         if common is not None:
             remarks.append(f"deviations below one test image: pooled over the family ({_degrees(common)})")
@@ -179,13 +182,17 @@ def _degrees(common: Spread) -> str:
     return f"{common.std:.3g}, {common.df} degrees of freedom"
 
 
-def _spreads(pair: Compared) -> list[tuple[list[float], Run]]:
-    """Return the samples whose deviations a test uses, each with one of its runs; of pairs, the differences."""
+def _spreads(pair: Compared) -> dict[tuple[str, ...], tuple[list[float], Run]]:
+    """Return the samples whose deviations a test uses, each with one of its runs, by row and column.
+
+    A row that several comparisons share is one sample; of pairs, the sample is the differences.
+    """
     first, second = _compared_runs(pair)
     values = _samples(pair)
+    places = [(entry.row.name, entry.column.name) for entry in (pair.first, pair.second)]
     if pair.comparison.pairing == "seed":
-        return [([one - other for one, other in zip(*values, strict=True)], first[0])]
-    return [(values[0], first[0]), (values[1], second[0])]
+        return {(*places[0], *places[1]): ([one - other for one, other in zip(*values, strict=True)], first[0])}
+    return {places[0]: (values[0], first[0]), places[1]: (values[1], second[0])}
 
 
 def _is_below_an_image(sample: Sequence[float], run: Run) -> bool:
@@ -231,12 +238,12 @@ def _corrected(found: Sequence[Compared]) -> list[Compared]:
 
 def _planned(table: Table, pair: Compared) -> bool | None:
     commits = {run.result.get("commit") for run in (run for side in _compared_runs(pair) for run in side)}
-    stood = [_stood_in(str(commit), table.file, pair.comparison) for commit in commits]
+    stood = [_was_in_commit(str(commit), table.file, pair.comparison) for commit in commits]
     return None if None in stood else all(stood)
 
 
 @functools.cache
-def _stood_in(commit: str, file: Path, comparison: Comparison) -> bool | None:
+def _was_in_commit(commit: str, file: Path, comparison: Comparison) -> bool | None:
     """Return whether the table in ``file`` had this comparison in a commit; ``None`` if the commit is unknown."""
     content = _at_commit(commit, file)
     if content is None:

@@ -188,3 +188,24 @@ def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Pa
         plan(found, 0, 0.9)
     with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
         plan([], 0.3, 0.9)
+
+
+def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairing(tmp_path: Path) -> None:
+    def wrong(row: str, seed: int) -> Any:
+        return np.arange(IMAGES) < (20 if row == "a" else 30 + 2 * seed)
+
+    again = {**APART, "name": "again", "margin": 1.0}
+    found = answers(tmp_path, [APART, again, PAIRS], {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong)
+    for answer in found[:2]:
+        assert answer.difference.spread == pytest.approx(np.sqrt(0.5))
+        assert answer.difference.df == 4, "two rows of three runs"
+    assert found[2].difference.test == "paired t-test"
+
+
+def test_comparison_without_a_family_is_pooled_alone(tmp_path: Path) -> None:
+    def wrong(row: str, seed: int) -> Any:
+        return np.arange(IMAGES) < 20
+
+    alone = [{**APART, "family": ""}, {**APART, "name": "other", "family": "", "columns": []}]
+    for answer in answers(tmp_path, alone, {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong):
+        assert answer.difference.p is None, "all runs are equal, and there is nothing to pool"
