@@ -115,7 +115,8 @@ def other_commands() -> list[tuple[str, ...]]:
     """Recorded commands other than ``train``, with their overrides except for paths of weights."""
     named = set()
     for record in records():
-        command, *overrides = shlex.split(record.command.removeprefix("python -m capsule_lab."))
+        words = record.command.removeprefix("python -m capsule_lab.").removeprefix("studies.")
+        command, *overrides = shlex.split(words)
         weights = ("ckpt=", "source=", "baseline=")
         named.add((command, *(word for word in overrides if not word.startswith(weights))))
     return sorted(word for word in named if word[0] != "train")
