@@ -185,8 +185,8 @@ def test_table_with_evaluations_is_swept_and_reported(
     after = contents(tmp_path)
     added = {name: after[name].keys() - before[name].keys() for name in after}
     cells = expand(read(file))
-    of_command = "best-test-mnist-standin-eval_images=50.json"  # its own record
-    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json", of_command}]
+    of_command = {f"best-test-mnist-standin-eval_images=50.{kind}" for kind in ("json", "npz")}  # its own files
+    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json", *of_command}]
     assert all(before[name].items() <= after[name].items() for name in before)
     (path,) = [path for path in tmp_path.glob("runs/*/evaluations/*.json") if path.stem == cells[2].fingerprint]
     result = json.loads(path.read_text())
