@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from capsule_lab.analysis.axes import SIZE, add_heading, wrapped
+from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables import statistics
 from capsule_lab.tables.comparisons import Compared
@@ -26,7 +26,7 @@ EXPLANATION = (
     "Hedges' g. detectable: the smallest difference that n runs find with a power of 80 %. n needed: runs that find "
     "the observed difference with this power. planned: the comparison was in the table before the first of its runs."
 )
-_ROW, _PANEL = 0.26, 3.2  # ours: inches per row, width of a panel
+_PANEL = 3.2  # ours: inches for the labels of rows
 _PAPER = 5.5  # inches: text width of NeurIPS
 
 
@@ -121,8 +121,7 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
                 panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append((entry, found))
     if not panels:
         return None
-    rows = max(map(len, panels.values()))
-    figure, axes = _panels(list(panels), rows)
+    figure, axes = _panels({title: [entry.row.label for entry, _ in points] for title, points in panels.items()})
     for axis, points in zip(axes, panels.values(), strict=True):
         for place, (entry, found) in enumerate(points):
             values = [run.value for run in found]
@@ -153,7 +152,7 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
             panels.setdefault(name.replace("_", " ") + ("" if line.real else ", stand-in"), []).append(line)
     if not panels:
         return None
-    figure, axes = _panels(list(panels), max(map(len, panels.values())))
+    figure, axes = _panels({title: [line.name for line in lines] for title, lines in panels.items()})
     for axis, lines in zip(axes, panels.values(), strict=True):
         axis.axvline(0, color="0.4", linewidth=0.8)
         for place, line in enumerate(lines):
@@ -180,12 +179,13 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
     return figure
 
 
-def _panels(titles: Sequence[str], rows: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel below another for each title."""
-    height = len(titles) * (0.8 + _ROW * rows)
-    figure = Figure(figsize=(_PAPER, height), layout="constrained")
-    axes = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
-    for axis, title in zip(axes, titles, strict=True):
+def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
+    lines = [max(wrapped(_plain(label), _PANEL).count("\n") + 1 for label in rows) for rows in labels.values()]
+    heights = [0.8 + (0.1 + LINE * most) * len(rows) for most, rows in zip(lines, labels.values(), strict=True)]
+    figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
+    axes = list(figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0])
+    for axis, title in zip(axes, labels, strict=True):
         axis.set_title(wrapped(_plain(title), _PAPER), fontsize=SIZE, loc="left")
     return figure, axes
 
