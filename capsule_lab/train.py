@@ -143,7 +143,7 @@ class Training:
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
             try:
-                result = self.fit() | self.time_to_accuracy() | self.test()
+                result = self.fit() | self.at_equal_error() | self.time_to_accuracy() | self.test()
                 failed = False
             except PauseError:
                 failed = False
@@ -169,6 +169,13 @@ class Training:
             "training_seconds": round(embed.seconds, 1),
             "training_cpu_seconds": round(embed.cpu_seconds, 1),
         }
+
+    def at_equal_error(self) -> dict[str, Any]:
+        """Return the record of ``AtEqualError``."""
+        from capsule_lab import callbacks
+
+        callback = callbacks.AtEqualError.of(self.trainer)
+        return {"at_equal_error": callback.results()} if callback else {}
 
     def time_to_accuracy(self) -> dict[str, Any]:
         """Return the record of ``TimeToAccuracy``, with the test error at each threshold."""

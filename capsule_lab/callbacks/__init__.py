@@ -1,5 +1,6 @@
 """Callbacks and loggers of training runs."""
 
+from capsule_lab.callbacks.at_equal_error import AtEqualError
 from capsule_lab.callbacks.averaged_weights import AveragedWeights
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
@@ -12,6 +13,7 @@ from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_
 from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
 
 __all__ = [
+    "AtEqualError",
     "AtomicCheckpointIO",
     "AveragedWeights",
     "BestCheckpoint",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ _JITTER = {  # largest brightness added, and largest deviation of the contrast f
     "paper": (2.0, 0.5),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
 }
 _BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # streams of the random draws
+NOVEL_VAL = "novel_val"  # name of the further validation set
 _THIRTEEN = 13  # official code of Hinton 2018
 
 
@@ -91,17 +93,19 @@ class SmallNORBDataModule(AbstractDataModule):
         stereo: ``"channels"`` makes a stereo pair one sample of two channels; ``"separate"`` makes it two samples of
             one channel, with the eye (0 left, 1 right) as a fifth factor.
         split: ``"full"``, or ``"azimuth"`` or ``"elevation"`` to train on a third of the viewpoints and to report
-            familiar and novel viewpoints separately (Hinton 2018, section 5).
+            familiar and novel viewpoints separately (Hinton 2018, section 5). ``"azimuth_all"`` and
+            ``"elevation_all"`` report them separately, too, but train on all viewpoints: an upper bound.
         test_crops: 1, the central crop, or 13, see ``thirteen_corners``; with 13, test images are
             ``(batch, 13, channel, crop, crop)``.
-        validation: ``"instance"`` or ``"none"``.
+        validation: ``"instance"``, ``"none"``, or with a split ``"instance_all_viewpoints"``, which also validates on
+            the held-out toys from novel viewpoints; logged as ``novel_val/error``.
         validation_instances: number of toys per category to validate on, of five.
         validation_fold: index of the disjoint choice of these toys, from 0, for cross-validation.
         standin: ``"full"`` is as large as smallNORB; ``"small"``, for a quick look, has 900 + 900 pairs.
         batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
     """
 
-    validations = ("instance", "none")
+    validations = ("instance", "instance_all_viewpoints", "none")
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class SmallNORBDataModule(AbstractDataModule):
         brightness: float | None = None,
         contrast: float | None = None,
         stereo: Literal["channels", "separate"] = "channels",
-        split: Viewpoints = "full",
+        split: Viewpoints | Literal["azimuth_all", "elevation_all"] = "full",
         test_crops: int = 1,
         validation: str = "instance",
         validation_instances: int = 1,
@@ -131,7 +135,7 @@ class SmallNORBDataModule(AbstractDataModule):
         check_choice("data.resize", resize, ("subsample", "area"))
         check_choice("data.preprocessing", preprocessing, ("official", "paper"))
         check_choice("data.stereo", stereo, ("channels", "separate"))
-        check_choice("data.split", split, ("full", "azimuth", "elevation"))
+        check_choice("data.split", split, ("full", "azimuth", "elevation", "azimuth_all", "elevation_all"))
         check_choice("data.test_crops", test_crops, (1, _THIRTEEN))
         check_choice("data.standin", standin, ("full", "small"))
         own_brightness, own_contrast = _JITTER[preprocessing]
@@ -143,7 +147,15 @@ class SmallNORBDataModule(AbstractDataModule):
         self.crop = crop
         self.preprocessing = preprocessing
         self.stereo = stereo
-        self.viewpoints = split
+        if validation == "instance_all_viewpoints":
+            if split == "full":
+                raise ValueError(
+                    f"data.validation is {validation} with data.split=full, which has no novel viewpoints; expected "
+                    "data.split=azimuth or elevation, or data.validation=instance"
+                )
+            self.further_validations = (NOVEL_VAL,)
+        self.viewpoints = cast(Viewpoints, split.removesuffix("_all"))
+        self.trains_on_all = split != self.viewpoints
         self.test_crops = test_crops
         self.validation_instances = validation_instances
         self.validation_fold = validation_fold
@@ -162,14 +174,17 @@ class SmallNORBDataModule(AbstractDataModule):
         return pairs if self.stereo == "channels" else _separate(pairs)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
-        familiar, _ = self._by_viewpoint(images)
-        if self.validation == "none":
-            return familiar, familiar[:0]
+        familiar, novel = self._by_viewpoint(images)
         labels, instances = images.labels.numpy(), _column(images, "instance").numpy()
+        seen = np.arange(len(labels)) if self.trains_on_all else familiar
+        if self.validation == "none":
+            return seen, seen[:0]
         train, validation = split_by_instance(
-            labels[familiar], instances[familiar], self.validation_instances, self.seed, self.validation_fold
+            labels, instances, self.validation_instances, self.seed, self.validation_fold
         )
-        return familiar[train], familiar[validation]
+        if self.further_validations:
+            self.sets[NOVEL_VAL] = images.subset(self._limit(np.intersect1d(validation, novel), images))
+        return np.intersect1d(train, seen), np.intersect1d(validation, familiar)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
         parts = self._by_viewpoint(images)

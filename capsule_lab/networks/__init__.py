@@ -12,7 +12,7 @@ from capsule_lab.system.discovery import classes_in
 if TYPE_CHECKING:  # for editors and type checkers, which do not run ``classes_in``
     from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractReconstructingNetwork
     from capsule_lab.networks.capsnet import CapsNet
-    from capsule_lab.networks.cnn import AveragedCNN, BaselineCNN, SmallCNN
+    from capsule_lab.networks.cnn import BaselineCNN, MatchedCNN, SmallCNN
     from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
     from capsule_lab.networks.em_caps import EMCaps
     from capsule_lab.networks.heinsen import HeinsenNet

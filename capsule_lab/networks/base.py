@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_widths
+from capsule_lab.functional import he_std, truncated_normal_
 from capsule_lab.layers import Decoder
 from capsule_lab.routing import AbstractRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
@@ -226,3 +227,27 @@ def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> 
 def numbered(name: str, layers: Iterable[nn.Module]) -> dict[str, nn.Module]:
     """Name layers ``<name>_1``, ``<name>_2`` and so on, for ``capsule_layers``."""
     return {f"{name}_{number}": layer for number, layer in enumerate(layers, start=1)}
+
+
+def check_equal_lengths(owner: str, **options: Sequence[int]) -> None:
+    """Check that options with one number for each convolution have equally many numbers, at least one."""
+    lengths = {len(option) for option in options.values()}
+    if len(lengths) > 1 or lengths == {0}:
+        counts = ", ".join(f"{len(option)} {name}" for name, option in options.items())
+        raise ValueError(f"{owner} has {counts}; expected equal numbers, at least one")
+
+
+def smallest_side(kernel_sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the side of an image that convolutions without padding reduce to one pixel."""
+    smallest = 1
+    for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
+        smallest = (smallest - 1) * stride + size
+    return smallest
+
+
+def he_conv(inputs: int, outputs: int, kernel_size: int, stride: int, groups: int = 1) -> nn.Conv2d:
+    """Build a convolution with the initial weights of He 2015, a truncated normal, and without initial bias."""
+    conv = nn.Conv2d(inputs, outputs, kernel_size, stride, groups=groups)
+    truncated_normal_(conv.weight, he_std(inputs // groups * kernel_size**2))
+    nn.init.zeros_(cast(Tensor, conv.bias))
+    return conv

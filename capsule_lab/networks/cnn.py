@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import get_args
 
-from torch import nn
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number, check_sizes, check_widths
+from capsule_lab.layers import Decoder
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractNetwork
-from capsule_lab.types import CapsuleOutput, ImageBatch
+from capsule_lab.networks.base import AbstractNetwork, check_equal_lengths, decode_one, he_conv, smallest_side
+from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch
 
 
 class AbstractCNN(AbstractNetwork):
-    """Base of CNNs: convolutions and a classifier of their feature maps or of the mean over all positions."""
+    """Base of CNNs: convolutions and a classifier of their feature maps."""
 
     scores_are = "logits"
-    averaged = False
     features: nn.Module
     classifier: nn.Module
 
     def forward(self, images: ImageBatch) -> CapsuleOutput:
         self.check_images(images)
-        maps = self.features(images)
-        features = maps.mean((2, 3)) if self.averaged else maps.flatten(1)
-        scores = self.classifier(features).to(images.dtype)  # autocast ends here
+        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
 
@@ -149,40 +149,105 @@ class SmallCNN(AbstractCNN):
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, num_classes))
 
 
-class AveragedCNN(AbstractCNN):
-    """Convolutions with ReLU, the mean of their feature maps over all positions, and one linear layer.
+class MatchedCNN(AbstractNetwork):
+    """The convolutions of a capsule network and dense units in place of its capsules: a control with its size.
 
-    By default the convolutions are those of a ``CapsNet``, with 5,332,234 parameters::
+    Each class has ``class_dim`` units with ReLU, as many as a class capsule has components, and a logit that is linear
+    in them. The decoder receives the units of one class, as that of a ``CapsNet`` receives one capsule. Nothing is
+    squashed or routed, and no length is computed::
 
-        1 x 40 x 40 -> 256 x 32 x 32 (9x9) -> 256 x 12 x 12 (9x9, stride 2) -> mean over positions -> 10
+        1 x 28 x 28 -> convolutions of Efficient-CapsNet -> 128 -> 10 x 16 (ReLU) -> 10 logits
+                                                                   one class  -> decoder
 
-    Gu 2021 has a network with such pooling, three layers and 5.3M parameters. We could not read the paper and infer
-    from the number of parameters that it is this network.
+    With ``averaged`` and without units, it is the mean of the feature maps over positions and one linear layer. Gu 2021
+    has such a network with three layers and 5.3M parameters. We could not read the paper and infer from the number of
+    parameters that its convolutions are those of a ``CapsNet``: ``channels=(256, 256)``, 5,332,234 parameters.
 
     Args:
         image_shape, num_classes: see ``AbstractNetwork``.
-        channels: feature maps of the convolutions; the last convolution has stride 2.
-        kernel_size: kernel size of all convolutions.
+        channels: feature maps of the convolutions, each followed by ReLU.
+        kernel_sizes, strides: kernel sizes and strides of the convolutions, which have no padding.
+        depthwise: whether each channel of the last convolution sees one channel, as in Efficient-CapsNet.
+        batch_norm: normalise the feature maps *after* the ReLU, except those of the last convolution.
+        averaged: average the feature maps over positions.
+        class_dim: number of units of each class; ``None`` for a linear layer without units.
+        decoder: see ``AbstractCapsuleNetwork``.
     """
 
-    averaged = True
+    decoder: nn.Module | None
+    masked_decoder = True
 
     def __init__(
         self,
         image_shape: tuple[int, int, int],
         num_classes: int,
         *,
-        channels: Sequence[int] = (256, 256),  # ours: as in a CapsNet
-        kernel_size: int = 9,  # Gu 2021
+        channels: Sequence[int] = (256, 256),  # Sabour 2017, section 4
+        kernel_sizes: Sequence[int] = (9, 9),  # Sabour 2017, section 4
+        strides: Sequence[int] = (1, 2),  # Sabour 2017, section 4
+        depthwise: bool = False,
+        batch_norm: bool = False,
+        averaged: bool = False,
+        class_dim: int | None = 16,  # Sabour 2017, section 4
+        decoder: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        check_widths("AveragedCNN", channels=channels)
-        check_sizes("AveragedCNN", num_classes=num_classes, layers=len(channels), kernel_size=kernel_size)
-        smallest = len(channels) * (kernel_size - 1) + 1
-        self.set_image_shape(image_shape, smallest)
-        strides = [1] * (len(channels) - 1) + [2]
+        name = type(self).__name__
+        check_widths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
+        units = 1 if class_dim is None else class_dim
+        check_sizes(name, num_classes=num_classes, layers=len(channels), class_dim=units)
+        check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
+        if depthwise and len({*channels[-2:]}) > 1:
+            raise ValueError(f"channels are {list(channels)}; a depthwise convolution needs the last two to be equal")
+        if decoder is not None and class_dim is None:
+            raise ValueError("class_dim is None, but there is a decoder, which reads the units; expected a number")
+        channel, height, width = self.set_image_shape(image_shape, smallest_side(kernel_sizes, strides))
         features: list[nn.Module] = []
-        for inputs, outputs, stride in zip((image_shape[0], *channels), channels, strides, strict=False):
-            features += [nn.Conv2d(inputs, outputs, kernel_size, stride), nn.ReLU()]
+        for index, (size, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
+            last = index + 1 == len(channels)
+            inputs, outputs = (channels[index - 1] if index else channel), channels[index]
+            features += [he_conv(inputs, outputs, size, stride, inputs if depthwise and last else 1), nn.ReLU()]
+            if batch_norm and not last:
+                features.append(nn.BatchNorm2d(outputs, eps=1e-3))  # as EfficientCapsNet
+            height, width = ((n - size) // stride + 1 for n in (height, width))
+        self.averaged = averaged
         self.features = nn.Sequential(*features)
-        self.classifier = nn.Linear(channels[-1], num_classes)
+        inputs = channels[-1] * (1 if averaged else height * width)
+        self.units = None if class_dim is None else nn.Linear(inputs, num_classes * class_dim)
+        self.classifier = nn.Linear(inputs, num_classes) if class_dim is None else _ClassLogits(num_classes, class_dim)
+        self.decoder = None
+        if decoder is not None and class_dim is not None:
+            check_widths("the network", decoder=decoder)
+            self.decoder = Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
+
+    def forward(self, images: ImageBatch) -> CapsuleOutput:
+        self.check_images(images)
+        maps = self.features(images)
+        features = maps.mean((2, 3)) if self.averaged else maps.flatten(1)
+        if self.units is None:
+            logits = self.classifier(features).to(images.dtype)
+            return CapsuleOutput(logits.sigmoid(), logits=logits)
+        units = self.units(features).relu().to(images.dtype).unflatten(1, (self.classifier.num_classes, -1))  # [b k d]
+        logits = self.classifier(units)
+        scores = logits.sigmoid()
+        return CapsuleOutput(scores, Capsules(units, scores, logits), logits)
+
+    def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
+        """Decode each image from the units of one class, see ``AbstractReconstructingNetwork``."""
+        if self.decoder is None or output.capsules is None:
+            raise ValueError("this MatchedCNN has no decoder; build it with decoder=(512, 1024) to reconstruct")
+        return decode_one(self.decoder, output.capsules.poses, classes)
+
+
+class _ClassLogits(nn.Module):
+    """A linear function of the units of each class."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        bound = dim**-0.5  # as torch's Linear
+        self.weight = nn.Parameter(torch.empty(num_classes, dim).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(num_classes))
+
+    def forward(self, units: Float[Tensor, "batch class dim"]) -> Float[Tensor, "batch class"]:
+        return (units * self.weight).sum(2) + self.bias

@@ -16,14 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
-from capsule_lab.functional import he_std, truncated_normal_
+from capsule_lab.functional import he_std
 from capsule_lab.layers import DenseCapsules, DepthwisePrimaryCapsules
-from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder
+from capsule_lab.networks.base import (
+    AbstractReconstructingNetwork,
+    build_decoder,
+    check_equal_lengths,
+    he_conv,
+    smallest_side,
+)
 from capsule_lab.routing import RoutingFactory, SelfAttentionRouting
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
@@ -74,21 +80,12 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         check_widths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
         check_choice("activation", activation, get_args(Activation))
         check_choice("normalisation", normalisation, get_args(Normalisation))
-        if not channels or not len(channels) == len(kernel_sizes) == len(strides):
-            raise ValueError(
-                f"{name} has {len(channels)} channels, {len(kernel_sizes)} kernel_sizes and {len(strides)} strides; "
-                "expected equal numbers, at least one"
-            )
-        smallest = 1  # side of an image that shrinks to one pixel
-        for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
-            smallest = (smallest - 1) * stride + size
-        channel, height, width = self.set_image_shape(image_shape, smallest)
+        check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
+        channel, height, width = self.set_image_shape(image_shape, smallest_side(kernel_sizes, strides))
 
         features: list[nn.Module] = []
         for (inputs, outputs), size, stride in zip(pairwise((channel, *channels)), kernel_sizes, strides, strict=True):
-            conv = nn.Conv2d(inputs, outputs, size, stride)
-            truncated_normal_(conv.weight, he_std(inputs * size * size))  # official code
-            nn.init.zeros_(cast(Tensor, conv.bias))  # official code
+            conv = he_conv(inputs, outputs, size, stride)  # official code
             rectifier = nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK)
             features += [conv, rectifier, _normalisation(normalisation, outputs)]
             height, width = ((n - size) // stride + 1 for n in (height, width))

@@ -52,6 +52,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     test: dict[str, float] = {}
     val: dict[str, float] = {}
     time_to_accuracy: _Quantities = {}
+    at_equal_error: _Quantities = {}
     analyse: _Quantities = {}
     attack: _Quantities = {}
     targeted: bool = False

@@ -183,11 +183,11 @@ class Cell(ABC):
         directory, result = self.finished
         split, _, name = metric.partition("/")
         if name not in result.get(split, {}):
-            splits = ("test", "val", "time_to_accuracy", "attack", "analyse")
+            splits = ("test", "val", "time_to_accuracy", "at_equal_error", "attack", "analyse")
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         value = result[split][name]
-        if value is None and split in ("attack", "analyse"):  # e.g. success, if no image was right
+        if value is None and split != "time_to_accuracy":  # e.g. success, if no image was right
             return None
         return math.inf if value is None else float(value)  # see callbacks.TimeToAccuracy
 

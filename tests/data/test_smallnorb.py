@@ -370,6 +370,29 @@ def test_training_and_validation_come_from_the_training_viewpoints(standin, ster
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
+def test_validation_from_novel_viewpoints(standin, split):
+    """Its toys are the held-out ones; a network that trains on all viewpoints has the same validation sets."""
+    plain = standin("fit", split=split)
+    data = standin("fit", split=split, validation="instance_all_viewpoints")
+    upper = standin("fit", split=f"{split}_all", validation="instance_all_viewpoints")
+    assert data.val_names == upper.val_names == ("val", "novel_val")
+    for name in ("train", "val"):
+        assert torch.equal(data.sets[name].images, plain.sets[name].images)
+    for name in ("val", "novel_val"):
+        assert torch.equal(data.sets[name].images, upper.sets[name].images)
+    toys = {name: set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True)) for name, s in data.sets.items()}
+    assert toys["novel_val"] == toys["val"]
+    viewpoints = {name: set(s.factors[:, COLUMN[split]].tolist()) for name, s in upper.sets.items()}
+    assert viewpoints["novel_val"].isdisjoint(FAMILIAR[split])
+    assert viewpoints["train"] == viewpoints["val"] | viewpoints["novel_val"]
+    assert len(upper.sets["train"].labels) == 2 * len(data.sets["train"].labels)
+    loaders = data.val_dataloader()
+    assert [len(loader.dataset) for loader in loaders] == [len(data.sets[name].labels) for name in data.val_names]
+    with pytest.raises(ValueError, match=r"data\.validation is instance_all_viewpoints with data\.split=full"):
+        standin("fit", validation="instance_all_viewpoints")
+
+
+@pytest.mark.parametrize("split", ["azimuth", "elevation"])
 def test_familiar_and_novel_viewpoints_are_separate_test_sets(standin, split):
     data = standin("test", training=False, testing=True, split=split, eval_batch_size=20)
     assert set(data.sets) == set(data.test_parts) == {"familiar", "novel"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_lab.networks import AveragedCNN, BaselineCNN
+from capsule_lab.networks import BaselineCNN, EfficientCapsNet, MatchedCNN
 from tests.helpers.networks import pictures
 
 
@@ -35,10 +35,38 @@ def test_kernels_of_different_size_without_padding(sizes: list[int], smallest: i
         build((1, smallest, smallest - 1), **options)
 
 
-def test_averaged_cnn_takes_the_mean_over_positions() -> None:
-    network = AveragedCNN((1, 7, 8), 4, channels=(3, 5), kernel_size=3).double()
+def test_averaged_maps_and_a_linear_layer() -> None:
+    options = {"channels": (3, 5), "kernel_sizes": (3, 3), "averaged": True, "class_dim": None}
+    network = MatchedCNN((1, 7, 8), 4, **options).double()
     images = pictures(8, (1, 7, 8)).double()
     features = network.features[2](network.features[0](images).relu()).relu()
     assert features.shape == (8, 5, 2, 2)
     expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
-    torch.testing.assert_close(network(images).scores, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(network(images).logits, expected, rtol=0, atol=1e-12)
+
+
+def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> None:
+    """The convolutions are equal weight for weight; the dense units replace transformations of the same size."""
+    torch.manual_seed(0)
+    capsules = EfficientCapsNet((1, 28, 28), 10).double().eval()
+    options = {"depthwise": True, "batch_norm": True, "decoder": (512, 1024), "channels": (32, 64, 64, 128, 128)}
+    control = (
+        MatchedCNN((1, 28, 28), 10, kernel_sizes=(5, 3, 3, 3, 9), strides=(1, 1, 1, 2, 1), **options).double().eval()
+    )
+    sizes = [sum(each.numel() for each in network.parameters()) for network in (capsules, control)]
+    assert abs(sizes[0] - sizes[1]) <= 200
+    copied = [*capsules.features.state_dict().values(), *capsules.primary.conv.state_dict().values()]
+    own = control.features.state_dict()
+    control.features.load_state_dict(dict(zip(own, copied, strict=True)))
+    images = pictures(4, (1, 28, 28)).double()
+    maps = capsules.primary.conv(capsules.features(images)).relu()
+    torch.testing.assert_close(control.features(images), maps)
+    output = control(images)
+    units = (control.units(maps.flatten(1))).relu().unflatten(1, (10, 16))
+    expected = torch.stack([(units[:, k] * control.classifier.weight[k]).sum(1) for k in range(10)], 1)
+    torch.testing.assert_close(output.logits, expected + control.classifier.bias)
+    torch.testing.assert_close(output.scores, output.logits.sigmoid())
+    classes = torch.tensor([3, 1, 4, 1])
+    drawn = control.reconstruct(output, classes)
+    mask = torch.nn.functional.one_hot(classes, 10).double()
+    torch.testing.assert_close(drawn, control.decoder(units, mask))

@@ -238,7 +238,7 @@ PARTS: dict[str, Any] = {
         },
         ["primary", "digits"],
         [
-            ({"strides": (1,)}, "EfficientCapsNet has 2 channels, 2 kernel_sizes and 1 strides; expected equal "),
+            ({"strides": (1,)}, "EfficientCapsNet has 2 channels, 2 kernel_sizes, 1 strides; expected equal "),
             ({"image_shape": (1, 3, 9)}, "images are 3x9; EfficientCapsNet needs at least 4x4"),
             ({"primary": partial(DepthwisePrimaryCapsules, dim=3, kernel_size=10)}, "feature maps are 9x11, smaller"),
         ],
@@ -355,11 +355,20 @@ PARTS: dict[str, Any] = {
         ],
         [{"pooled": 7, "dropout": 0.0}],
     ),
-    "AveragedCNN": (
-        {"channels": (3, 5), "kernel_size": 3},
-        {"channels": (3, 4), "kernel_size": 2},
+    "MatchedCNN": (
+        {"channels": (4, 4), "kernel_sizes": (3, 2), "strides": (1, 2), "class_dim": 3, "decoder": (6, 5)},
+        {
+            "channels": (3, 3), "kernel_sizes": (2, 3), "strides": (2, 1), "depthwise": True, "batch_norm": True,
+            "averaged": True, "class_dim": 2, "decoder": None,
+        },
         [],
-        [({"image_shape": (1, 4, 5)}, "images are 4x5; AveragedCNN needs at least 5x5")],
+        [
+            ({"image_shape": (1, 3, 5)}, "images are 3x5; MatchedCNN needs at least 4x4"),
+            ({"strides": (1,)}, "MatchedCNN has 2 channels, 2 kernel_sizes, 1 strides; expected equal numbers"),
+            ({"depthwise": True, "channels": (4, 5)}, "channels are [4, 5]; a depthwise convolution needs"),
+            ({"class_dim": None}, "class_dim is None, but there is a decoder"),
+        ],
+        [{"averaged": True, "class_dim": None, "decoder": None}, {"depthwise": True, "batch_norm": True}],
     ),
     "AveragePoolingNet": (
         {"planes": 4},
@@ -398,7 +407,8 @@ def test_scores_capsules_and_state(name: str) -> None:
     assert output.scores.shape == (3, CLASSES)
     assert output.logits is not None
     assert torch.equal(output.scores.argsort(), output.logits.argsort())
-    assert (network.scores_are == "logits") == (not small.layers)
+    without_bounds = not small.layers and name != "MatchedCNN"  # its scores are sigmoids, as the margin loss expects
+    assert (network.scores_are == "logits") == without_bounds
     alone, together = outputs(network, images[1:2])[:2], [each[1:2] for each in outputs(network, images)[:2]]
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):

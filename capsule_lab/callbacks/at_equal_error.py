@@ -1,0 +1,75 @@
+"""Error on other images at the moment when the validation error has a given value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+
+from capsule_lab.errors import check_number
+
+_WINDOW = 1.5  # ours: validations with an error within this factor of the level determine the line
+
+
+class AtEqualError(L.Callback):
+    """Compares networks that generalise to other images at equal error on images like those of the training.
+
+    A network that has learned for longer has a smaller error on both kinds of images. The last weights of two networks
+    therefore compare how fast they learn, too. This callback stores both errors at every validation. For each level, it
+    fits a line, by least squares, to the other error as a function of the first. It uses the validations whose first
+    error is between two thirds of the level and one and a half times the level, because a single validation is partly
+    chance. The value of the line at the level is the result. A level that the run does not pass, or with fewer than
+    three validations in its range, has no result.
+
+    Args:
+        levels: percentages of the first error.
+        first: name of the logged error that is made equal.
+        other: name of the logged error that is compared.
+    """
+
+    def __init__(self, levels: Sequence[float], *, first: str = "val/error", other: str = "novel_val/error") -> None:
+        if not levels:
+            raise ValueError("levels is empty; expected percentages of the error that is made equal, such as [15, 10]")
+        for level in levels:
+            check_number("levels", level, above=0, below=100)
+        self.levels = {f"{level:g}": float(level) for level in levels}
+        self.first = first
+        self.other = other
+        self.errors: list[tuple[float, float]] = []
+
+    @classmethod
+    def of(cls, trainer: L.Trainer) -> AtEqualError | None:
+        """Return the callback of this class in a run, if there is one."""
+        return next((callback for callback in trainer.callbacks if isinstance(callback, cls)), None)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        missing = [name for name in (self.first, self.other) if name not in trainer.callback_metrics]
+        if missing:
+            raise ValueError(
+                f"this run does not log {missing[0]}, which callbacks.at_equal_error compares; expected some of "
+                f"{', '.join(sorted(name for name in trainer.callback_metrics if name.endswith('/error')))}"
+            )
+        metrics = trainer.callback_metrics
+        self.errors.append((float(metrics[self.first]), float(metrics[self.other])))
+
+    def results(self) -> dict[str, float | None]:
+        """Return the other error at each level, ``None`` without a result."""
+        return {name: at_level(self.errors, level) for name, level in self.levels.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"errors": self.errors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.errors = [tuple(pair) for pair in state_dict["errors"]]
+
+
+def at_level(errors: Sequence[tuple[float, float]], level: float) -> float | None:
+    """Return the second error where the first equals ``level``, ``None`` without a result; see ``AtEqualError``."""
+    near = np.array([pair for pair in errors if level / _WINDOW <= pair[0] <= level * _WINDOW])
+    if len(near) < 3 or not near[:, 0].min() <= level <= near[:, 0].max() or not np.ptp(near[:, 0]):
+        return None
+    return float(np.polyfit(near[:, 0] - level, near[:, 1], 1)[1])

@@ -1,0 +1,91 @@
+"""Errors compared at equal validation error: lines through known curves, levels without a result, a whole run."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capsule_lab.callbacks import AtEqualError
+from capsule_lab.callbacks.at_equal_error import at_level
+from capsule_lab.config.compose import compose
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES, TINY_CNN
+from tests.helpers.training import curves
+
+
+def test_value_of_the_line_at_the_level() -> None:
+    errors = [(x, 5 + 2 * x) for x in (40.0, 30.0, 22.0, 18.0, 15.0, 9.0)]
+    assert at_level(errors, 20) == pytest.approx(45)
+    far = [(x, 1000.0) if x in (40.0, 9.0) else (x, y) for x, y in errors]  # outside of 13.3 to 30
+    assert at_level(far, 20) == pytest.approx(45)
+
+
+def test_least_squares_of_noisy_validations() -> None:
+    """Judged by the closed form of simple regression, in float64."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(14, 29, 12)
+    y = 30 + x + generator.normal(size=12)
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    expected = y.mean() + slope * (20 - x.mean())
+    assert at_level([*zip(x, y, strict=True)], 20) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        pytest.param([], id="no validation"),
+        pytest.param([(21.0, 1.0), (19.0, 1.0)], id="two validations"),
+        pytest.param([(29.0, 1.0), (25.0, 1.0), (21.0, 1.0)], id="not reached"),
+        pytest.param([(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)], id="reached before the first validation"),
+        pytest.param([(20.0, 1.0), (20.0, 2.0), (20.0, 3.0)], id="no line"),
+    ],
+)
+def test_levels_without_a_result(errors: list[tuple[float, float]]) -> None:
+    assert at_level(errors, 20) is None
+
+
+def test_levels_are_checked() -> None:
+    with pytest.raises(ValueError, match="levels is empty; expected percentages"):
+        AtEqualError([])
+    with pytest.raises(ValueError, match="levels is 0"):
+        AtEqualError([10, 0])
+
+
+OVERRIDES = [
+    *TINY_CNN,
+    *NO_PICTURES,
+    "data=affnist",
+    "data.source=standin",
+    "data.validation=stratified",
+    "data.affine_validation=true",
+    "data.eval_images=60",
+    "+callbacks.at_equal_error={_target_: capsule_lab.callbacks.AtEqualError, levels: [80, 1], other: affine/error}",
+    "trainer.max_epochs=-1",
+    "trainer.max_steps=8",
+    "trainer.check_val_every_n_epoch=null",
+    "trainer.val_check_interval=1",
+]
+
+
+def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
+    result = train(compose("train", OVERRIDES), tmp_path / "run")
+    rows = curves(tmp_path / "run")
+    errors = [
+        (float(row["val/error"]), float(row["affine/error"]))
+        for row in rows
+        if row.get("val/error") not in (None, "") and row.get("affine/error") not in (None, "")
+    ]
+    assert len(errors) == 8
+    assert result["at_equal_error"].keys() == {"80", "1"}
+    assert result["at_equal_error"]["1"] is None
+    expected = at_level(errors, 80)
+    got = result["at_equal_error"]["80"]
+    assert (got is None) == (expected is None)
+    assert got is None or math.isclose(got, expected, rel_tol=1e-4)
+
+
+def test_an_error_that_is_not_logged(tmp_path: Path) -> None:
+    overrides = [each.replace("affine/error", "affin/error") for each in OVERRIDES]
+    with pytest.raises(ValueError, match=r"does not log affin/error.*expected some of affine/error, val/error"):
+        train(compose("train", overrides), tmp_path / "run")
