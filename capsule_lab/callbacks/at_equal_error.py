@@ -57,8 +57,9 @@ class AtEqualError(L.Callback):
         self.errors.append((float(metrics[self.first]), float(metrics[self.other])))
 
     def results(self) -> dict[str, float | None]:
-        """Return the other error at each level, ``None`` without a result."""
-        return {name: at_level(self.errors, level) for name, level in self.levels.items()}
+        """Return the other error at each level and in the last validation (``end``), ``None`` without a result."""
+        at_levels = {name: at_level(self.errors, level) for name, level in self.levels.items()}
+        return {**at_levels, "end": self.errors[-1][1] if self.errors else None}
 
     def state_dict(self) -> dict[str, Any]:
         return {"errors": self.errors}

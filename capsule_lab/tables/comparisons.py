@@ -123,7 +123,7 @@ def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Compared]:
     unknown = Difference(math.nan, None, None, None, (0, 0), "")
     for comparison in table.comparisons:
         for column in comparison.columns or [each.name for each in table.columns]:
-            for row in comparison.rows:
+            for row in comparison.rows or [each.name for each in table.rows]:
                 first = by_place.get((row, column))
                 second = by_place.get((comparison.against or row, comparison.against_column or column))
                 if first is None or second is None or first is second:

@@ -36,7 +36,7 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     """
     panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
     for entry in entries:
-        if entry.row.of or entry.column.statistic == "median" or entry.elsewhere:
+        if entry.row.of or entry.column.statistic == "median" or entry.different_hardware:
             continue
         for real in (True, False):
             runs = [run for run in entry.runs if run.real is real]

@@ -32,7 +32,7 @@ _IN_LATEX = str.maketrans(
 )
 _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
 _FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadsheets
-HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "p", "minutes", "parameters", "runs"]
+HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -46,7 +46,6 @@ def cells_of(entry: Entry) -> list[str]:
         "" if entry.difference is None else f"{entry.difference:+.2f}",
         str(standin or ""),
         standin.described_count if standin else "",
-        "" if entry.p_value is None else f"{entry.p_value:.2g}",
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
         entry.shared("parameters"),
         entry.state,
@@ -97,17 +96,16 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "name": entry.row.name,
                 "published": published and published.mean,
                 "published_std": published and published.std,
-                "ours": ours and ours.mean,
+                "ours": ours and ours.center,
                 "ours_std": ours and ours.std,
                 "ours_n": ours.count if ours else 0,
                 "ours_smallest": ours.smallest if isinstance(ours, Median) else None,
                 "ours_largest": ours.largest if isinstance(ours, Median) else None,
                 "ours_reached": ours.reached if isinstance(ours, Median) else None,
                 "difference": entry.difference,
-                "standin": standin and standin.mean,
+                "standin": standin and standin.center,
                 "standin_std": standin and standin.std,
                 "standin_n": standin.count if standin else 0,
-                "p": entry.p_value,
                 "minutes": entry.minutes,
                 "parameters": entry.shared("parameters").replace(",", ""),
                 "hardware": entry.shared("hardware"),
@@ -206,7 +204,7 @@ def _with_half_width(entry: Entry, *, real: bool) -> str:
     if not isinstance(ours, Mean):
         return str(ours or "")
     half = half_width([run.value for run in entry.runs if run.real is real])
-    return f"{ours.mean:.2f}" if half is None else f"{ours.mean:.2f} ± {half:.2f}"
+    return f"{ours.center:.2f}" if half is None else f"{ours.center:.2f} ± {half:.2f}"
 
 
 def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
@@ -294,8 +292,8 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     """Return warnings about the runs: different hardware, several commits, uncommitted code, identical rows."""
     found = []
     for label, part in by_column(entries).items():
-        if part[0].elsewhere:
-            one, other = part[0].elsewhere
+        if part[0].different_hardware:
+            one, other = part[0].different_hardware
             found.append(
                 f"{label}: no times, which are comparable only on the same hardware: {one.name} used {one.hardware}, "
                 f"{other.name} used {other.hardware}"

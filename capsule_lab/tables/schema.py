@@ -5,7 +5,6 @@
     paper: title of the table
     metric: test/error                 from metrics.json
     seeds: [0, 1, 2]
-    against: three_iterations          reference row for Welch's t-test of every other row, over seeds
     base: [experiment=sabour2017/mnist]
     columns:                           default: one column without a name
       mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median
@@ -204,7 +203,7 @@ class Comparison(_Part):
     """A question that a table answers: do these rows differ from another row?
 
     Attributes:
-        rows: each of them is compared with ``against``.
+        rows: each of them is compared with ``against``; by default every other row.
         against: a row; if left out, each row is compared with itself in the column ``against_column``.
         columns: the columns in which rows are compared; by default all.
         against_column: the column of ``against``, if it is another one.
@@ -216,7 +215,7 @@ class Comparison(_Part):
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
-    rows: tuple[str, ...] = Field(min_length=1, description="a list of names of rows")
+    rows: tuple[str, ...] = Field((), description="a list of names of rows")
     against: str = ""
     columns: tuple[str, ...] = Field((), description="a list of names of columns")
     against_column: str = ""
@@ -237,7 +236,6 @@ class Content(_Part):
 
     paper: str
     metric: str = "test/error"
-    against: str = ""
     seeds: Seeds
     base: Overrides = Field((), description=_OVERRIDES)
     columns: tuple[Column, ...] = Field(description="a mapping of names to {label, overrides, metric}")
@@ -267,8 +265,6 @@ class Content(_Part):
             raise ValueError(f"two rows have the same name among {', '.join(names)}; expected different names")
         if len({*labels}) < len(labels):
             raise ValueError(f"two columns have the same label among {', '.join(labels)}; expected different labels")
-        if self.against and self.against not in names:
-            raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
         return self
 
     @model_validator(mode="after")

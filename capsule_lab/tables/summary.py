@@ -69,9 +69,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images."""
+    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images.
 
-    mean: float
+    Attributes:
+        center: the mean.
+    """
+
+    center: float
     std: float | None
     count: int
     over_images: tuple[float, float] | None = None
@@ -79,8 +83,8 @@ class Mean:
     def __str__(self) -> str:
         if self.over_images is not None:
             low, high = self.over_images
-            return f"{self.mean:.2f} (one run; {low:.2f} to {high:.2f} over test images)"
-        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
+            return f"{self.center:.2f} (one run; {low:.2f} to {high:.2f} over test images)"
+        return f"{self.center:.2f}" if self.std is None else f"{self.center:.2f} ± {self.std:.3f}"
 
     @property
     def described_count(self) -> str:
@@ -93,11 +97,11 @@ class Median:
     """Median, smallest and largest value over seeds; infinity means "not reached".
 
     Attributes:
-        mean: the median, with the same name as in ``Mean``.
+        center: the median.
         reached: number of runs that reached the value.
     """
 
-    mean: float
+    center: float
     smallest: float
     largest: float
     count: int
@@ -107,7 +111,7 @@ class Median:
     def __str__(self) -> str:
         if not self.reached:
             return NOT_REACHED
-        return f"{as_reached(self.mean)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
+        return f"{as_reached(self.center)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
 
     @property
     def described_count(self) -> str:
@@ -132,8 +136,7 @@ class Entry:
     Attributes:
         unfinished: requested cells without a result, or without the metric of the column.
         asked: number of requested cells.
-        against: runs of the reference row of the table.
-        elsewhere: two runs of the column on different hardware; the column then shows no times.
+        different_hardware: two runs of the column on different hardware; the column then shows no times.
     """
 
     row: Row
@@ -142,31 +145,12 @@ class Entry:
     runs: tuple[Run, ...]
     unfinished: tuple[Cell, ...]
     asked: int
-    against: tuple[Run, ...] = ()
-    elsewhere: tuple[Run, Run] | None = None
+    different_hardware: tuple[Run, Run] | None = None
 
     @property
     def is_time(self) -> bool:
         """Whether the metric is a time."""
         return self.column.metric.endswith("seconds")
-
-    @property
-    def p_value(self) -> float | None:
-        """The p value of Welch's t-test for equal means of this row and ``against``, for runs on one kind of data.
-
-        ``None`` if either row has fewer than two such runs or only equal values, because a deviation of 0 is no
-        estimate; also ``None`` for times on different hardware.
-        """
-        if self.is_time and self.elsewhere:
-            return None
-        for real in (True, False):
-            samples = [[run.value for run in runs if run.real is real] for runs in (self.runs, self.against)]
-            if min(map(len, samples)) > 1 and all(math.isfinite(value) for values in samples for value in values):
-                from scipy.stats import ttest_ind  # takes a second
-
-                same = any(math.isclose(min(values), max(values)) for values in samples)
-                return None if same else float(ttest_ind(*samples, equal_var=False).pvalue)
-        return None
 
     @property
     def ours(self) -> Mean | Median | None:
@@ -179,7 +163,7 @@ class Entry:
         return self._statistic([run for run in self.runs if not run.real])
 
     def _statistic(self, runs: Sequence[Run]) -> Mean | Median | None:
-        if self.is_time and self.elsewhere:
+        if self.is_time and self.different_hardware:
             return None
         if self.column.statistic == "median":
             return _median([run.value for run in runs])
@@ -188,7 +172,7 @@ class Entry:
     @property
     def difference(self) -> float | None:
         """Our value minus the published value."""
-        return self.ours.mean - self.published.mean if self.ours and self.published else None
+        return self.ours.center - self.published.mean if self.ours and self.published else None
 
     @property
     def state(self) -> str:
@@ -225,7 +209,7 @@ class Entry:
     @property
     def minutes(self) -> float | None:
         """Mean minutes of the ``counted`` runs; ``None`` if runs of the column used different hardware."""
-        return statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.elsewhere else None
+        return statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.different_hardware else None
 
 
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
@@ -257,13 +241,12 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
                 "expected the same in a column: train all runs with one trainer.precision=…, or select runs of one "
                 "precision with rows=…, columns=… or seeds=…"
             )
-        elsewhere = _differing(of_column, lambda run: run.hardware)
+        different_hardware = _differing(of_column, lambda run: run.hardware)
         for row in rows:
             own, published = asked_at[column.name, row.name], row.published.get(column.name)
             finished = {run.cell.fingerprint for run in runs[row.name]}
             left = tuple(cell for cell in own if cell.fingerprint not in finished)
-            against = () if row.name == table.against else runs.get(table.against or "", ())
-            entries.append(Entry(row, column, published, runs[row.name], left, len(own), against, elsewhere))
+            entries.append(Entry(row, column, published, runs[row.name], left, len(own), different_hardware))
     return entries
 
 

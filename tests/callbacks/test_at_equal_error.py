@@ -77,7 +77,8 @@ def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
         if row.get("val/error") not in (None, "") and row.get("affine/error") not in (None, "")
     ]
     assert len(errors) == 8
-    assert result["at_equal_error"].keys() == {"80", "1"}
+    assert result["at_equal_error"].keys() == {"80", "1", "end"}
+    assert result["at_equal_error"]["end"] == pytest.approx(errors[-1][1], rel=1e-4)
     assert result["at_equal_error"]["1"] is None
     expected = at_level(errors, 80)
     got = result["at_equal_error"]["80"]

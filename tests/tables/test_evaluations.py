@@ -112,7 +112,7 @@ def test_summary_has_the_result_of_the_evaluation_and_the_size_of_its_run(file: 
         write_run(cell)
     write_evaluation(expand(read(file))[2], error=7.5)
     trained, evaluated = summarise(read(file))
-    assert (trained.ours.mean, evaluated.ours.mean, evaluated.ours.count) == (1.0, 7.5, 1)
+    assert (trained.ours.center, evaluated.ours.center, evaluated.ours.count) == (1.0, 7.5, 1)
     assert evaluated.state == "1 of 2, 1 missing"
     assert (evaluated.shared("parameters"), evaluated.shared("hardware")) == ("1,234", "another machine")
     assert evaluated.runs[0].minutes == pytest.approx(6 / 60)
@@ -123,7 +123,7 @@ def test_evaluation_of_weights_trained_on_a_standin_counts_as_standin(file: Path
     write_run(expand(read(file))[0], provenance={"source": "standin", "name": "bundled digits"})
     write_evaluation(expand(read(file))[2], error=7.5)
     (entry,) = [entry for entry in summarise(read(file)) if entry.row.of]
-    assert (entry.ours, entry.standin.mean) == (None, 7.5)
+    assert (entry.ours, entry.standin.center) == (None, 7.5)
 
 
 @pytest.mark.parametrize(
