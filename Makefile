@@ -60,6 +60,9 @@ bench: $(READY) ## time layers and training steps beside textbook forms; models=
 gpu: $(READY) ## time them on a GPU that is lent for minutes; limit=540 out=gpu.json
 	@set -f; $(RUN) -m benchmarks.gpu $(OVERRIDES)
 
+claims: $(READY) ## write docs/claims.md and its short form in README.md from results/
+	@$(RUN) -m docs.claims
+
 test test-all: $(READY)
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)
 

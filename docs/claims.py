@@ -1,4 +1,4 @@
-"""Writes docs/claims.md and its short form in README.md from docs/claims.yaml and the records in results/: `make claims`.
+"""Writes docs/claims.md, and its short form in README.md, from docs/claims.yaml and results/: ``make claims``.
 
 A claim names two samples of runs, or a comparison that a report wrote. Its verdict follows from the 95 % interval of
 the difference and from the smallest difference that would matter:
@@ -69,9 +69,10 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     if len(found) != 1:
         raise ValueError(f"{file}_comparisons.csv has {len(found)} lines of {name}, {row!r}, {column!r}; expected one")
     line = found.iloc[0]
-    numbers = [float(line[key] or "nan") for key in ("difference", "low", "high", "p_holm")]
+    difference, low, high, p = (float(line[key] or "nan") for key in ("difference", "low", "high", "p_holm"))
     planned = {"yes": "planned", "no": "after the fact"}.get(line["planned"], "unknown")
-    return Effect(*numbers, int(min(line["n_first"], line["n_second"])), planned, line["test"], f"{file}/{line['family']}")
+    count, family = int(min(line["n_first"], line["n_second"])), f"{file}/{line['family']}"
+    return Effect(difference, low, high, p, count, planned, line["test"], family)
 
 
 def _sample(source: dict[str, str]) -> pd.Series:
@@ -128,45 +129,50 @@ def p_value(p: float) -> str:
 
 def page(claims: list[dict[str, Any]]) -> str:
     """Return docs/claims.md."""
-    effects = corrected([effect_of(claim) for claim in claims])
-    verdicts = [verdict(claim, effect) for claim, effect in zip(claims, effects, strict=True)]
-    counts = Counter(verdicts)
-    lines = [
-        "# Claims about capsule networks, and what was found here",
-        "",
-        f"This page tests {len(claims)} claims of papers, talks and tutorials: {_counted(counts)}. Verdicts are about the networks, data and training lengths below, which"
-        " are small: MNIST for one to ten epochs, and a rendered stand-in for smallNORB (toynorb).",
-        "",
-        "- **Holds**: p is below 0.05 after Holm's correction, and the difference has the claimed direction.",
-        "- **Holds, but small**: the same, and the 95 % interval excludes every difference that would matter.",
-        "- **Does not hold**: the 95 % interval excludes every difference that would matter, or the opposite is significant.",
-        "- **Undecided**: neither. The number of seeds that would find the difference that matters is given (power 80 %).",
-        "- **n** is the number of seeds, or of pairs of runs with the same seed. Fewer than three give no verdict.",
-        "- **Planned**: the test stood in the table in the commit of its runs. Otherwise it was chosen after the fact.",
-        "",
-        "`make claims` writes this page from [claims.yaml](claims.yaml) and from the records in"
-        " [results/](../results/README.md), so a new run can change a verdict.",
-        "",
-    ]
+    judged = _judged(claims)
+    lines = [_HEAD.format(number=len(claims), counts=_counted(judged))]
     for topic in dict.fromkeys(claim["topic"] for claim in claims):
+        of_topic = [each for each in judged if each[0]["topic"] == topic]
         lines += [f"## {topic}", "", "| claim | verdict | difference (95 % interval) | n |", "|---|---|---|---|"]
-        of_topic = [each for each in zip(claims, effects, verdicts, strict=True) if each[0]["topic"] == topic]
         for claim, effect, found in of_topic:
-            interval = f"{signed(effect.low)} to {signed(effect.high)}"
-            lines.append(f"| {claim['claim']} | **{found}** | {signed(effect.difference)} ({interval}) {claim['unit']} | {effect.count} |")
+            numbers = f"{signed(effect.difference)} ({signed(effect.low)} to {signed(effect.high)}) {claim['unit']}"
+            lines.append(f"| {claim['claim']} | **{found}** | {numbers} | {effect.count} |")
         lines.append("")
-        for claim, effect, found in of_topic:
-            lines += _details(claim, effect, found)
+        for each in of_topic:
+            lines += _details(*each)
     return "\n".join(lines).rstrip() + "\n"
 
 
+_HEAD = """# Claims about capsule networks, and what was found here
+
+This page tests {number} claims of papers, talks and tutorials: {counts}. The verdicts are about the networks, data and
+training lengths below, which are small: MNIST for one to ten epochs, and a rendered stand-in for smallNORB (toynorb).
+
+- **Holds**: p is below 0.05 after Holm's correction, and the difference has the claimed direction.
+- **Holds, but small**: the same, and the 95 % interval excludes every difference that would matter.
+- **Does not hold**: the interval excludes every difference that would matter, or the opposite is significant.
+- **Undecided**: none of these. The number of seeds that would find a difference that matters is given (power 80 %).
+- **n** is the number of seeds, or of pairs of runs with the same seed. Fewer than three give no verdict.
+- **Planned**: the comparison stood in its table in the commit of the runs. Otherwise it was chosen after the fact.
+
+`make claims` writes this page from [claims.yaml](claims.yaml) and the records in [results/](../results/README.md), so
+a new run can change a verdict.
+"""
+
+
+def _judged(claims: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Effect, str]]:
+    effects = corrected([effect_of(claim) for claim in claims])
+    return [(claim, effect, verdict(claim, effect)) for claim, effect in zip(claims, effects, strict=True)]
+
+
 def _details(claim: dict[str, Any], effect: Effect, found: str) -> list[str]:
-    more = "smaller" if claim["expects"] == "less" else "larger"
+    matters = f"{claim['smallest']:g} {claim['unit']} would matter"
+    predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     lines = [
         f"**{claim['claim']}** ({claim['by']}): {found}.",
         "",
-        f"- Test: {claim['test']} {effect.test}, {effect.planned}, {p_value(effect.p)} (Holm). The claim predicts a {more}"
-        f" value; {claim['smallest']:g} {claim['unit']} would matter.",
+        f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters}.",
+        f"- Statistics: {effect.test}, {p_value(effect.p)} after Holm's correction, {effect.planned}.",
         f"- Scale: {claim['scale']}",
     ]
     if found == UNDECIDED:
@@ -179,19 +185,19 @@ def _details(claim: dict[str, Any], effect: Effect, found: str) -> list[str]:
 
 def short_form(claims: list[dict[str, Any]]) -> str:
     """Return the block of README.md: how many claims have each verdict, and the claims with a key ``short``."""
-    effects = corrected([effect_of(claim) for claim in claims])
-    verdicts = [verdict(claim, effect) for claim, effect in zip(claims, effects, strict=True)]
-    lines = [f"**[{len(claims)} claims about capsule networks](docs/claims.md), tested**: {_counted(Counter(verdicts))}. Examples:", ""]
+    judged = _judged(claims)
+    lines = [f"**[{len(claims)} claims about capsule networks](docs/claims.md), tested**: {_counted(judged)}.", ""]
     for each in (HOLDS, SMALL, NOT, UNDECIDED):
-        phrases = [claim["short"] for claim, found in zip(claims, verdicts, strict=True) if found == each and "short" in claim]
+        phrases = [claim["short"] for claim, _, found in judged if found == each and "short" in claim]
         if phrases:
             lines.append(f"- {each}: {'; '.join(phrases)}")
     return "\n".join([*lines, ""])
 
 
-def _counted(counts: Counter[str]) -> str:
-    parts = [(HOLDS, "hold"), (SMALL, "hold, but are too small to matter"), (NOT, "do not hold"), (UNDECIDED, "are undecided")]
-    return ", ".join(f"{counts[each]} {verb}" for each, verb in parts)
+def _counted(judged: list[tuple[dict[str, Any], Effect, str]]) -> str:
+    counts = Counter(found for _, _, found in judged)
+    small = f"{counts[SMALL]} hold, but are too small to matter"
+    return f"{counts[HOLDS]} hold, {small}, {counts[NOT]} do not hold, and {counts[UNDECIDED]} are undecided"
 
 
 def with_short_form(readme: str, claims: list[dict[str, Any]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -42,7 +42,8 @@ class AtEqualError(L.Callback):
     @classmethod
     def of(cls, trainer: L.Trainer) -> AtEqualError | None:
         """Return the callback of this class in a run, if there is one."""
-        return next((callback for callback in trainer.callbacks if isinstance(callback, cls)), None)
+        callbacks = cast(Any, trainer).callbacks  # not in the type
+        return next((callback for callback in callbacks if isinstance(callback, cls)), None)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:

@@ -47,10 +47,12 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
     with constructing("model"):
-        built_network = network(image_shape=spec.image_shape, **_taken(config.model, num_classes=spec.num_classes))
+        built_network = network(
+            image_shape=spec.image_shape, **_accepted_arguments(config.model, num_classes=spec.num_classes)
+        )
     with constructing("module"):
         facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
-        lit = module(network=built_network, **_taken(config.module, **facts))
+        lit = module(network=built_network, **_accepted_arguments(config.module, **facts))
     with constructing("optimizer"):
         lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
@@ -58,7 +60,7 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     return lit
 
 
-def _taken(node: DictConfig, **facts: int) -> dict[str, int]:
+def _accepted_arguments(node: DictConfig, **facts: int) -> dict[str, int]:
     """Return the ``facts`` that a network or module takes as arguments; one for image pairs takes none."""
     arguments = arguments_of(get_object(node["_target_"]))
     return {name: value for name, value in facts.items() if arguments is None or name in arguments}

@@ -209,7 +209,9 @@ class Entry:
     @property
     def minutes(self) -> float | None:
         """Mean minutes of the ``counted`` runs; ``None`` if runs of the column used different hardware."""
-        return statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.different_hardware else None
+        return (
+            statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.different_hardware else None
+        )
 
 
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
