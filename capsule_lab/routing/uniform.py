@@ -33,6 +33,7 @@ def uniform_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     *,
     log_couplings: Float[Tensor, "parent child"] | None = None,
+    gain: Float[Tensor, ""] | None = None,
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
     squash: Squash = "squash",  # Sabour 2017, equation 1
@@ -44,6 +45,7 @@ def uniform_routing(
 
     Args:
         log_couplings: the same for every image; ``None``: equal couplings.
+        gain: factor of the sums of votes before the bias and the squash; ``None`` for 1.
         votes, bias, leaky, squash, normalise, on_iteration, backend: see ``dynamic_routing``.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
@@ -62,6 +64,7 @@ def uniform_routing(
             logits = logits + log_couplings
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
+        total = total if gain is None else gain * total
         total = total if bias is None else total + bias
         poses = functions.poses(total)
         parents = poses, length(poses), functions.logits(total)
@@ -77,6 +80,8 @@ class UniformRouting(AbstractRouting):
 
     Args:
         bias: learn a bias per parent and component, as in ``DynamicRouting``.
+        learned_gain: multiply the sums of votes by one learned number, initially 1. It controls for the other effect of
+            more iterations: couplings that agree make the sums, and thus the lengths, larger.
         parents, dim, backend: see ``AbstractRouting``; the others: see ``uniform_routing``.
     """
 
@@ -86,6 +91,7 @@ class UniformRouting(AbstractRouting):
         dim: int,
         *,
         bias: bool = True,
+        learned_gain: bool = False,
         leaky: bool = False,
         squash: Squash = "squash",  # Sabour 2017, equation 1
         backend: Backend = "auto",
@@ -95,6 +101,7 @@ class UniformRouting(AbstractRouting):
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+        self.gain = nn.Parameter(torch.ones(())) if learned_gain else None
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        return uniform_routing(votes, bias=self.bias, **self.options, backend=self.backend, **call)
+        return uniform_routing(votes, bias=self.bias, gain=self.gain, **self.options, backend=self.backend, **call)

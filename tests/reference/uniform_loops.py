@@ -8,5 +8,5 @@ REFERENCE = Reference(
         dynamic_routing_loops(votes, iterations=1, bias=module.bias, leaky=module.leaky)
     ),
     switches={"bias": (True, False), "leaky": (False, True)},
-    elsewhere=("squash",),
+    elsewhere=("squash", "learned_gain"),
 )
