@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu test test-all campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready

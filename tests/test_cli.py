@@ -246,6 +246,7 @@ def test_make_help_lists_every_target() -> None:
         "plan",
         "bench",
         "gpu",
+        "claims",
         "test",
         "test-all",
         "campaign",
