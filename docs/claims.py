@@ -113,9 +113,13 @@ def verdict(claim: dict[str, Any], effect: Effect) -> str:
 
 
 def needed(claim: dict[str, Any], effect: Effect) -> int:
-    """Return about how many runs find the smallest difference that matters with a power of 80 %."""
+    """Return about how many runs decide the claim with a power of 80 %.
+
+    They find the observed difference if it has the claimed direction and matters, else the smallest one that matters.
+    """
     half = (effect.high - effect.low) / 2
-    ratio = (half * 1.43 / claim["smallest"]) ** 2  # 1.43: (1.96 + 0.84) / 1.96 standard errors
+    observed = {"less": -1, "more": 1}[claim["expects"]] * effect.difference
+    ratio = (half * 1.43 / max(observed, claim["smallest"])) ** 2  # 1.43: (1.96 + 0.84) / 1.96 standard errors
     return max(_FEWEST, math.ceil(effect.count * ratio))
 
 
@@ -151,7 +155,8 @@ training lengths below, which are small: MNIST for one to ten epochs, and a rend
 - **Holds**: p is below 0.05 after Holm's correction, and the difference has the claimed direction.
 - **Holds, but small**: the same, and the 95 % interval excludes every difference that would matter.
 - **Does not hold**: the interval excludes every difference that would matter, or the opposite is significant.
-- **Undecided**: none of these. The number of seeds that would find a difference that matters is given (power 80 %).
+- **Undecided**: none of these. The number of seeds that would decide it is given (power 80 %): they find the observed
+  difference if it has the claimed direction and matters, else the smallest one that matters.
 - **n** is the number of seeds, or of pairs of runs with the same seed. Fewer than three give no verdict.
 - **Planned**: the comparison stood in its table in the commit of the runs. Otherwise it was chosen after the fact.
 

@@ -59,9 +59,13 @@ def test_verdicts(low: float, high: float, p: float, count: int, expected: str) 
 
 def test_runs_that_find_the_difference_that_matters() -> None:
     """Five runs with a half-width of 1 detect 1.43 with 80 % power; twice the precision needs four times the runs."""
-    assert claims.needed({"smallest": 1.43}, effect(-1, 1, 0.5)) == 5
-    assert claims.needed({"smallest": 1.43 / 2}, effect(-1, 1, 0.5)) == 20
-    assert claims.needed({"smallest": 100.0}, effect(-1, 1, 0.5)) == 3
+    claim = {"expects": "less", "smallest": 1.43}
+    assert claims.needed(claim, effect(-1, 1, 0.5)) == 5
+    assert claims.needed({**claim, "smallest": 1.43 / 2}, effect(-1, 1, 0.5)) == 20
+    assert claims.needed({**claim, "smallest": 100.0}, effect(-1, 1, 0.5)) == 3
+    observed = effect(-1.43 * 2 - 1, -1.43 * 2 + 1, 0.5)
+    assert claims.needed({**claim, "smallest": 0.1}, observed) == 3, "the observed difference is larger"
+    assert claims.needed({**claim, "smallest": 0.715, "expects": "more"}, observed) == 20, "but not as claimed"
 
 
 def test_claims_without_a_report_are_corrected_together() -> None:

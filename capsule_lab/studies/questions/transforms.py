@@ -62,9 +62,14 @@ def transforms(
       on the change; 1: it does not depend on the class;
     - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle between the pose and that at 0;
     - ``linear_share``: R² of the pose's change regressed on the strength, with one direction for each class;
+    - ``explained``: share of the squared change of poses that one affine map of the poses explains, on the half of the
+      images not used for the fit: 1 for an equivariant pose, at most 0 for changes that no map predicts;
+      ``explained_by_shift``: by the mean change alone; ``pixels_explained``: by a map of 16 principal components of the
+      pixels, of their change;
     - ``map_error``: error of predicting the changed image's pose by one linear map from the image's pose, in units of
       its variance within classes, on the half of the images not used for the fit; ``identity_error``: without a map;
-      ``equivariance_gain``: the difference; ``pixels_gain``: the same for 16 principal components of the pixels;
+      ``equivariance_gain``: the difference; ``pixels_gain``: the same for 16 principal components of the pixels. Here,
+      the mean of each class is subtracted before and after the change, so that shifts of all poses count as no change;
     - ``group_law``: distance of two steps from one step of twice the strength; ``inverse``: distance of a step and its
       negative from the identity; in units of the map's distance from the identity.
 
@@ -169,12 +174,17 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
 
 def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
     """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
-    start, *ends = (_without_class_means(labels, capsules.poses) for capsules in (before, *steps))
+    start, *ends = (capsules.poses - _class_means(labels, capsules.poses) for capsules in (before, *steps))
     one, two, back = (linear_map(start, end, ridge) for end in ends)
     of_pixels = linear_map(
-        _without_class_means(labels, before.pixels), _without_class_means(labels, steps[0].pixels), ridge
+        before.pixels - _class_means(labels, before.pixels),
+        steps[0].pixels - _class_means(labels, steps[0].pixels),
+        ridge,
     )
     return {
+        "explained": _explained(labels, before.poses, steps[0].poses, ridge)[0],
+        "explained_by_shift": _explained(labels, before.poses, steps[0].poses, ridge)[1],
+        "pixels_explained": _explained(labels, before.pixels, steps[0].pixels, ridge)[0],
         "map_error": one.error,
         "identity_error": one.identity_error,
         "equivariance_gain": one.identity_error - one.error,
@@ -184,18 +194,27 @@ def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float)
     }
 
 
-def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
-    """Subtract from poses the mean of their class, computed on the images that maps are fitted to.
+def _explained(labels: Tensor, before: Tensor, after: Tensor, ridge: float) -> tuple[float, float]:
+    """Return the share of the squared change that one affine map explains, and the mean change alone.
 
-    Without this, differences between classes would count as a map.
+    The mean of the class before the change is subtracted from both, so that differences between classes are no map.
     """
-    centred = torch.zeros_like(poses)
+    means = _class_means(labels, before)
+    found = linear_map(before - means, after - means, ridge)
+    change = (after - before).double()
+    rest = (change[1::2] - change[::2].mean(0)).square().sum() / change[1::2].square().sum()
+    return 1 - found.error / found.identity_error, 1 - float(rest)
+
+
+def _class_means(labels: Tensor, poses: Tensor) -> Tensor:
+    """Return for each image the mean pose of its class, computed on the images that maps are fitted to."""
+    means = torch.zeros_like(poses)
     fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map
     for label in labels.unique():
         of_class = labels == label
         fitted_of_class = of_class & fitted
-        centred[of_class] = poses[of_class] - poses[fitted_of_class if fitted_of_class.any() else of_class].mean(0)
-    return centred
+        means[of_class] = poses[fitted_of_class if fitted_of_class.any() else of_class].mean(0)
+    return means
 
 
 def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:

@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 FEW = {"training_images": 24, "components": 4, "factors": 1, "draws": 2, "restarts": 2, "steps": 5, "principal": 4}
-MAPS = ("presence_change", "monotony", "linear_share", "map_error", "identity_error", "equivariance_gain", "group_law")
+MAPS = ("presence_change", "monotony", "linear_share", "map_error", "explained", "equivariance_gain", "group_law")
 TREE = ("mass_in_tree", "branches", "drop_of_tree", "drop_of_votes", "drop_of_random", "alike_within", "follows_shift")
 SHOWN = ("layers", "first_layer")
 FIELDS = ("generative_fields", "scatter", "presence", "images")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.studies.questions.transforms import _presence_change, transforms
+from capsule_lab.studies.questions.transforms import _explained, _presence_change, transforms
 from capsule_lab.studies.subject import Change
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import moved, subject
@@ -72,3 +72,28 @@ def test_telling_classes_apart_is_no_map() -> None:
 
     numbers = transforms(asked(ClassOnly()), kinds=["translation"]).numbers
     assert numbers["translation/map_error"] > 0.5
+
+
+@pytest.mark.parametrize("kind", ["shift", "rotation", "noise"])
+def test_change_explained_by_one_map(kind: str) -> None:
+    """A shift of all poses and a rotation are explained; changes that do not depend on the pose are not."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 4
+    classes = 10 * torch.randn(4, 3, generator=generator)[labels]
+    poses = (classes + torch.randn(200, 3, generator=generator)).double()
+    turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.3, 0.0], [-0.3, 0.0, 0.1], [0.0, -0.1, 0.0]])).double()
+    after = {
+        "shift": poses + torch.tensor([1.0, -2.0, 0.5]),
+        "rotation": classes + (poses - classes) @ turn,
+        "noise": poses + torch.randn(200, 3, generator=generator),
+    }[kind]
+    explained, by_shift = _explained(labels, poses, after, ridge=0.001)
+    expected = {"shift": (1, 1), "rotation": (1, 0), "noise": (0, 0)}[kind]
+    assert (explained, by_shift) == pytest.approx(expected, abs=0.15)
+
+
+def test_a_shift_of_all_poses_is_explained_but_is_no_gain() -> None:
+    numbers = transforms(asked(Ideal()), kinds=["translation"]).numbers
+    assert numbers["translation/explained"] > 0.95
+    assert numbers["translation/explained_by_shift"] > 0.95
+    assert numbers["translation/equivariance_gain"] < 0.05
