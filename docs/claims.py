@@ -1,12 +1,8 @@
 """Writes docs/claims.md, and its short form in README.md, from docs/claims.yaml and results/: ``make claims``.
 
-A claim names two samples of runs, or a comparison that a report wrote. Its verdict follows from the 95 % interval of
-the difference and from the smallest difference that would matter:
-
-- holds: p is below 0.05 after Holm's correction, and the difference has the claimed direction;
-- holds, but small: the same, and the interval excludes every difference that would matter;
-- does not hold: the interval excludes every difference that would matter, or the opposite direction is significant;
-- undecided: anything else.
+A claim names two samples of runs, or a comparison that a report wrote. Two tests decide it: is there a difference, and
+is the difference in the claimed direction smaller than the smallest one that would matter? Their p values are corrected
+by Holm's method over all tests of the page.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from scipy.stats import t as student
 
 from capsule_lab.tables import statistics
 
@@ -27,31 +24,65 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
 START, END = "<!-- written by make claims -->\n", "<!-- end -->"
-HOLDS, SMALL, NOT, UNDECIDED = "holds", "holds, but small", "does not hold", "undecided"
+HOLDS, OPEN, SMALL = "holds", "holds, size open", "holds, but small"
+OPPOSITE, NOTHING, UNDECIDED = "the opposite holds", "no difference that matters", "undecided"
+VERDICTS = {
+    HOLDS: "a difference in the claimed direction; the 95 % interval contains only differences that matter.",
+    OPEN: "the same, but the interval also contains differences that do not matter.",
+    SMALL: "the same, but the interval contains only differences that do not matter.",
+    OPPOSITE: "a difference in the other direction.",
+    NOTHING: "the difference in the claimed direction is smaller than the smallest one that would matter.",
+    UNDECIDED: "neither test is significant, or there are fewer than three runs.",
+}
 _FEWEST = 3  # runs; with fewer there is no verdict
-_FAMILY = "claims"  # comparisons without a family in a report are corrected together, over this page
 
 
 @dataclass
 class Effect:
-    """The difference that decides a claim: first sample minus second."""
+    """The difference that decides a claim: first sample minus second.
+
+    Attributes:
+        p: of no difference.
+        p_of_report: the same, corrected for the family of its report, if it comes from one.
+        counts: runs of both samples, or of pairs twice the same number.
+        paired: whether runs with the same seed are compared.
+        planned: ``"planned"``, ``"after the fact"`` or ``"unknown"``.
+    """
 
     difference: float
     low: float
     high: float
     p: float
-    count: int
+    counts: tuple[int, int]
+    paired: bool
     planned: str
-    test: str
-    family: str = _FAMILY
+    p_of_report: float = 0.0
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom; for Welch's test, those of equal deviations."""
+        return self.counts[0] - 1 if self.paired else sum(self.counts) - 2
+
+    @property
+    def error(self) -> float:
+        """Standard error of the difference, from its interval."""
+        return (self.high - self.low) / 2 / float(student.ppf(1 - statistics.LEVEL / 2, self.degrees))
+
+    def p_of_smaller(self, claim: dict[str, Any]) -> float:
+        """Return the p value of a difference in the claimed direction that matters; small if there is none."""
+        towards = _sign(claim) * self.difference
+        return float(student.cdf((towards - claim["smallest"]) / self.error, self.degrees))
 
 
 def effect_of(claim: dict[str, Any]) -> Effect:
     """Compute the effect of a claim from the records."""
     if "comparison" in claim:
         return _of_report(**claim["comparison"])
-    first, second = (_sample(claim[side]) for side in ("first", "second"))
-    paired = claim.get("paired", False)
+    first, second, paired = _sample(claim["first"]), claim["second"], claim.get("paired", False)
+    if not isinstance(second, dict):  # a number
+        second, paired = pd.Series(float(second), first.index), True
+    else:
+        second = _sample(second)
     if paired:
         seeds = first.index.intersection(second.index)
         first, second = first[seeds], second[seeds]
@@ -59,7 +90,7 @@ def effect_of(claim: dict[str, Any]) -> Effect:
     found = compare([*first], [*second])
     if found.low is None or found.high is None or found.p is None:
         raise ValueError(f"{claim['claim']} has samples without a deviation; expected several different values")
-    return Effect(found.estimate, found.low, found.high, found.p, min(found.counts), "after the fact", found.test)
+    return Effect(found.estimate, found.low, found.high, found.p, found.counts, paired, "after the fact")
 
 
 def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
@@ -69,58 +100,71 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     if len(found) != 1:
         raise ValueError(f"{file}_comparisons.csv has {len(found)} lines of {name}, {row!r}, {column!r}; expected one")
     line = found.iloc[0]
-    difference, low, high, p = (float(line[key] or "nan") for key in ("difference", "low", "high", "p_holm"))
+    difference, low, high, p, corrected = (
+        float(line[key] or "nan") for key in ("difference", "low", "high", "p", "p_holm")
+    )
     planned = {"yes": "planned", "no": "after the fact"}.get(line["planned"], "unknown")
-    count, family = int(min(line["n_first"], line["n_second"])), f"{file}/{line['family']}"
-    return Effect(difference, low, high, p, count, planned, line["test"], family)
+    counts = int(line["n_first"]), int(line["n_second"])
+    return Effect(difference, low, high, p, counts, line["test"].startswith("paired"), planned, corrected)
 
 
 def _sample(source: dict[str, str]) -> pd.Series:
     """Return the values of a row of a file of runs by seed; ``value`` names the column of values."""
     frame = pd.read_csv(RESULTS / source["file"])
-    value = source.get("value", "value")
-    for key in ("column", "row", "network", "recipe"):
+    for key in ("column", "row", "network"):
         if key in source:
-            frame = frame[frame[key].astype(str).str.startswith(source[key])]
+            exact = frame[key] == source[key]
+            frame = frame[exact if exact.any() else frame[key].astype(str).str.startswith(source[key])]
     if "status" in frame:
         frame = frame[frame["status"] == "done"]
-    if frame.empty or frame[next(key for key in ("seed", "fold") if key in frame)].duplicated().any():
+    if frame.empty or frame["seed"].duplicated().any():
         raise ValueError(f"{source} has {len(frame)} runs; expected one of each seed")
-    index = "seed" if "seed" in frame else "fold"
-    return frame.set_index(index)[value].astype(float)
+    return frame.set_index("seed")[source.get("value", "value")].astype(float)
 
 
-def corrected(effects: list[Effect]) -> list[Effect]:
-    """Correct the p values of the effects that no report has corrected."""
-    own = [each for each in effects if each.family == _FAMILY]
-    for each, p in zip(own, statistics.holm([each.p for each in own]), strict=True):
-        each.p = p
-    return effects
+def _sign(claim: dict[str, Any]) -> int:
+    return {"less": -1, "more": 1}[claim["expects"]]
 
 
-def verdict(claim: dict[str, Any], effect: Effect) -> str:
-    """Return the verdict; ``expects`` is the sign that the claim predicts, ``smallest`` the difference that matters."""
-    sign = {"less": -1, "more": 1}[claim["expects"]]
-    low, high = sorted((sign * effect.low, sign * effect.high))
-    if effect.count < _FEWEST:
-        return UNDECIDED
-    if effect.p < statistics.LEVEL:
-        if low > 0:
-            return HOLDS if high >= claim["smallest"] else SMALL
-        if high < 0:
-            return NOT
-    return NOT if high < claim["smallest"] else UNDECIDED
+@dataclass
+class Judged:
+    """A claim with its effect, the corrected p values of both tests, and the verdict."""
+
+    claim: dict[str, Any]
+    effect: Effect
+    p: float
+    p_of_smaller: float
+
+    @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``."""
+        claim, effect = self.claim, self.effect
+        low, high = sorted((_sign(claim) * effect.low, _sign(claim) * effect.high))
+        if min(effect.counts) < _FEWEST:
+            return UNDECIDED
+        if self.p < statistics.LEVEL and high < 0:
+            return OPPOSITE
+        if self.p < statistics.LEVEL and low > 0:
+            return HOLDS if low >= claim["smallest"] else SMALL if high < claim["smallest"] else OPEN
+        return NOTHING if self.p_of_smaller < statistics.LEVEL else UNDECIDED
+
+    @property
+    def needed(self) -> int | None:
+        """Seeds that find the smallest difference that matters with a power of 80 %, before any correction."""
+        effect = self.effect
+        spread = effect.error / math.sqrt(sum(1 / count for count in effect.counts) / (2 if effect.paired else 1))
+        return statistics.runs_for(self.claim["smallest"], spread, pairs=effect.paired)
 
 
-def needed(claim: dict[str, Any], effect: Effect) -> int:
-    """Return about how many runs decide the claim with a power of 80 %.
-
-    They find the observed difference if it has the claimed direction and matters, else the smallest one that matters.
-    """
-    half = (effect.high - effect.low) / 2
-    observed = {"less": -1, "more": 1}[claim["expects"]] * effect.difference
-    ratio = (half * 1.43 / max(observed, claim["smallest"])) ** 2  # 1.43: (1.96 + 0.84) / 1.96 standard errors
-    return max(_FEWEST, math.ceil(effect.count * ratio))
+def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) -> list[Judged]:
+    """Judge all claims of the page, with Holm's correction over both tests of each."""
+    effects = [effect_of(claim) for claim in claims] if effects is None else effects
+    smaller = [effect.p_of_smaller(claim) for claim, effect in zip(claims, effects, strict=True)]
+    p_values = statistics.holm([*(effect.p for effect in effects), *smaller])
+    return [
+        Judged(claim, effect, max(p, effect.p_of_report), p_of_smaller)
+        for claim, effect, p, p_of_smaller in zip(claims, effects, p_values, p_values[len(claims) :], strict=False)
+    ]
 
 
 def signed(value: float) -> str:
@@ -133,76 +177,83 @@ def p_value(p: float) -> str:
 
 def page(claims: list[dict[str, Any]]) -> str:
     """Return docs/claims.md."""
-    judged = _judged(claims)
-    lines = [_HEAD.format(number=len(claims), counts=_counted(judged))]
+    every = judged(claims)
+    rules = "\n".join(f"- **{name[0].upper()}{name[1:]}**: {rule}" for name, rule in VERDICTS.items())
+    lines = [_HEAD.format(number=len(claims), counts=_counted(every), rules=rules)]
     for topic in dict.fromkeys(claim["topic"] for claim in claims):
-        of_topic = [each for each in judged if each[0]["topic"] == topic]
+        of_topic = [each for each in every if each.claim["topic"] == topic]
         lines += [f"## {topic}", "", "| claim | verdict | difference (95 % interval) | n |", "|---|---|---|---|"]
-        for claim, effect, found in of_topic:
+        for each in of_topic:
+            effect, claim = each.effect, each.claim
             numbers = f"{signed(effect.difference)} ({signed(effect.low)} to {signed(effect.high)}) {claim['unit']}"
-            lines.append(f"| {claim['claim']} | **{found}** | {numbers} | {effect.count} |")
+            lines.append(f"| {claim['claim']} | **{each.verdict}** | {numbers} | {min(effect.counts)} |")
         lines.append("")
         for each in of_topic:
-            lines += _details(*each)
+            lines += _details(each)
     return "\n".join(lines).rstrip() + "\n"
 
 
 _HEAD = """# Claims about capsule networks, and what was found here
 
-This page tests {number} claims of papers, talks and tutorials: {counts}. The verdicts are about the networks, data and
-training lengths below, which are small: MNIST for one to ten epochs, and a rendered stand-in for smallNORB (toynorb).
+This page tests {number} claims of papers, talks and tutorials, and questions that follow from them: {counts}.
 
-- **Holds**: p is below 0.05 after Holm's correction, and the difference has the claimed direction.
-- **Holds, but small**: the same, and the 95 % interval excludes every difference that would matter.
-- **Does not hold**: the interval excludes every difference that would matter, or the opposite is significant.
-- **Undecided**: none of these. The number of seeds that would decide it is given (power 80 %): they find the observed
-  difference if it has the claimed direction and matters, else the smallest one that matters.
-- **n** is the number of seeds, or of pairs of runs with the same seed. Fewer than three give no verdict.
-- **Planned**: the comparison stood in its table in the commit of the runs. Otherwise it was chosen after the fact.
+The verdicts are about the networks, data and training lengths below, which are small: MNIST for one to ten epochs, and
+a rendered stand-in for smallNORB (toynorb).
+
+{rules}
+
+- **Correction.** Each claim has two tests: of no difference, and of a difference that matters. Their p values are
+  corrected by Holm's method over all tests of this page; a stricter correction in the report of a table counts.
+- **n** is the number of seeds, or of pairs of runs with the same seed. Intervals cover other seeds, not other images.
+- **Planned** means that the comparison stood in its table in the commit of the runs; otherwise it was chosen after the
+  fact. The selection of claims, their directions, and the smallest differences that matter were written down when many
+  results were already known.
 
 `make claims` writes this page from [claims.yaml](claims.yaml) and the records in [results/](../results/README.md), so
-a new run can change a verdict.
+a new run can change a verdict. Two readers read a draft, one as an advocate and one as a sceptic of capsules; measures
+that they showed to be unsuitable were removed or replaced.
 """
 
 
-def _judged(claims: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Effect, str]]:
-    effects = corrected([effect_of(claim) for claim in claims])
-    return [(claim, effect, verdict(claim, effect)) for claim, effect in zip(claims, effects, strict=True)]
-
-
-def _details(claim: dict[str, Any], effect: Effect, found: str) -> list[str]:
-    matters = f"{claim['smallest']:g} {claim['unit']} would matter"
+def _details(each: Judged) -> list[str]:
+    claim, effect = each.claim, each.effect
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
+    matters = f"{claim['smallest']:g} {claim['unit']}"
+    test = f"{'paired' if effect.paired else 'Welch'} t-test"
+    p_values = f"no difference: {p_value(each.p)}; a difference that matters: {p_value(each.p_of_smaller)}"
     lines = [
-        f"**{claim['claim']}** ({claim['by']}): {found}.",
+        f"**{claim['claim']}** ({claim['by']}): {each.verdict}.",
         "",
-        f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters}.",
-        f"- Statistics: {effect.test}, {p_value(effect.p)} after Holm's correction, {effect.planned}.",
+        f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
+        f"- Statistics: {test}, {effect.planned}; {p_values}.",
         f"- Scale: {claim['scale']}",
     ]
-    if found == UNDECIDED:
-        lines.append(f"- Needs: about {needed(claim, effect)} seeds.")
+    if each.verdict == UNDECIDED:
+        needed = each.needed
+        many = "more than 10,000 seeds" if needed is None else f"about {needed} seeds"
+        lines.append(
+            f"- Needs: {many} to find a difference of {claim['smallest']:g} {claim['unit']} with a power of 80 %."
+        )
     lines += [f"- What would change the verdict: {claim['change']}", f"- Command: `{claim['command']}`", ""]
-    if claim.get("figure") and found in (HOLDS, SMALL):
+    if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
         lines += [f"![{claim['claim']}](../results/{claim['figure']})", ""]
     return lines
 
 
 def short_form(claims: list[dict[str, Any]]) -> str:
     """Return the block of README.md: how many claims have each verdict, and the claims with a key ``short``."""
-    judged = _judged(claims)
-    lines = [f"**[{len(claims)} claims about capsule networks](docs/claims.md), tested**: {_counted(judged)}.", ""]
-    for each in (HOLDS, SMALL, NOT, UNDECIDED):
-        phrases = [claim["short"] for claim, _, found in judged if found == each and "short" in claim]
+    every = judged(claims)
+    lines = [f"**[{len(claims)} claims about capsule networks](docs/claims.md), tested**: {_counted(every)}.", ""]
+    for verdict in VERDICTS:
+        phrases = [each.claim["short"] for each in every if each.verdict == verdict and "short" in each.claim]
         if phrases:
-            lines.append(f"- {each}: {'; '.join(phrases)}")
+            lines.append(f"- {verdict}: {'; '.join(phrases)}")
     return "\n".join([*lines, ""])
 
 
-def _counted(judged: list[tuple[dict[str, Any], Effect, str]]) -> str:
-    counts = Counter(found for _, _, found in judged)
-    small = f"{counts[SMALL]} hold, but are too small to matter"
-    return f"{counts[HOLDS]} hold, {small}, {counts[NOT]} do not hold, and {counts[UNDECIDED]} are undecided"
+def _counted(every: list[Judged]) -> str:
+    counts = Counter(each.verdict for each in every)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
 
 def with_short_form(readme: str, claims: list[dict[str, Any]]) -> str:

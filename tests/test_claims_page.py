@@ -1,12 +1,16 @@
 """The page of claims equals what the records give; the rules of its verdicts."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from capsule_lab.tables import statistics
 from docs import claims
-from docs.claims import HOLDS, NOT, SMALL, UNDECIDED, Effect
+from docs.claims import HOLDS, NOTHING, OPEN, OPPOSITE, SMALL, UNDECIDED, Effect, Judged
 from tests.helpers.claims import RESULTS
 
 CLAIMS = claims.read()
@@ -14,7 +18,7 @@ KEYS = {"topic", "claim", "by", "test", "expects", "smallest", "unit", "scale", 
 
 
 def effect(low: float, high: float, p: float, count: int = 5) -> Effect:
-    return Effect((low + high) / 2, low, high, p, count, "planned", "a test")
+    return Effect((low + high) / 2, low, high, p, (count, count), True, "planned")
 
 
 def test_page_and_readme_are_up_to_date() -> None:
@@ -39,38 +43,61 @@ def test_every_claim_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p", "count", "expected"),
+    ("low", "high", "p", "p_of_smaller", "count", "expected"),
     [
-        pytest.param(-3, -1, 0.01, 5, HOLDS, id="lower, as claimed"),
-        pytest.param(-3, -1, 0.2, 5, UNDECIDED, id="not significant after the correction"),
-        pytest.param(-0.8, -0.2, 0.01, 5, SMALL, id="lower by less than what matters"),
-        pytest.param(-0.8, 0.5, 0.5, 5, NOT, id="every difference that matters is excluded"),
-        pytest.param(-1.2, 0.5, 0.5, 5, UNDECIDED, id="a difference that matters is possible"),
-        pytest.param(1, 3, 0.01, 5, NOT, id="the opposite"),
-        pytest.param(-3, -1, 0.01, 2, UNDECIDED, id="two runs"),
+        pytest.param(-3, -1, 0.01, 1, 5, HOLDS, id="lower, as claimed"),
+        pytest.param(-3, -0.5, 0.01, 1, 5, OPEN, id="lower, perhaps by less than what matters"),
+        pytest.param(-0.8, -0.2, 0.01, 0.01, 5, SMALL, id="lower by less than what matters"),
+        pytest.param(-3, -1, 0.2, 1, 5, UNDECIDED, id="not significant after the correction"),
+        pytest.param(-0.8, 0.5, 0.5, 0.01, 5, NOTHING, id="every difference that matters is excluded"),
+        pytest.param(-0.8, 0.5, 0.5, 0.2, 5, UNDECIDED, id="a difference that matters is possible"),
+        pytest.param(1, 3, 0.01, 0.01, 5, OPPOSITE, id="the opposite"),
+        pytest.param(-3, -1, 0.01, 1, 2, UNDECIDED, id="two runs"),
     ],
 )
-def test_verdicts(low: float, high: float, p: float, count: int, expected: str) -> None:
+def test_verdicts(low: float, high: float, p: float, p_of_smaller: float, count: int, expected: str) -> None:
     """The claim: the first value is lower; a difference of 1 matters. The mirrored claim has the same verdict."""
     claim: dict[str, Any] = {"expects": "less", "smallest": 1.0}
-    assert claims.verdict(claim, effect(low, high, p, count)) == expected
-    assert claims.verdict({**claim, "expects": "more"}, effect(-high, -low, p, count)) == expected
+    assert Judged(claim, effect(low, high, p, count), p, p_of_smaller).verdict == expected
+    mirrored = effect(-high, -low, p, count)
+    assert Judged({**claim, "expects": "more"}, mirrored, p, p_of_smaller).verdict == expected
 
 
-def test_runs_that_find_the_difference_that_matters() -> None:
-    """Five runs with a half-width of 1 detect 1.43 with 80 % power; twice the precision needs four times the runs."""
-    claim = {"expects": "less", "smallest": 1.43}
-    assert claims.needed(claim, effect(-1, 1, 0.5)) == 5
-    assert claims.needed({**claim, "smallest": 1.43 / 2}, effect(-1, 1, 0.5)) == 20
-    assert claims.needed({**claim, "smallest": 100.0}, effect(-1, 1, 0.5)) == 3
-    observed = effect(-1.43 * 2 - 1, -1.43 * 2 + 1, 0.5)
-    assert claims.needed({**claim, "smallest": 0.1}, observed) == 3, "the observed difference is larger"
-    assert claims.needed({**claim, "smallest": 0.715, "expects": "more"}, observed) == 20, "but not as claimed"
+@pytest.mark.parametrize("expects", ["less", "more"])
+def test_p_value_of_a_difference_that_matters(expects: str) -> None:
+    """Judged by scipy's one-sided test of the same pairs."""
+    pairs = np.array([0.3, -0.4, 0.1, 0.5, -0.2])
+    found = statistics.paired_difference(pairs, np.zeros(5))
+    claim = {"expects": expects, "smallest": 0.6}
+    ours = Effect(found.estimate, found.low, found.high, found.p, found.counts, True, "planned").p_of_smaller(claim)
+    sign = {"less": -1, "more": 1}[expects]
+    expected = stats.ttest_1samp(sign * pairs, 0.6, alternative="less").pvalue
+    assert ours == pytest.approx(expected, rel=1e-9)
 
 
-def test_claims_without_a_report_are_corrected_together() -> None:
-    effects = [effect(0, 1, 0.01), effect(0, 1, 0.03), Effect(0, 0, 1, 0.04, 5, "planned", "a test", "table/family")]
-    assert [each.p for each in claims.corrected(effects)] == [0.02, 0.03, 0.04]
+def test_both_tests_of_all_claims_are_corrected_together() -> None:
+    claim = {"expects": "less", "smallest": 1.0}
+    effects = [effect(-0.1, 0.1, 0.03), effect(-3, -1, 0.001), replace(effect(-3, -1, 1e-5), p_of_report=0.5)]
+    found = claims.judged([claim] * 3, effects)
+    expected = statistics.holm([each.p for each in effects] + [each.p_of_smaller(claim) for each in effects])
+    assert [each.p for each in found[:2]] == expected[:2]
+    assert found[2].p == 0.5, "the report corrects more strictly"
+    assert [each.p_of_smaller for each in found] == expected[3:]
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
+    """Judged by the plan of a report for the same deviation."""
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=6), generator.normal(size=6)
+    compare = statistics.paired_difference if paired else statistics.unpaired_difference
+    found = compare(first, second)
+    common = statistics.pooled([first, second])
+    of_pairs = float(np.std(first - second, ddof=1))
+    ours = Effect(found.estimate, found.low, found.high, found.p, found.counts, paired, "planned")
+    expected = statistics.runs_for(0.7, of_pairs if paired else common.std, pairs=paired)
+    got = Judged({"expects": "less", "smallest": 0.7}, ours, 1, 1).needed
+    assert got == pytest.approx(expected, rel=0 if paired else 0.2), "Welch's degrees of freedom differ a little"
 
 
 def test_a_paired_sample_uses_the_seeds_that_both_have() -> None:
@@ -78,8 +105,16 @@ def test_a_paired_sample_uses_the_seeds_that_both_have() -> None:
     claim = next(each for each in CLAIMS if "fewer labels" in each["claim"])
     differences = [33.48 - 34.44, 29.35 - 31.65, 28.69 - 30.12, 22.5 - 24.21, 27.75 - 27.56]
     found = claims.effect_of(claim)
-    assert (found.count, found.difference) == (5, pytest.approx(sum(differences) / 5, abs=1e-3))
-    assert found.test == "paired t-test"
+    assert (found.counts, found.difference) == ((5, 5), pytest.approx(sum(differences) / 5, abs=1e-3))
+    assert found.paired
+
+
+def test_a_sample_against_a_number() -> None:
+    claim = next(each for each in CLAIMS if each["claim"].startswith("A child selects one parent (EM"))
+    values = claims._sample(claim["first"])
+    found = claims.effect_of(claim)
+    assert found.difference == pytest.approx(values.mean() - 0.5)
+    assert found.p == pytest.approx(stats.ttest_1samp(values, 0.5).pvalue)
 
 
 @pytest.mark.parametrize(
