@@ -253,7 +253,9 @@ def short_form(claims: list[dict[str, Any]]) -> str:
 
 def _counted(every: list[Judged]) -> str:
     counts = Counter(each.verdict for each in every)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    words = {HOLDS: "hold", OPEN: "hold with an open size", SMALL: "hold but are small", OPPOSITE: "are contradicted"}
+    words |= {NOTHING: "show no difference that matters", UNDECIDED: "are undecided"}
+    return ", ".join(f"{counts[verdict]} {words[verdict]}" for verdict in VERDICTS if counts[verdict])
 
 
 def with_short_form(readme: str, claims: list[dict[str, Any]]) -> str:
@@ -262,10 +264,11 @@ def with_short_form(readme: str, claims: list[dict[str, Any]]) -> str:
     return pattern.sub(lambda _: START + short_form(claims) + END, readme)
 
 
-def read() -> list[dict[str, Any]]:
-    """Return the claims of docs/claims.yaml, with the keys of their groups."""
+def read(*, pending: bool = False) -> list[dict[str, Any]]:
+    """Return the claims of docs/claims.yaml with the keys of their groups, or those whose records are ``pending``."""
     groups = yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())
-    return [{**group, **claim} for group in groups for claim in group.pop("claims")]
+    claims = [{**group, **claim} for group in groups for claim in group.pop("claims")]
+    return [claim for claim in claims if claim.get("pending", False) is pending]
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ def test_every_claim_is_complete() -> None:
         assert "figure" not in each or (RESULTS / each["figure"]).is_file()
 
 
+def test_pending_claims_have_no_record() -> None:
+    for claim in claims.read(pending=True):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            claims.effect_of(claim)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "p", "p_of_smaller", "count", "expected"),
     [
