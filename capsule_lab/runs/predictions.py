@@ -47,6 +47,13 @@ class Predictions:
         different = self.label != self.prediction
         return different if different.ndim == 1 else different.any(1)
 
+    def of_part(self, part: int) -> Predictions | None:
+        """Return the predictions for one part of the test set; ``None`` if there are no parts."""
+        if self.part is None:
+            return None
+        fields = (self.label, self.prediction, self.margin, self.cluster, self.part)
+        return Predictions(*(None if each is None else each[self.part == part] for each in fields))  # type: ignore[arg-type]
+
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:
     """Write arrays, the attributes of ``Predictions``, to ``file`` in a run; return its entry in the run's record."""

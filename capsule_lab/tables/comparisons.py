@@ -203,7 +203,7 @@ def _is_below_an_image(sample: Sequence[float], run: Run) -> bool:
 
 def _over_images(pair: Compared, first: list[Predictions], second: list[Predictions]) -> Difference | None:
     """Compare over runs and test images, or over these two networks if there is one run each."""
-    if not (first and second) or not pair.first.column.metric == pair.second.column.metric == "test/error":
+    if not (first and second) or pair.first.column.metric != pair.second.column.metric:
         return None
     labels = first[0].label
     if any(not np.array_equal(each.label, labels) for each in (*first, *second)):

@@ -57,9 +57,16 @@ class Run:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """The predictions behind ``test/error``; ``None`` for other metrics, and for runs that left none."""
-        is_error = self.cell.column.metric == "test/error"
-        return runs.predictions.read(self.directory, self.result) if is_error else None
+        """The predictions behind ``test/error`` or ``test/<part>/error``; ``None`` for others, and without a file."""
+        metric = self.cell.column.metric
+        if not metric.startswith("test/") or not metric.endswith("/error"):
+            return None
+        found = runs.predictions.read(self.directory, self.result)
+        part = metric.removeprefix("test/").removesuffix("error").rstrip("/")
+        if not part or found is None:
+            return found
+        parts = list(dict.fromkeys(name.partition("/")[0] for name in self.result["test"] if "/" in name))
+        return found.of_part(parts.index(part)) if part in parts else None
 
     @property
     def name(self) -> str:

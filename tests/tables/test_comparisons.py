@@ -40,14 +40,33 @@ def answers(
     return compared(table, summarise(table))
 
 
-def add_predictions(directory: Path, cell: Any, wrong: Any) -> None:
+def add_predictions(directory: Path, cell: Any, wrong: Any, **more: Any) -> None:
     labels = np.arange(IMAGES, dtype=np.int32) % 5
     arrays = {"label": labels, "prediction": (labels + wrong) % 5, "margin": -wrong.astype(np.float32)}
-    arrays["cluster"] = np.arange(IMAGES, dtype=np.int32) // 10
+    arrays |= {"cluster": np.arange(IMAGES, dtype=np.int32) // 10, **more}
     entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
     record = json.loads((directory / "metrics.json").read_text())
     record["test"]["error"] = float(100 * wrong.mean())
     (directory / "metrics.json").write_text(json.dumps({**record, "predictions": entry}))
+
+
+def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
+    """Only images of the part count, and only its errors: half of the clusters are familiar, half are novel."""
+    columns = {name: {"label": name, "metric": f"test/{name}/error"} for name in ("familiar", "novel")}
+    comparison = {"name": "toys", "rows": ["a"], "against": "b", "unit": "clusters", "columns": ["novel"]}
+    table = read(write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison]))
+    part = (np.arange(IMAGES) >= IMAGES // 2).astype(np.int32)
+    for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
+        directory = write_run(cell, error=0.0)
+        wrong = some_wrong(cell.row.name, cell.seed)
+        add_predictions(directory, cell, wrong, part=part)
+        record = json.loads((directory / "metrics.json").read_text())
+        errors = {f"{name}/error": float(100 * wrong[part == n].mean()) for n, name in enumerate(columns)}
+        (directory / "metrics.json").write_text(json.dumps({**record, "test": {"error": 1.0, **errors}}))
+    (found,) = compared(table, summarise(table))
+    assert found.difference.test == f"bootstrap over runs and {IMAGES // 20} clusters of images"
+    novel = [100 * np.mean([some_wrong(row, seed)[part == 1].mean() for seed in (0, 1)]) for row in "ab"]
+    assert found.difference.estimate == pytest.approx(novel[0] - novel[1])
 
 
 def some_wrong(row: str, seed: int) -> Any:
