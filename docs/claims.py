@@ -134,6 +134,7 @@ class Judged:
     effect: Effect
     p: float
     p_of_smaller: float
+    tests: int = 1
 
     @property
     def verdict(self) -> str:
@@ -150,10 +151,11 @@ class Judged:
 
     @property
     def needed(self) -> int | None:
-        """Seeds that find the smallest difference that matters with a power of 80 %, before any correction."""
+        """Seeds that find the smallest difference that matters with a power of 80 %, as one of all ``tests``."""
         effect = self.effect
         spread = effect.error / math.sqrt(sum(1 / count for count in effect.counts) / (2 if effect.paired else 1))
-        return statistics.runs_for(self.claim["smallest"], spread, pairs=effect.paired)
+        level = statistics.LEVEL / self.tests
+        return statistics.runs_for(self.claim["smallest"], spread, pairs=effect.paired, level=level)
 
 
 def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) -> list[Judged]:
@@ -162,7 +164,7 @@ def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) ->
     smaller = [effect.p_of_smaller(claim) for claim, effect in zip(claims, effects, strict=True)]
     p_values = statistics.holm([*(effect.p for effect in effects), *smaller])
     return [
-        Judged(claim, effect, max(p, effect.p_of_report), p_of_smaller)
+        Judged(claim, effect, max(p, effect.p_of_report), p_of_smaller, len(p_values))
         for claim, effect, p, p_of_smaller in zip(claims, effects, p_values, p_values[len(claims) :], strict=False)
     ]
 
@@ -232,7 +234,7 @@ def _details(each: Judged) -> list[str]:
         needed = each.needed
         many = "more than 10,000 seeds" if needed is None else f"about {needed} seeds"
         lines.append(
-            f"- Needs: {many} to find a difference of {claim['smallest']:g} {claim['unit']} with a power of 80 %."
+            f"- Needs: {many} to find a difference of {matters} with a power of 80 %, corrected for this page."
         )
     lines += [f"- What would change the verdict: {claim['change']}", f"- Command: `{claim['command']}`", ""]
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):

@@ -211,15 +211,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def runs_for(difference: float, std: float, *, pairs: bool, power: float = POWER) -> int | None:
+def runs_for(difference: float, std: float, *, pairs: bool, power: float = POWER, level: float = LEVEL) -> int | None:
     """Return the number of runs per row, or of pairs, with which a t-test finds a difference with this power.
 
-    ``None`` if more than 10,000 are needed.
+    ``None`` if more than 10,000 are needed. ``level`` is that of the test, smaller for one of several tests.
     """
 
     def reached(count: int) -> bool:
         error = std * math.sqrt((1 if pairs else 2) / count)
-        return _power(abs(difference) / error, (1 if pairs else 2) * (count - 1)) >= power
+        return _power(abs(difference) / error, (1 if pairs else 2) * (count - 1), level) >= power
 
     if difference == 0 or not reached(_MOST_RUNS):
         return None
@@ -243,12 +243,12 @@ def _by_t_test(found: Difference, margin: float | None) -> Difference:
     return replace(found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent)
 
 
-def _power(shift: float, df: float) -> float:
+def _power(shift: float, df: float, level: float = LEVEL) -> float:
     """Return the power of a two-sided t-test for a difference of ``shift`` standard errors."""
     from scipy.stats import nct
     from scipy.stats import t as student
 
-    critical = float(student.ppf(1 - LEVEL / 2, df))
+    critical = float(student.ppf(1 - level / 2, df))
     above, below = nct.sf(critical, df, shift), nct.cdf(-critical, df, shift)  # NaN in scipy 1.17 for large shifts
     return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
 

@@ -148,3 +148,11 @@ def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
     assert (found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.05)
     assert found.estimate == pytest.approx(float((first - second).mean()))
     assert found.equivalent == "yes"
+
+
+def test_runs_for_a_smaller_level() -> None:
+    """Judged by statsmodels: one of a hundred tests needs more runs."""
+    solve = power.TTestIndPower().solve_power
+    expected = solve(effect_size=1.0, alpha=0.05 / 100, power=0.8, alternative="two-sided")
+    assert runs_for(1.0, 1.0, pairs=False, level=0.05 / 100) == math.ceil(expected)
+    assert runs_for(1.0, 1.0, pairs=False) == math.ceil(solve(effect_size=1.0, alpha=0.05, power=0.8))
