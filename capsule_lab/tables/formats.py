@@ -153,7 +153,8 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
             for run in entry.runs
         ]
         records += [
-            {**place, "seed": cell.seed, "status": cell.status, "command": cell.command} for cell in entry.unfinished
+            {**place, "seed": cell.seed, "status": entry.status_of(cell), "command": cell.command}
+            for cell in entry.unfinished
         ]
     frame = pd.DataFrame.from_records(records)
     return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # failed runs have none; avoids 20.0

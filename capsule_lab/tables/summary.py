@@ -186,12 +186,15 @@ class Entry:
         """How many of the requested runs have finished, and the status of the others."""
         if not self.row.has_runs:
             return "reported"
-        without = f"without {self.column.metric}"
-        counts = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
+        counts = Counter(map(self.status_of, self.unfinished))
         parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in counts.items())]
         if self.failed:
             parts.append(f"failed checks: {', '.join(self.failed)}")
         return ", ".join(parts)
+
+    def status_of(self, cell: Cell) -> str:
+        """Return the status of an unfinished cell; one that is done has no value of the column's metric."""
+        return f"without {self.column.metric}" if cell.status == DONE else cell.status
 
     @property
     def failed(self) -> list[str]:

@@ -433,3 +433,13 @@ def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pyt
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("7.25") == len(RUNS_CODE)
     assert not (tmp_path / "MARKER").exists()
+
+
+def test_a_finished_run_without_the_metric_of_the_column_is_no_result(table_file) -> None:
+    columns = {"it": {"label": "it", "metric": "at_equal_error/5"}}
+    file = table_file(columns=columns, rows=[{"name": "a", "overrides": []}], seeds=[0, 1])
+    for cell, value in zip(expand(read(file)), (3.0, None), strict=True):
+        write_run(cell, at_equal_error={"5": value})
+    entries = summarise(read(file))
+    assert entries[0].state == "1 of 2, 1 without at_equal_error/5"
+    assert formats.runs_frame(entries)["status"].tolist() == ["done", "without at_equal_error/5"]
