@@ -2,7 +2,7 @@
 
 A claim names two samples of runs, or a comparison that a report wrote. Two tests decide it: is there a difference, and
 is the difference in the claimed direction smaller than the smallest one that would matter? Their p values are corrected
-by Holm's method over all tests of the page.
+by Holm's method: those of planned comparisons within their family, all others over the page.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RESULTS = ROOT / "results"
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
 START, END = "<!-- written by make claims -->\n", "<!-- end -->"
 HOLDS, OPEN, SMALL = "holds", "holds, size open", "holds, but small"
-OPPOSITE, NOTHING, UNDECIDED = "the opposite holds", "no difference that matters", "undecided"
+OPPOSITE, NOT, UNDECIDED = "the opposite holds", "does not hold", "undecided"
 VERDICTS = {
     HOLDS: "a difference in the claimed direction; the 95 % interval contains only differences that matter.",
     OPEN: "the same, but the interval also contains differences that do not matter.",
     SMALL: "the same, but the interval contains only differences that do not matter.",
     OPPOSITE: "a difference in the other direction.",
-    NOTHING: "the difference in the claimed direction is smaller than the smallest one that would matter.",
+    NOT: "if there is a difference in the claimed direction, it does not matter.",
     UNDECIDED: "neither test is significant, or there are fewer than three runs.",
 }
 _FEWEST = 3  # runs; with fewer there is no verdict
@@ -44,6 +44,7 @@ class Effect:
     Attributes:
         p: of no difference.
         p_of_report: the same, corrected for the family of its report, if it comes from one.
+        family: comparisons that are corrected together; empty for those of the page.
         counts: runs of both samples, or of pairs twice the same number.
         paired: whether runs with the same seed are compared.
         planned: ``"planned"``, ``"after the fact"`` or ``"unknown"``.
@@ -57,6 +58,7 @@ class Effect:
     paired: bool
     planned: str
     p_of_report: float = 0.0
+    family: str = ""
 
     @property
     def degrees(self) -> int:
@@ -105,7 +107,8 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     )
     planned = {"yes": "planned", "no": "after the fact"}.get(line["planned"], "unknown")
     counts = int(line["n_first"]), int(line["n_second"])
-    return Effect(difference, low, high, p, counts, line["test"].startswith("paired"), planned, corrected)
+    family = f"{file}/{line['family'] or name}" if planned == "planned" else ""
+    return Effect(difference, low, high, p, counts, line["test"].startswith("paired"), planned, corrected, family)
 
 
 def _sample(source: dict[str, str]) -> pd.Series:
@@ -147,11 +150,11 @@ class Judged:
             return OPPOSITE
         if self.p < statistics.LEVEL and low > 0:
             return HOLDS if low >= claim["smallest"] else SMALL if high < claim["smallest"] else OPEN
-        return NOTHING if self.p_of_smaller < statistics.LEVEL else UNDECIDED
+        return NOT if self.p_of_smaller < statistics.LEVEL else UNDECIDED
 
     @property
     def needed(self) -> int | None:
-        """Seeds that find the smallest difference that matters with a power of 80 %, as one of all ``tests``."""
+        """Seeds that find the smallest difference that matters with a power of 80 %, as one of ``tests``."""
         effect = self.effect
         spread = effect.error / math.sqrt(sum(1 / count for count in effect.counts) / (2 if effect.paired else 1))
         level = statistics.LEVEL / self.tests
@@ -159,14 +162,23 @@ class Judged:
 
 
 def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) -> list[Judged]:
-    """Judge all claims of the page, with Holm's correction over both tests of each."""
+    """Judge all claims of the page; planned comparisons are corrected with their family, all others with each other.
+
+    The report has corrected the p values of no difference of planned comparisons, also for those that are not claims.
+    """
     effects = [effect_of(claim) for claim in claims] if effects is None else effects
-    smaller = [effect.p_of_smaller(claim) for claim, effect in zip(claims, effects, strict=True)]
-    p_values = statistics.holm([*(effect.p for effect in effects), *smaller])
-    return [
-        Judged(claim, effect, max(p, effect.p_of_report), p_of_smaller, len(p_values))
-        for claim, effect, p, p_of_smaller in zip(claims, effects, p_values, p_values[len(claims) :], strict=False)
-    ]
+    found = [Judged(claim, effect, 1, 1) for claim, effect in zip(claims, effects, strict=True)]
+    for family in {effect.family for effect in effects}:
+        members = [each for each in found if each.effect.family == family]
+        smaller = [each.effect.p_of_smaller(each.claim) for each in members]
+        if family:
+            p_values = [each.effect.p_of_report for each in members] + statistics.holm(smaller)
+        else:
+            p_values = statistics.holm([*(each.effect.p for each in members), *smaller])
+        for index, each in enumerate(members):
+            each.p = max(p_values[index], each.effect.p_of_report)
+            each.p_of_smaller, each.tests = p_values[len(members) + index], len(p_values)
+    return found
 
 
 def signed(value: float) -> str:
@@ -205,7 +217,7 @@ a rendered stand-in for smallNORB (toynorb).
 {rules}
 
 - **Correction.** Each claim has two tests: of no difference, and of a difference that matters. Their p values are
-  corrected by Holm's method over all tests of this page; a stricter correction in the report of a table counts.
+  corrected by Holm's method: for planned comparisons within the family in their table, for all others over this page.
 - **n** is the number of seeds, or of pairs of runs with the same seed. Intervals cover other seeds, not other images.
 - **Planned** means that the comparison stood in its table in the commit of the runs; otherwise it was chosen after the
   fact. The selection of claims, their directions, and the smallest differences that matter were written down when many
@@ -233,9 +245,7 @@ def _details(each: Judged) -> list[str]:
     if each.verdict == UNDECIDED:
         needed = each.needed
         many = "more than 10,000 seeds" if needed is None else f"about {needed} seeds"
-        lines.append(
-            f"- Needs: {many} to find a difference of {matters} with a power of 80 %, corrected for this page."
-        )
+        lines.append(f"- Needs: {many} to find a difference of {matters} with a power of 80 %, after the correction.")
     lines += [f"- What would change the verdict: {claim['change']}", f"- Command: `{claim['command']}`", ""]
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
         lines += [f"![{claim['claim']}](../results/{claim['figure']})", ""]
@@ -256,7 +266,7 @@ def short_form(claims: list[dict[str, Any]]) -> str:
 def _counted(every: list[Judged]) -> str:
     counts = Counter(each.verdict for each in every)
     words = {HOLDS: "hold", OPEN: "hold with an open size", SMALL: "hold but are small", OPPOSITE: "are contradicted"}
-    words |= {NOTHING: "show no difference that matters", UNDECIDED: "are undecided"}
+    words |= {NOT: "do not hold", UNDECIDED: "are undecided"}
     return ", ".join(f"{counts[verdict]} {words[verdict]}" for verdict in VERDICTS if counts[verdict])
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from capsule_lab.tables import statistics
 from docs import claims
-from docs.claims import HOLDS, NOTHING, OPEN, OPPOSITE, SMALL, UNDECIDED, Effect, Judged
+from docs.claims import HOLDS, NOT, OPEN, OPPOSITE, SMALL, UNDECIDED, Effect, Judged
 from tests.helpers.claims import RESULTS
 
 CLAIMS = claims.read()
@@ -55,7 +55,7 @@ def test_pending_claims_have_no_record() -> None:
         pytest.param(-3, -0.5, 0.01, 1, 5, OPEN, id="lower, perhaps by less than what matters"),
         pytest.param(-0.8, -0.2, 0.01, 0.01, 5, SMALL, id="lower by less than what matters"),
         pytest.param(-3, -1, 0.2, 1, 5, UNDECIDED, id="not significant after the correction"),
-        pytest.param(-0.8, 0.5, 0.5, 0.01, 5, NOTHING, id="every difference that matters is excluded"),
+        pytest.param(-0.8, 0.5, 0.5, 0.01, 5, NOT, id="every difference that matters is excluded"),
         pytest.param(-0.8, 0.5, 0.5, 0.2, 5, UNDECIDED, id="a difference that matters is possible"),
         pytest.param(1, 3, 0.01, 0.01, 5, OPPOSITE, id="the opposite"),
         pytest.param(-3, -1, 0.01, 1, 2, UNDECIDED, id="two runs"),
@@ -81,14 +81,17 @@ def test_p_value_of_a_difference_that_matters(expects: str) -> None:
     assert ours == pytest.approx(expected, rel=1e-9)
 
 
-def test_both_tests_of_all_claims_are_corrected_together() -> None:
+def test_tests_are_corrected_over_the_page_or_within_their_planned_family() -> None:
     claim = {"expects": "less", "smallest": 1.0}
-    effects = [effect(-0.1, 0.1, 0.03), effect(-3, -1, 0.001), replace(effect(-3, -1, 1e-5), p_of_report=0.5)]
-    found = claims.judged([claim] * 3, effects)
-    expected = statistics.holm([each.p for each in effects] + [each.p_of_smaller(claim) for each in effects])
-    assert [each.p for each in found[:2]] == expected[:2]
-    assert found[2].p == 0.5, "the report corrects more strictly"
-    assert [each.p_of_smaller for each in found] == expected[3:]
+    page = [effect(-0.1, 0.1, 0.03), replace(effect(-3, -1, 0.001), p_of_report=0.5)]
+    family = [replace(effect(-3, -1, p), p_of_report=2 * p, family="table/family") for p in (0.01, 0.02)]
+    found = claims.judged([claim] * 4, [page[0], family[0], page[1], family[1]])
+    expected = statistics.holm([each.p for each in page] + [each.p_of_smaller(claim) for each in page])
+    assert (found[0].p, found[2].p) == (expected[0], 0.5), "the report corrects the second more strictly"
+    assert [found[0].p_of_smaller, found[2].p_of_smaller] == expected[2:]
+    assert [found[1].p, found[3].p] == [0.02, 0.04], "as in the report"
+    assert [found[1].p_of_smaller, found[3].p_of_smaller] == statistics.holm([e.p_of_smaller(claim) for e in family])
+    assert [each.tests for each in found] == [4] * 4
 
 
 @pytest.mark.parametrize("paired", [True, False])
