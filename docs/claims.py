@@ -211,8 +211,8 @@ _HEAD = """# Claims about capsule networks, and what was found here
 
 This page tests {number} claims of papers, talks and tutorials, and questions that follow from them: {counts}.
 
-The verdicts are about the networks, data and training lengths below, which are small: mostly MNIST for 1.6 epochs, and a
-rendered stand-in for smallNORB (toynorb).
+The verdicts are about the networks, data and training lengths below, which are small: mostly MNIST for 1.6 epochs, and
+a rendered stand-in for smallNORB (toynorb).
 
 {rules}
 
