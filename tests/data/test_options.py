@@ -77,7 +77,10 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
         ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
         ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),
-        ({"split": "lighting"}, r"data\.split is 'lighting'; expected 'full', 'azimuth' or 'elevation'"),
+        (
+            {"split": "lighting"},
+            r"data\.split is 'lighting'; expected 'full', 'azimuth', 'elevation', 'azimuth_all' or",
+        ),
         ({"test_crops": 5}, r"data\.test_crops is 5; expected 1 or 13"),
         ({"standin": "tiny"}, r"data\.standin is 'tiny'; expected 'full' or 'small'"),
         ({"validation": "first"}, r"data\.validation is 'first'; expected 'instance' or 'none'"),

@@ -38,7 +38,7 @@ CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
         [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"],
         # without a configuration folder: the options are those that both take
         [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting"]
-        + [f"~routing.{option}" for option in ("bias", "leaky", "squash", "backend")],
+        + [f"~routing.{option}" for option in ("bias", "learned_gain", "leaky", "squash", "backend")],
     ],
     ids=["config-dir", "searchpath", "target"],
 )
