@@ -83,7 +83,10 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ),
         ({"test_crops": 5}, r"data\.test_crops is 5; expected 1 or 13"),
         ({"standin": "tiny"}, r"data\.standin is 'tiny'; expected 'full' or 'small'"),
-        ({"validation": "first"}, r"data\.validation is 'first'; expected 'instance' or 'none'"),
+        (
+            {"validation": "first"},
+            r"data\.validation is 'first'; expected 'instance', 'instance_all_viewpoints' or 'none'",
+        ),
         ({"validation_share": 0.1}, r"data\.validation_share is 0.1; smallNORB holds out whole toys"),
         ({"crop": 49}, r"data\.crop is 49; expected 1 to 48"),
         ({"brightness": -1.0}, r"data\.brightness is -1.0; expected 0"),
