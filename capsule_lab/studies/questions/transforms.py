@@ -174,6 +174,7 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
 
 def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
     """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
+    explained, by_shift = _explained(labels, before.poses, steps[0].poses, ridge)
     start, *ends = (capsules.poses - _class_means(labels, capsules.poses) for capsules in (before, *steps))
     one, two, back = (linear_map(start, end, ridge) for end in ends)
     of_pixels = linear_map(
@@ -182,8 +183,8 @@ def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float)
         ridge,
     )
     return {
-        "explained": _explained(labels, before.poses, steps[0].poses, ridge)[0],
-        "explained_by_shift": _explained(labels, before.poses, steps[0].poses, ridge)[1],
+        "explained": explained,
+        "explained_by_shift": by_shift,
         "pixels_explained": _explained(labels, before.pixels, steps[0].pixels, ridge)[0],
         "map_error": one.error,
         "identity_error": one.identity_error,
