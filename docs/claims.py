@@ -7,8 +7,11 @@ by Holm's method: those of planned comparisons within their family, all others o
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import re
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,8 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy.stats import t as student
 
 from capsule_lab.tables import statistics
@@ -23,6 +28,7 @@ from capsule_lab.tables import statistics
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
+FIGURE = RESULTS / "claims.png"
 START, END = "<!-- written by make claims -->\n", "<!-- end -->"
 HOLDS, OPEN, SMALL = "holds", "holds, size open", "holds, but small"
 OPPOSITE, NOT, UNDECIDED = "the opposite holds", "does not hold", "undecided"
@@ -35,6 +41,15 @@ VERDICTS = {
     UNDECIDED: "neither test is significant, or there are fewer than three runs.",
 }
 _FEWEST = 3  # runs; with fewer there is no verdict
+_COLOURS = {
+    HOLDS: "#1b7837",
+    OPEN: "#5aae61",
+    SMALL: "#a6a6a6",
+    OPPOSITE: "#c51b7d",
+    NOT: "#f1a340",
+    UNDECIDED: "#404040",
+}
+_WIDEST = 8.0  # differences are drawn up to this multiple of the smallest one that matters
 
 
 @dataclass
@@ -216,6 +231,10 @@ a rendered stand-in for smallNORB (toynorb).
 
 {rules}
 
+Differences in the grey band do not matter. Intervals are not corrected for the number of tests; verdicts are.
+
+![Every difference with its interval](../results/claims.png)
+
 - **Correction.** Each claim has two tests: of no difference, and of a difference that matters. Their p values are
   corrected by Holm's method: for planned comparisons within the family in their table, for all others over this page.
 - **n** is the number of seeds, or of pairs of runs with the same seed. Intervals cover other seeds, not other images.
@@ -252,6 +271,53 @@ def _details(each: Judged) -> list[str]:
     return lines
 
 
+def figure(claims: list[dict[str, Any]]) -> Figure:
+    """Draw every difference with its interval, in units of the smallest difference that matters.
+
+    The claimed direction is to the right. Intervals that reach beyond the axis end in an arrow.
+    """
+    every = judged(claims)
+    topics = [each.claim["topic"] for each in every]
+    gaps = list(
+        itertools.accumulate(int(topic != before) for topic, before in zip(topics, ["", *topics], strict=False))
+    )
+    heights = [row + 1.6 * gap for row, gap in enumerate(gaps)]
+    drawn = Figure(figsize=(12, 0.19 * heights[-1] + 1))
+    below, above = (inches / drawn.get_figheight() for inches in (0.5, 0.3))
+    axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
+    axes.axvspan(-1, 1, color="0.93", linewidth=0)
+    axes.axvline(0, color="0.6", linewidth=0.7)
+    text = {"va": "center", "ha": "right", "size": 7.5, "transform": axes.get_yaxis_transform()}
+    for each, height in zip(every, heights, strict=True):
+        scale, colour = _sign(each.claim) / each.claim["smallest"], _COLOURS[each.verdict]
+        low, middle, high = sorted(
+            scale * value for value in (each.effect.low, each.effect.difference, each.effect.high)
+        )
+        inside = [max(-_WIDEST, min(value, _WIDEST)) for value in (low, high)]
+        axes.plot(inside, [height, height], color=colour, linewidth=1.4, solid_capstyle="butt")
+        for end in {math.copysign(_WIDEST, value) for value in (low, high) if abs(value) > _WIDEST}:
+            axes.plot([end], [height], "<" if end < 0 else ">", color=colour, markersize=4)
+        if abs(middle) <= _WIDEST:
+            axes.plot([middle], [height], "o", color=colour, markersize=4)
+        claim = textwrap.shorten(each.claim["claim"], 125, placeholder=" …")
+        axes.text(-0.015, height, claim, color=colour, **text)
+    for topic in dict.fromkeys(topics):
+        axes.text(-0.015, heights[topics.index(topic)] - 1.1, topic, **{**text, "size": 8, "weight": "bold"})
+    axes.set_xlim(-1.05 * _WIDEST, 1.05 * _WIDEST)
+    axes.set_ylim(heights[-1] + 0.8, heights[0] - 1.8)
+    axes.set_yticks([])
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel(
+        "difference in the claimed direction, in units of the smallest one that matters; 95 % interval", size=8
+    )
+    keys = [
+        Line2D([], [], color=colour, marker="o", markersize=4, label=verdict) for verdict, colour in _COLOURS.items()
+    ]
+    drawn.legend(handles=keys, loc="upper left", ncols=len(keys), fontsize=8, frameon=False)
+    return drawn
+
+
 def short_form(claims: list[dict[str, Any]]) -> str:
     """Return the block of README.md: how many claims have each verdict, and the claims with a key ``short``."""
     every = judged(claims)
@@ -285,4 +351,6 @@ def read(*, pending: bool = False) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(read()))
+    digest = hashlib.sha256(PAGE.read_bytes()).hexdigest()
+    figure(read()).savefig(FIGURE, dpi=110, metadata={"Description": digest})  # a test compares it with the page
     README.write_text(with_short_form(README.read_text(), read()))

@@ -1,11 +1,13 @@
 """The page of claims equals what the records give; the rules of its verdicts."""
 
+import hashlib
 import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from capsule_lab.tables import statistics
@@ -27,6 +29,19 @@ def test_page_and_readme_are_up_to_date() -> None:
     readme = claims.README.read_text()
     assert claims.START in readme
     assert readme == claims.with_short_form(readme, claims.read())
+
+
+def test_figure_belongs_to_the_page_and_shows_every_claim() -> None:
+    with Image.open(claims.FIGURE) as file:
+        assert file.info["Description"] == hashlib.sha256(claims.PAGE.read_bytes()).hexdigest(), "make claims"
+    (axes,) = claims.figure(CLAIMS[:20]).axes
+    texts = [text.get_text() for text in axes.texts]
+    assert len(texts) == 20 + len({each["topic"] for each in CLAIMS[:20]})
+    first, (low, high) = claims.judged(CLAIMS[:20])[0], axes.lines[1].get_xdata()
+    ends = sorted(
+        claims._sign(first.claim) * end / first.claim["smallest"] for end in (first.effect.low, first.effect.high)
+    )
+    assert (low, high) == pytest.approx(tuple(ends))
 
 
 def test_every_claim_is_complete() -> None:
