@@ -319,12 +319,12 @@ def figure(claims: list[dict[str, Any]]) -> Figure:
 
 
 def short_form(claims: list[dict[str, Any]]) -> str:
-    """Return the block of README.md: how many claims have each verdict, and the claims with a key ``short``."""
+    """Return the block of README.md: how many claims have each verdict, and the decided claims with a key ``short``."""
     every = judged(claims)
     lines = [f"**[{len(claims)} claims about capsule networks](docs/claims.md), tested**: {_counted(every)}.", ""]
     for verdict in VERDICTS:
         phrases = [each.claim["short"] for each in every if each.verdict == verdict and "short" in each.claim]
-        if phrases:
+        if phrases and verdict != UNDECIDED:
             lines.append(f"- {verdict}: {'; '.join(phrases)}")
     return "\n".join([*lines, ""])
 
