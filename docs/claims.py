@@ -8,7 +8,6 @@ by Holm's method: those of planned comparisons within their family, all others o
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import re
 import textwrap
@@ -278,10 +277,8 @@ def figure(claims: list[dict[str, Any]]) -> Figure:
     """
     every = judged(claims)
     topics = [each.claim["topic"] for each in every]
-    gaps = list(
-        itertools.accumulate(int(topic != before) for topic, before in zip(topics, ["", *topics], strict=False))
-    )
-    heights = [row + 1.6 * gap for row, gap in enumerate(gaps)]
+    order = list(dict.fromkeys(topics))
+    heights = [row + 1.6 * (order.index(topic) + 1) for row, topic in enumerate(topics)]
     drawn = Figure(figsize=(12, 0.19 * heights[-1] + 1))
     below, above = (inches / drawn.get_figheight() for inches in (0.5, 0.3))
     axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))

@@ -6,7 +6,6 @@ import functools
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import get_swa_avg_fn
@@ -14,6 +13,7 @@ from torch.optim.swa_utils import get_swa_avg_fn
 from capsule_lab.errors import check_number
 from capsule_lab.lit import AbstractModule
 from capsule_lab.schedules import Duration, duration_in_steps
+from capsule_lab.system import torch_internals
 
 
 class AveragedWeights(WeightAveraging):
@@ -89,7 +89,7 @@ def _exponential(decay: float, averages: list[Tensor], weights: list[Tensor], st
     """Update all averages of one type at once, which takes an eighth of the time of one after another."""
     stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # on tensors: does not wait for a GPU
     if averages[0].is_floating_point():
-        torch._foreach_mul_(averages, stays)
-        torch._foreach_add_(averages, torch._foreach_mul(weights, 1 - stays))
+        torch_internals.average_lists_(averages, weights, stays)
     else:  # counters of batch normalisation
-        torch._foreach_copy_(averages, weights)
+        for average, weight in zip(averages, weights, strict=True):
+            average.copy_(weight)

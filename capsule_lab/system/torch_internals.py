@@ -34,3 +34,12 @@ def cpu_computes_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 instructions."""
     native = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
     return any(supported() for supported in native if supported)
+
+
+def average_lists_(averages: list[torch.Tensor], others: list[torch.Tensor], stays: torch.Tensor) -> None:
+    """Replace each average by ``stays * average + (1 - stays) * other``, with one kernel for the whole list.
+
+    ``torch.optim`` uses the same functions. Args: lists of equal shapes and one type; ``stays``: scalar tensor.
+    """
+    torch._foreach_mul_(averages, stays)
+    torch._foreach_add_(averages, torch._foreach_mul(others, 1 - stays))

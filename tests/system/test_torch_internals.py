@@ -28,3 +28,9 @@ def test_each_backward_pass_has_its_own_number() -> None:
 def test_function_that_is_marked_as_constant_is_not_traced() -> None:
     marked = torch_internals.constant_when_compiled(lambda: float(torch.ones(1).numpy().tobytes()[3]))
     assert torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1)) == marked()
+
+
+def test_lists_are_averaged_like_single_tensors() -> None:
+    averages, others = ([torch.full((2,), start), torch.full((3,), start + 1)] for start in (1.0, 5.0))
+    torch_internals.average_lists_(averages, others, torch.tensor(0.75))
+    assert [average.tolist() for average in averages] == [[2, 2], [3, 3, 3]]
