@@ -144,7 +144,13 @@ class DepthwisePrimaryCapsules(nn.Module):
         nn.init.zeros_(cast(Tensor, self.conv.bias))
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        total = _float32_of_half(self.conv(features))
+        if (
+            features.shape[2:] == self.conv.weight.shape[2:]
+        ):  # one position; faster backward than conv
+            product = (features * self.conv.weight.squeeze(1)).sum((2, 3), keepdim=True)
+            total = _float32_of_half(product) + cast(Tensor, self.conv.bias)[:, None, None]
+        else:
+            total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = exponential_squash(total)
         return Capsules(poses, length(poses), exponential_squash_logits(total))

@@ -53,6 +53,19 @@ def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -
     check_grouping(lambda features: layer(features).poses, exponential_squash)
 
 
+def test_kernel_of_the_size_of_the_feature_maps_equals_a_convolution() -> None:
+    layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM).double()
+    nn.init.normal_(layer.conv.bias)
+    features = torch.randn(3, TYPES * DIM, HEIGHT, WIDTH, dtype=torch.float64, requires_grad=True)
+    wanted = layer.conv(features).view(3, TYPES, DIM)
+    expected = exponential_squash(wanted)
+    inputs = [features, layer.conv.weight, layer.conv.bias]
+    ours, theirs = (torch.autograd.grad(each.sin().sum(), inputs) for each in (layer(features).poses, expected))
+    assert torch.allclose(layer(features).poses, expected)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other)
+
+
 @pytest.mark.parametrize("name", SQUASHES)
 def test_squash_by_name(name: Any) -> None:
     layer = identity_layer(bias=False, uniform_coupling=False, squash=name)
