@@ -144,9 +144,7 @@ class DepthwisePrimaryCapsules(nn.Module):
         nn.init.zeros_(cast(Tensor, self.conv.bias))
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        if (
-            features.shape[2:] == self.conv.weight.shape[2:]
-        ):  # one position; faster backward than conv
+        if features.shape[2:] == self.conv.weight.shape[2:]:  # one position; faster backward than conv
             product = (features * self.conv.weight.squeeze(1)).sum((2, 3), keepdim=True)
             total = _float32_of_half(product) + cast(Tensor, self.conv.bias)[:, None, None]
         else:
