@@ -50,7 +50,7 @@ def build_step(case: Case) -> Step:
     batch = as_pairs(batch, module)
     if case.form == "compiled":
         module.network.compile()
-    optimizer = module.optimizer(module.parameters_to_train(), lr=1e-3)  # 1e-3: Adam's default
+    optimizer = module.optimizer(module.network.parameters(), lr=1e-3)  # 1e-3: Adam's default
 
     def loss() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bf16-mixed"):

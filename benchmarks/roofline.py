@@ -111,7 +111,7 @@ def _of_model(case: Case) -> Work:
         loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # also compiles kernels for the workers
     counted = counter.get_flop_counts()["Global"].items()
     operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
-    parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
+    parameters = sum(parameter.numel() for parameter in module.network.parameters())
     images = case.sizes["batch_size"]
     return Work(
         operations=images * operations,

@@ -27,6 +27,7 @@ _NAMES = [  # routing, networks and data collect their names from the files in t
     "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Drops", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
+    "load", "weights",  # trained networks for pictures
     "runs",  # used as runs.open
 ]  # fmt: skip
 
@@ -37,6 +38,10 @@ _FOLDERS = ("routing", "networks", "data")  # data comes last because it imports
 def __getattr__(name: str) -> Any:
     if name == "runs":
         return importlib.import_module("capsule_lab.runs")
+    if name == "load":
+        return importlib.import_module("capsule_lab.deploy.predictor").load
+    if name == "weights":
+        return importlib.import_module("capsule_lab.runs.ready_weights").weights
     if name == "__all__":
         folders = [importlib.import_module(f"{__name__}.{name}") for name in _FOLDERS]
         entries = [(name, getattr(folder, name), folder.__name__) for folder in folders for name in folder.__all__]
@@ -57,10 +62,12 @@ if TYPE_CHECKING:  # for editors and type checkers, which see more names here th
     # ruff: noqa: F401, F403
     from capsule_lab import runs
     from capsule_lab.data import *
+    from capsule_lab.deploy.predictor import load
     from capsule_lab.functional import dense_votes, length, squash
     from capsule_lab.layers import *
     from capsule_lab.losses import *
     from capsule_lab.networks import *
     from capsule_lab.routing import *
+    from capsule_lab.runs.ready_weights import weights
     from capsule_lab.schedules import *
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

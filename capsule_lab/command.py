@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from capsule_lab.runs import lock, results
 from capsule_lab.runs.directories import is_first_process
 from capsule_lab.runs.files import write_record
 from capsule_lab.runs.results import RESULT_VARIABLE
-from capsule_lab.system.signals import interruptible
+from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
 
@@ -88,7 +89,9 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         store_options_without_file()
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:
+                    before = install(signal.SIG_IGN)  # SLURM's next signal must not end ``scontrol requeue``
                     requeue(error.signum)
+                    restore(before)
                     _exit(str(error), 128 + error.signum)
                 except Exception as error:  # from composing or from a launcher
                     _exit_if_user_error(error, name)

@@ -14,13 +14,15 @@ from capsule_lab.errors import ConfigError, suggest
 from capsule_lab.system.signals import interruptible
 
 _RENDERED = "toynorb"
+_PICTURES = "folder"
+_SHOWN = 12  # ours: pictures of each class on a contact sheet
 
 log = logging.getLogger(__name__)
 
 
 @command("dataset")
 def main(config: DictConfig) -> None:
-    """Render ``toynorb``, or download and check the files of a data set of ``conf/data``."""
+    """Render ``toynorb``, or prepare a data set of ``conf/data`` in the same way as training."""
     options = sorted([_RENDERED, *options_of("data")])
     if OmegaConf.is_missing(config, "name"):
         raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
@@ -37,18 +39,49 @@ def _fetch(config: DictConfig) -> None:
     build.quiet_lightning_logs()
     training = compose("train", [f"data={config.name}"])
     training.data.directory, training.data.source = config.directory, config.source
+    if config.name == _PICTURES:
+        training.data.path, training.data.size = config.path, config.size or training.data.size
     check(training)
     data = build.build_data(training)
     data.prepare_data()
     log.info("%s: %s, in %s", config.name, data.provenance["name"], data.directory)
+    if config.name == _PICTURES:
+        _describe_folder(data, sheet=config.sheet)
+
+
+def _describe_folder(data: Any, *, sheet: bool) -> None:
+    """Draw pictures of each class as networks see them, and name packed folders that this data set does not use."""
+    import torch
+
+    from capsule_lab import runs
+    from capsule_lab.analysis.plotting import Column, Group, picture_grid
+
+    folder = data.real_source.folder
+    if sheet:
+        stored = data.load(train=True)  # without pictures to test on
+        rows = [(stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)]
+        shown = max(map(len, rows))
+        images = [stored.images[of_class].read().float() / 255 for of_class in rows]
+        blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
+        columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
+        figure = picture_grid([Group("", columns)], [*data.spec.classes], title=f"{data.provenance['name']}, training")
+        runs.files.save_figure(figure, folder / "contact_sheet.png")
+        log.info("%s", folder / "contact_sheet.png")
+    for other in sorted(data.directory.glob("folder-*")):
+        if other != folder and other.is_dir():
+            size = sum(file.stat().st_size for file in other.iterdir()) / 1e6
+            log.info(
+                "%s (%.0f MB) is of another folder, size or state of the pictures; remove it if unused", other, size
+            )
 
 
 def _render(config: DictConfig) -> None:
     """Render the stand-in for smallNORB, and draw an overview of it."""
+    import toynorb
     from capsule_lab.data.download import data_directory
-    from capsule_lab.data.standins import toynorb
+    from capsule_lab.data.standins import toynorb_files
 
-    size, workers = config.size, config.workers
+    size, workers = config.size or 48, config.workers
     if size not in toynorb.SIZES:
         raise ConfigError(
             f"size is {size}; expected {toynorb.SIZES[0]} to {toynorb.SIZES[-1]} pixels, such as 48 or 96"
@@ -56,13 +89,13 @@ def _render(config: DictConfig) -> None:
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
         with interruptible("stopped; nothing was written, and the same command starts from the beginning"):
-            toynorb.render_files(folder, size=size, workers=workers)
+            toynorb_files.render_files(folder, size=size, workers=workers)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {folder} ({error.strerror}); expected a writable folder with free space: choose "
             "another one with directory=…"
         ) from error
-    log.info("%s: %s, in %s", _RENDERED, toynorb.STANDIN_NAME, folder)
+    log.info("%s: %s, in %s", _RENDERED, toynorb_files.STANDIN_NAME, folder)
     if config.sheet:
         _draw(folder / "contact_sheet.png", size)
 
@@ -70,9 +103,10 @@ def _render(config: DictConfig) -> None:
 def _draw(path: Path, size: int) -> None:
     import numpy as np
 
+    import toynorb
     from capsule_lab import runs
-    from capsule_lab.data.standins import toynorb
-    from capsule_lab.data.standins.toynorb.catalogue import toy_sheet
+    from capsule_lab.data.standins import toynorb_files
+    from toynorb.catalogue import toy_sheet
 
     def images(category: int, instance: int, azimuths: Any, lightings: Any) -> np.ndarray:
         # ours: elevation 1, 35 degrees, shows both the sides and the shadow; the left camera
@@ -85,7 +119,7 @@ def _draw(path: Path, size: int) -> None:
     lit = np.stack([images(category, 4, [2], range(toynorb.LIGHTINGS))[0] for category in categories])
     sheet = toy_sheet(
         toys, around, lit, categories=toynorb.CATEGORIES, training=toynorb.TRAIN_INSTANCES,
-        title=f"{toynorb.STANDIN_NAME}, version {toynorb.VERSION}, {size}x{size}",
+        title=f"{toynorb_files.STANDIN_NAME}, version {toynorb_files.VERSION}, {size}x{size}",
     )  # fmt: skip
     runs.files.save_figure(sheet, path)
     log.info("%s", path)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
@@ -34,6 +34,28 @@ def main(config: DictConfig) -> None:
     run = runs.open(config.run, trust=config.trust)
     for path in keep_figures(run, draw(run, config), config.get("logger")):
         log.info("%s", path)
+
+
+def figure(run: runs.Run | str | Path, name: str, **options: Any) -> Figure:
+    """Return one figure of a run, for a notebook.
+
+    Args:
+        run: as returned by ``runs.open``, or the path of a run or of a checkpoint.
+        name: ``"reconstructions"`` or another name in the folder ``figures/``.
+        **options: options of ``conf/figures.yaml``, such as ``held_out=200``.
+
+    Raises:
+        RunError: if the run has no such figure; the message has the names of those that it has.
+    """
+    from capsule_lab.config.compose import compose
+
+    config = compose("figures", [f"{key}={value}" for key, value in options.items()])
+    known = []
+    for known_name, drawn in draw(run if isinstance(run, runs.Run) else runs.open(run), config):
+        if known_name == name:
+            return drawn
+        known.append(known_name)
+    raise RunError(f"{name} is not a figure of this run; {suggest(name, known)}")
 
 
 def keep_figures(
@@ -146,28 +168,21 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
     """Return the split, its first ``images`` and the network's output; ``"val"``, or ``"train"`` if that is empty."""
     import torch
 
-    from capsule_lab.types import Batch, CapsuleOutput, Capsules
+    from capsule_lab.analysis.trace import joined, joined_outputs
+    from capsule_lab.callbacks.learning import first_images
+    from capsule_lab.types import Batch
 
-    batches: list[Batch] = []
-    outputs: list[CapsuleOutput] = []
     for split in ("val", "train"):
+        batches: list[Batch] = []
         for batch in run.batches(split):
-            batches.append(batch)
-            with torch.no_grad():
-                outputs.append(run.network(batch.images))
-            if sum(len(batch.labels) for batch in batches) >= images:
+            batches.append(first_images(batch, images - sum(len(batch.labels) for batch in batches)))
+            if sum(len(batch.labels) for batch in batches) == images:
                 break
         if batches:
             break
-
-    def concatenated(records: Any) -> list[Any]:
-        """Concatenate each field over all records."""
-        return [None if column[0] is None else torch.cat(column)[:images] for column in zip(*records, strict=True)]
-
-    scores, logits = concatenated([[output.scores, output.logits] for output in outputs])
-    without = outputs[0].capsules is None
-    capsules = None if without else Capsules(*concatenated([output.capsules for output in outputs]))
-    return split, Batch(*concatenated(batches)), CapsuleOutput(scores, capsules, logits)
+    with torch.no_grad():
+        output = joined_outputs([run.network(batch.images) for batch in batches])
+    return split, Batch(*joined(*batches)), output
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ class Training:
 
         from capsule_lab import callbacks
         from capsule_lab.config import build
+        from capsule_lab.runs.memory import log_need
         from capsule_lab.system import environment
 
         environment.commit()  # of the code imported now: the files may change during training
@@ -122,9 +123,10 @@ class Training:
         with build.constructing("data"):
             self.data.setup("fit")  # may download or render for minutes, so mistakes are found before
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(self.config, directory, self.data.provenance)
-        self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec)
+        self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec, self.data.input_form)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
+        log_need(self.config, self.module, self.data.spec, self.trainer)
         if deadline < math.inf:
             callbacks.pause_at(self.trainer, deadline)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)

@@ -20,7 +20,7 @@ KEYS = {"topic", "claim", "by", "test", "expects", "smallest", "unit", "scale", 
 
 
 def effect(low: float, high: float, p: float, count: int = 5) -> Effect:
-    return Effect((low + high) / 2, low, high, p, (count, count), True, "planned")
+    return Effect((low + high) / 2, low, high, p, (count, count), True, "planned", "any test")
 
 
 def test_page_and_readme_are_up_to_date() -> None:
@@ -90,7 +90,9 @@ def test_p_value_of_a_difference_that_matters(expects: str) -> None:
     pairs = np.array([0.3, -0.4, 0.1, 0.5, -0.2])
     found = statistics.paired_difference(pairs, np.zeros(5))
     claim = {"expects": expects, "smallest": 0.6}
-    ours = Effect(found.estimate, found.low, found.high, found.p, found.counts, True, "planned").p_of_smaller(claim)
+    ours = Effect(
+        found.estimate, found.low, found.high, found.p, found.counts, True, "planned", found.test
+    ).p_of_smaller(claim)
     sign = {"less": -1, "more": 1}[expects]
     expected = stats.ttest_1samp(sign * pairs, 0.6, alternative="less").pvalue
     assert ours == pytest.approx(expected, rel=1e-9)
@@ -118,7 +120,7 @@ def test_runs_that_find_the_difference_that_matters(paired: bool) -> None:
     found = compare(first, second)
     common = statistics.pooled([first, second])
     of_pairs = float(np.std(first - second, ddof=1))
-    ours = Effect(found.estimate, found.low, found.high, found.p, found.counts, paired, "planned")
+    ours = Effect(found.estimate, found.low, found.high, found.p, found.counts, paired, "planned", found.test)
     expected = statistics.runs_for(0.7, of_pairs if paired else common.std, pairs=paired)
     got = Judged({"expects": "less", "smallest": 0.7}, ours, 1, 1).needed
     assert got == pytest.approx(expected, rel=0 if paired else 0.2), "Welch's degrees of freedom differ a little"
@@ -135,7 +137,11 @@ def test_a_paired_sample_uses_the_seeds_that_both_have() -> None:
 
 
 def test_a_sample_against_a_number() -> None:
-    claim = next(each for each in CLAIMS if each["claim"].startswith("A child selects one parent (EM"))
+    claim = next(
+        each
+        for each in CLAIMS
+        if each["claim"].startswith("Couplings are closer to one parent than to equal shares (EM")
+    )
     values = claims._sample(claim["first"])
     found = claims.effect_of(claim)
     assert found.difference == pytest.approx(values.mean() - 0.5)

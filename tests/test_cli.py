@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.utils import get_args_parser
+from PIL import Image, ImageDraw
 
 from capsule_lab import __main__ as overview
 from capsule_lab.config.check import check
@@ -19,7 +20,6 @@ from capsule_lab.launchers.grid import combinations
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
-from tests.helpers.messages import one_sentence
 from tests.helpers.tables import call
 
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
@@ -114,9 +114,13 @@ PYTHON = [
 ]
 
 
-def test_documented_python_runs(trained: Trained) -> None:
+def test_documented_python_runs(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn = Image.new("L", (40, 40))
+    ImageDraw.Draw(drawn).line([(20, 5), (20, 35)], fill=255, width=4)
+    drawn.save("a.png")
     for code in PYTHON:
-        exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory)), code), {})
+        exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory.resolve())), code), {})
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +163,6 @@ def test_stand_in_is_announced_if_there_is_no_network(
     assert (ended.status, ended.err) == (0, "")
     (line,) = [line for line in ended.out.splitlines() if "STAND-IN DATA" in line]
     assert str(tmp_path) in line
-
-
-def test_damaged_data_and_checkpoint_are_refused(cli: Cli, real: Path, a_copy: Path) -> None:
-    """``tests/runs/test_open_run.py`` covers other damage to checkpoints."""
-    for path, options in (
-        (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte", ["data.source=auto", f"data.directory={real}"]),
-        (a_copy / "checkpoints" / "last.ckpt", [f"ckpt={a_copy}/checkpoints/last.ckpt"]),
-    ):
-        path.write_bytes(path.read_bytes()[:-100])
-        assert str(path) in one_sentence(cli("train", *TINY, *options))
-    assert not Path("runs").exists()
 
 
 # --- make ------------------------------------------------------------------------------------------------------------
@@ -239,17 +232,5 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    assert targets() == [
-        *commands(),
-        "help",
-        "setup",
-        "plan",
-        "bench",
-        "gpu",
-        "claims",
-        "test",
-        "test-all",
-        "campaign",
-        "lint",
-        "clean",
-    ]
+    others = "help setup plan bench gpu claims test test-all campaign lint clean"
+    assert targets() == [*commands(), *others.split()]

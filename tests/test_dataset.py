@@ -7,11 +7,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+import toynorb
 from capsule_lab import dataset
-from capsule_lab.data.standins import toynorb
-from capsule_lab.data.standins.toynorb import files
+from capsule_lab.data.standins import toynorb_files as files
 from tests.helpers.commands import Cli
 from tests.helpers.data_modules import without_network
+from tests.helpers.make_pictures import make_pictures
 from tests.helpers.toynorb_images import painted
 
 
@@ -30,7 +31,7 @@ def test_toynorb_is_rendered_into_the_data_directory(cli: Cli, tmp_path: Path) -
     ended = cli("dataset", "name=toynorb", "size=9", "workers=1", "directory=there")
     folder = tmp_path / "there" / "toynorb" / "9x9"
     assert (ended.status, ended.err) == (0, "")
-    assert f"toynorb: {toynorb.STANDIN_NAME}, in there/toynorb/9x9" in ended.out.splitlines()
+    assert f"toynorb: {files.STANDIN_NAME}, in there/toynorb/9x9" in ended.out.splitlines()
     assert str(Path("there/toynorb/9x9/contact_sheet.png")) in ended.out.splitlines()
     assert len(list(folder.glob("smallnorb-*x9x18x6x2x9x9-*.mat"))) == 6
     record = json.loads((folder / "provenance.json").read_text())
@@ -48,15 +49,13 @@ def test_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "render", lambda *_, **__: pytest.fail("rendered again"))
     ended = cli("dataset", *options)
     assert ended.status == 0
-    assert ended.out.splitlines() == [f"toynorb: {toynorb.STANDIN_NAME}, in {folder}"]
+    assert ended.out.splitlines() == [f"toynorb: {files.STANDIN_NAME}, in {folder}"]
 
 
 def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[np.ndarray] = []
     monkeypatch.setattr(toynorb, "render", painted)
-    monkeypatch.setattr(
-        "capsule_lab.data.standins.toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing()
-    )
+    monkeypatch.setattr("toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing())
     dataset._draw(tmp_path / "sheet.png", 8)
     reported = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
     assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
@@ -88,3 +87,17 @@ def test_stand_in_is_announced_if_there_is_no_network(cli: Cli, monkeypatch: pyt
     lines = [line.split(":")[0] for line in ended.out.splitlines()]
     assert lines == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
     assert "mnist: stand-in for MNIST" in ended.out
+
+
+def test_folder_of_pictures_is_packed_and_drawn(cli: Cli, tmp_path: Path) -> None:
+    make_pictures(tmp_path / "shapes", per_class=8, largest=60)
+    options = ("name=folder", f"path={tmp_path / 'shapes'}", "directory=there")
+    first = cli("dataset", *options, "size=16", "sheet=false")
+    assert first.status == 0, first.err
+    (packed,) = (tmp_path / "there").glob("folder-*")
+    second = cli("dataset", *options, "size=24")
+    assert "pictures of 16 bits or more are scaled to 8 bits, each by its own range" in first.out + second.out
+    *_, sheet, old = second.out.splitlines()
+    assert old == f"there/{packed.name} (0 MB) is of another folder, size or state of the pictures; remove it if unused"
+    drawn = matplotlib.image.imread(tmp_path / sheet)
+    assert drawn[..., :3].std() > 0.1

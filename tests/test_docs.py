@@ -209,12 +209,6 @@ def test_contributing_quotes_the_templates() -> None:
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
 
-def test_readme_has_one_picture_and_one_table_of_results() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
-    assert text.count("| test error |") == 1
-
-
 def test_index_links_every_page_of_docs() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())}

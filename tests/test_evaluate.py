@@ -17,8 +17,6 @@ from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate, result_file
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import Cli, Trained
-from tests.helpers.messages import one_sentence
-from tests.helpers.training import spoil_weights
 
 
 class SmallerImages(MNISTDataModule):
@@ -160,11 +158,3 @@ def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -
             assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
             names.add(file.name)
     assert len(names) == 2 * len(values)
-
-
-def test_evaluation_with_nan_is_an_error_and_writes_no_result(cli: Cli, a_copy: Path) -> None:
-    spoil_weights(a_copy / "checkpoints" / "best.ckpt")
-    message = one_sentence(cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu"))
-    assert "the evaluation of " in message
-    assert "loss nan" in message
-    assert not (a_copy / "evaluations").exists()

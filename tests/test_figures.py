@@ -11,7 +11,8 @@ from capsule_lab import runs
 from capsule_lab.analysis import curves
 from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
-from capsule_lab.figures import draw
+from capsule_lab.errors import RunError
+from capsule_lab.figures import draw, figure
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
@@ -194,3 +195,10 @@ def test_curves_of_pairs_show_poses_instead_of_the_error(name: str, label: str, 
     assert poses.get_ylabel() == label
     assert poses.lines[0].get_ydata().tolist() == [-0.5, 0.5]
     assert poses.get_yscale() == "linear"
+
+
+def test_one_figure_is_drawn_for_a_notebook(trained: Trained) -> None:
+    found = figure(trained.directory, "reconstructions", held_out=20, images=3)
+    assert "validation images of stand-in for MNIST" in found.get_suptitle().replace("\n", " ")
+    with pytest.raises(RunError, match="reconstruction is not a figure of this run; did you mean reconstructions"):
+        figure(runs.open(trained.directory), "reconstruction", held_out=20)

@@ -9,22 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from capsule_lab.functional import (
-    SQUASHES,
-    Squash,
-    combine_crops,
-    dense_votes,
-    exponential_squash,
-    float32_under_autocast,
-    he_std,
-    in_unit_range,
-    length,
-    predictions_by_label,
-    same_padding,
-    softmax_over_parents,
-    squash,
-    truncated_normal_,
-)
+from capsule_lab import functional
 from tests.reference.em_loops import votes_loops
 from tests.reference.loops import length_loops, softmax_list, squash_vector
 from tests.reference.self_attention_loops import exponential_squash_vector
@@ -32,13 +17,15 @@ from tests.reference.self_attention_loops import exponential_squash_vector
 close = torch.testing.assert_close
 
 
-@pytest.mark.parametrize(("kind", "loops"), [(squash, squash_vector), (exponential_squash, exponential_squash_vector)])
+@pytest.mark.parametrize(
+    ("kind", "loops"), [(functional.squash, squash_vector), (functional.exponential_squash, exponential_squash_vector)]
+)
 def test_squash_equals_the_loops_and_has_its_gradient(kind: Any, loops: Any) -> None:
     for scale in (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e6):
         vectors = scale * torch.randn(6, 4, dtype=torch.float64)
         expected = torch.tensor([loops(row) for row in vectors.tolist()], dtype=torch.float64)
-        close(kind(vectors), expected, rtol=1e-12 if kind is squash else 1e-10, atol=0)
-    for scale in (1e-3, 1.0, 1e3) if kind is squash else (1.0,):
+        close(kind(vectors), expected, rtol=1e-12 if kind is functional.squash else 1e-10, atol=0)
+    for scale in (1e-3, 1.0, 1e3) if kind is functional.squash else (1.0,):
         x = (scale * torch.randn(3, 4, dtype=torch.float64)).requires_grad_()
         assert gradcheck(kind, (x,), eps=1e-6 * scale)
     x = torch.randn(3, 4, 5)
@@ -50,7 +37,7 @@ def test_squash_equals_the_loops_and_has_its_gradient(kind: Any, loops: Any) -> 
 def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
     for scale in (0.0, 1e-30, 1e-4, 1.0, 1e15):
         x = (scale * torch.ones(2, 3)).requires_grad_()
-        poses = exponential_squash(x)
+        poses = functional.exponential_squash(x)
         poses.sum().backward()
         assert x.grad.isfinite().all()
         assert (poses.norm(dim=1) < 1 + 1e-6).all()
@@ -68,18 +55,18 @@ def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
 )
 def test_squash_by_name_has_its_poses_and_logits(name: str, pose: list[float], logit: float) -> None:
     total = torch.tensor([[-3.0, 4.0]], dtype=torch.float64)
-    functions = SQUASHES[name]
+    functions = functional.SQUASHES[name]
     close(functions.poses(total)[0].tolist(), pose, rtol=1e-8, atol=1e-12)
     assert functions.logits(total).item() == pytest.approx(logit, rel=1e-8)
     assert (functions.poses(1000 * total).norm().item() <= 1) is functions.bounded
 
 
-@pytest.mark.parametrize("name", SQUASHES)
+@pytest.mark.parametrize("name", functional.SQUASHES)
 def test_squashes_are_finite_at_zero(name: str) -> None:
     """The paper's squash has value and gradient 0 at zero."""
-    assert get_args(Squash) == tuple(SQUASHES)
+    assert get_args(functional.Squash) == tuple(functional.SQUASHES)
     total = torch.zeros(2, 3, requires_grad=True)
-    poses, logits = SQUASHES[name].poses(total), SQUASHES[name].logits(total)
+    poses, logits = functional.SQUASHES[name].poses(total), functional.SQUASHES[name].logits(total)
     (poses.sum() + logits.sum()).backward()
     assert torch.stack([*poses.flatten(), *logits, *total.grad.flatten()]).isfinite().all()
     if name == "squash":
@@ -89,28 +76,28 @@ def test_squashes_are_finite_at_zero(name: str) -> None:
 
 def test_length_equals_the_loops_and_has_a_gradient_at_zero() -> None:
     poses = torch.randn(2, 3, 4, dtype=torch.float64)
-    close(length(poses), length_loops(poses), rtol=1e-14, atol=0)
+    close(functional.length(poses), length_loops(poses), rtol=1e-14, atol=0)
     zero = torch.zeros(1, 2, 3, requires_grad=True)
-    length(zero).sum().backward()
+    functional.length(zero).sum().backward()
     assert torch.equal(zero.grad, torch.zeros(1, 2, 3))
-    assert length(torch.zeros(1, 1, 2), eps=0.25).item() == 0.5
+    assert functional.length(torch.zeros(1, 1, 2), eps=0.25).item() == 0.5
 
 
 def test_dense_votes_are_products_with_the_pose_on_the_left() -> None:
     for rows, inner, columns in [(4, 4, 4), (1, 4, 4), (1, 3, 5), (2, 3, 5), (3, 2, 1), (4, 1, 2)]:
         poses = torch.randn(2, 3, rows * inner, dtype=torch.float64, requires_grad=True)
         weight = torch.randn(3, inner, 2, columns, dtype=torch.float64, requires_grad=True)
-        votes = dense_votes(poses, weight)
+        votes = functional.dense_votes(poses, weight)
         close(votes, votes_loops(poses, weight.transpose(2, 3)), rtol=0, atol=1e-13)
         assert votes.transpose(1, 2).is_contiguous()  # by parent
-        assert gradcheck(dense_votes, (poses, weight), fast_mode=True)
+        assert gradcheck(functional.dense_votes, (poses, weight), fast_mode=True)
         strided = poses.detach().transpose(0, 2).contiguous().transpose(0, 2)
-        assert torch.equal(dense_votes(strided, weight), votes)
+        assert torch.equal(functional.dense_votes(strided, weight), votes)
 
 
 def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
     with pytest.raises(ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"):
-        dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
+        functional.dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
 
 
 def test_softmax_over_parents_equals_the_loops() -> None:
@@ -119,7 +106,7 @@ def test_softmax_over_parents_equals_the_loops() -> None:
     for leaky in (False, True):
         children = [[*child, 0.0] if leaky else child for child in logits[0].T.tolist()]
         expected = torch.tensor([softmax_list(child)[:4] for child in children], dtype=torch.float64).T
-        close(softmax_over_parents(logits, leaky=leaky)[0], expected, rtol=1e-14, atol=0)
+        close(functional.softmax_over_parents(logits, leaky=leaky)[0], expected, rtol=1e-14, atol=0)
 
 
 def test_same_padding_is_tensorflows() -> None:
@@ -130,17 +117,17 @@ def test_same_padding_is_tensorflows() -> None:
         ((5, 8), 3, 2, (0, 1, 1, 1)),
         ((4, 4), 1, 2, (0, 0, 0, 0)),  # never negative
     ]:
-        assert same_padding(size, kernel_size, stride) == padding
+        assert functional.same_padding(size, kernel_size, stride) == padding
         images = torch.nn.functional.pad(torch.zeros(1, 1, *size), padding)
         output = torch.nn.functional.conv2d(images, torch.zeros(1, 1, kernel_size, kernel_size), stride=stride)
         assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
 
 
-@pytest.mark.parametrize(("std", "expected"), [(0.05, 0.8796 * 0.05), (he_std(50), (2 / 50) ** 0.5)])
+@pytest.mark.parametrize(("std", "expected"), [(0.05, 0.8796 * 0.05), (functional.he_std(50), (2 / 50) ** 0.5)])
 def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None:
     """``he_std`` gives the variance of Keras's initialiser."""
     torch.manual_seed(0)
-    weight = truncated_normal_(torch.empty(200, 1000), std)
+    weight = functional.truncated_normal_(torch.empty(200, 1000), std)
     assert weight.abs().max() <= 2 * std
     assert weight.std().item() == pytest.approx(expected, rel=0.01)
     assert weight.mean().item() == pytest.approx(0, abs=0.05 * std)
@@ -148,8 +135,8 @@ def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(half: torch.dtype) -> None:
-    functions: list[Callable[[Tensor], Tensor]] = [squash, length]
-    for function in [*functions, lambda poses: dense_votes(poses, torch.ones(3, 4, 2, 2))]:
+    functions: list[Callable[[Tensor], Tensor]] = [functional.squash, functional.length]
+    for function in [*functions, lambda poses: functional.dense_votes(poses, torch.ones(3, 4, 2, 2))]:
         poses = torch.randn(2, 3, 4).to(half)
         result = function(poses)
         assert result.dtype == torch.float32
@@ -157,7 +144,7 @@ def test_half_precision_is_computed_in_float32(half: torch.dtype) -> None:
 
 
 def test_autocast_is_off_inside_and_on_again_after() -> None:
-    @float32_under_autocast
+    @functional.float32_under_autocast
     def product(x: Tensor, *, y: Tensor) -> tuple[Tensor, bool]:
         return x @ y, torch.is_autocast_enabled("cpu")
 
@@ -165,7 +152,7 @@ def test_autocast_is_off_inside_and_on_again_after() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result, inside = product(x, y=y.bfloat16())
         assert torch.is_autocast_enabled("cpu")
-        assert squash(x.double()).dtype == torch.float64
+        assert functional.squash(x.double()).dtype == torch.float64
     assert not inside
     assert torch.equal(result, x @ y.bfloat16().float())
 
@@ -185,13 +172,13 @@ def test_crops_are_normalised_then_summed() -> None:
     """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
     for crops in (1, 2, 13):
         scores = torch.rand(3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        close(combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
+        close(functional.combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
     scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
-    assert combine_crops(scores).argmax(1).item() == 1
+    assert functional.combine_crops(scores).argmax(1).item() == 1
     assert scores.sum(1).argmax(1).item() == 0
-    assert combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [[0.25, 0.75]]
+    assert functional.combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [[0.25, 0.75]]
     logits = torch.randn(3, 4, 5)
-    close(combine_crops(logits, logits=True), combine_crops(logits.softmax(2)))
+    close(functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2)))
 
 
 def by_label(scores: list[float], labels: list[int]) -> list[int]:
@@ -208,19 +195,19 @@ def test_predictions_by_label_equal_the_loops() -> None:
         scores = torch.rand(200, 5, generator=generator)
         labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
         expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
-        assert predictions_by_label(scores, labels).tolist() == expected
+        assert functional.predictions_by_label(scores, labels).tolist() == expected
     for row, prediction in [([0.9, 0.1, 0.2], [0, 0]), ([0.8, 0.9, 0.2], [1, 0]), ([0.1, 0.9, 0.8], [1, 2])]:
-        assert predictions_by_label(torch.tensor([row]), torch.tensor([[0, 0]])).tolist() == [prediction]
+        assert functional.predictions_by_label(torch.tensor([row]), torch.tensor([[0, 0]])).tolist() == [prediction]
 
 
 def test_only_images_outside_the_unit_range_are_rescaled() -> None:
     """Each image is rescaled by itself; an image of one colour stays finite."""
     images = torch.rand(4, 2, 5, 5)
-    assert in_unit_range(images).equal(images)
+    assert functional.in_unit_range(images).equal(images)
     pixels = torch.rand(3, 2, 6, 6)
     pixels[0, :, 1:] = 1  # mostly bright: standardised, its brightest pixel is below 1
     standardised = (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std((1, 2, 3), keepdim=True)
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     assert standardised[0].max() < 1
-    close(in_unit_range(standardised), (pixels - low) / (high - low))
-    assert not in_unit_range(torch.full((1, 1, 2, 2), -3.0)).any()
+    close(functional.in_unit_range(standardised), (pixels - low) / (high - low))
+    assert not functional.in_unit_range(torch.full((1, 1, 2, 2), -3.0)).any()

@@ -70,6 +70,7 @@ print("imported by report:", [name for name in ("torch", "lightning") if name in
 """
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_help_lists_and_reports_import_no_torch(tmp_path: Path) -> None:
     """A report draws curves with matplotlib."""
@@ -95,7 +96,7 @@ def test_every_module_has_a_layer() -> None:
     named = {name.strip() for layer in layers for name in layer.split("|")}
     modules = {f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)}
     assert modules - named <= {module_of(name) for name in commands()}
-    assert named - modules == {"benchmarks", "hydra_plugins.capsule_lab_plugins"}
+    assert named - modules == {"benchmarks", "hydra_plugins.capsule_lab_plugins", "toynorb"}
 
 
 def test_package_exports_every_public_name_of_its_modules() -> None:
@@ -151,6 +152,7 @@ for layer in DenseCapsules(32, 6, 3, 4, routing=DynamicRouting), conv:
 """
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_layers_train_with_torch_alone() -> None:
     """One line on stderr reports the missing numba; votes are then summed by matrix products.

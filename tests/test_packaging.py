@@ -12,12 +12,12 @@ from tests.helpers.commands import ROOT, Ended, interpreter
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = [name for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps") if (ROOT / name).is_dir()]
+FOLDERS = [name for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb") if (ROOT / name).is_dir()]
 FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
 IN_THE_WHEEL = sorted(
     re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", file)
     for file in FILES
-    if file.endswith((".py", ".yaml", ".html", "py.typed"))
+    if file.endswith((".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", "py.typed"))
 )
 
 

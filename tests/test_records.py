@@ -122,6 +122,7 @@ def other_commands() -> list[tuple[str, ...]]:
     return sorted(word for word in named if word[0] != "train")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("command", ["analyse", "attack", "bench", "evaluate"])
 def test_other_recorded_commands_compose(command: str) -> None:
     assert {name for name, *_ in other_commands()} == {"analyse", "attack", "bench", "evaluate"}
@@ -146,3 +147,14 @@ def test_archived_runs_are_recorded(name: str) -> None:
         folders = {name.partition("/")[0] for name in archive.getnames() if name.endswith("/config.yaml")}
     assert {folder for folder in folders if folder.rpartition("-")[2] not in recorded} == set()
     assert len(folders) > 10
+
+
+def test_records_name_no_folder_of_a_machine() -> None:
+    kinds = (".csv", ".html", ".json", ".md", ".yaml")
+    contents = {path.name: path.read_bytes() for path in RESULTS.iterdir() if path.suffix in kinds}
+    for path in RESULTS.glob("*.tar.gz"):
+        with tarfile.open(path) as archive:
+            files = [archive.extractfile(name) for name in archive.getnames() if name.endswith(kinds)]
+            contents[path.name] = b"".join(file.read() for file in files if file is not None)
+    assert len(contents) > 100
+    assert [name for name, content in contents.items() if re.search(rb"[= \"']/(tmp|home|root|work)/", content)] == []

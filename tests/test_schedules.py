@@ -144,12 +144,10 @@ MARGIN = {
         ("hinton2018_scaled", "margin", 6_000, {step // 50: MARGIN[step] for step in [*MARGIN][:7]}, 6e-5),
         *(
             (name, "learning_rate", 5_000, {0: 3e-3, 5_000: 3e-5}, 3e-7)
-            for name in ("hinton2018_scaled", "em_linear_margin", "em_margin_per_epoch")
+            for name in ("hinton2018_scaled", "em_linear_margin")
         ),
         ("cosine_warmup", "learning_rate", 1_000, {0: 3e-5, 25: 5.15e-4, 50: 1e-3, 525: 5e-4, 1_000: 0.0}, 1e-9),
-        ("rising_iterations", "routing_iterations", 900, {0: 1, 299: 1, 300: 2, 600: 3, 900: 3}, 0),
         ("em_linear_margin", "margin", 5_000, {0: 0.2, 2_500: 0.55, 5_000: 0.9}, 1e-9),
-        ("em_margin_per_epoch", "margin", 5_000, {0: 0.2, 379: 0.2, 380: 0.3, 7 * 380: 0.9, 5_000: 0.9}, 1e-9),
     ],
 )
 def test_shipped_schedule_has_the_expected_values(

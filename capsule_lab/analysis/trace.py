@@ -144,10 +144,10 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     first = traces[0]
     votes: list[Any] = [trace.given for trace in traces]
     inputs = (
-        Votes(*_joined(*votes))._replace(weight=votes[0].weight) if isinstance(first.given, Votes) else torch.cat(votes)
+        Votes(*joined(*votes))._replace(weight=votes[0].weight) if isinstance(first.given, Votes) else torch.cat(votes)
     )
     numbered = zip(*(trace.iterations for trace in traces), strict=True)
-    iterations = (RoutingTrace(same[0].iteration, *_joined(*(record[1:] for record in same))) for same in numbered)
+    iterations = (RoutingTrace(same[0].iteration, *joined(*(record[1:] for record in same))) for same in numbered)
     return replace(
         first,
         iterations=tuple(iterations),
@@ -160,10 +160,21 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
 
 def joined_capsules(records: Sequence[Capsules]) -> Capsules:
     """Concatenate the capsules of several batches."""
-    return Capsules(*_joined(*records))
+    return Capsules(*joined(*records))
 
 
-def _joined(*records: Sequence[Tensor | None]) -> Any:
+def joined_outputs(outputs: Sequence[CapsuleOutput]) -> CapsuleOutput:
+    """Concatenate a network's outputs for several batches."""
+    scores, capsules, logits = zip(*outputs, strict=True)
+    return CapsuleOutput(
+        torch.cat(scores),
+        None if capsules[0] is None else joined_capsules(capsules),
+        None if logits[0] is None else torch.cat(logits),
+    )
+
+
+def joined(*records: Sequence[Tensor | None]) -> Any:
+    """Concatenate each field of several records; ``None`` for a field that they do not have."""
     return [None if column[0] is None else torch.cat(column) for column in zip(*records, strict=True)]
 
 

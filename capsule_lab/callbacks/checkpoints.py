@@ -45,12 +45,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EmbedConfig(Callback):
-    """Adds configuration, provenance, time, precision, last validation and curves to every checkpoint."""
+    """Adds configuration, provenance, input form, time, precision, last validation and curves to every checkpoint."""
 
-    def __init__(self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec) -> None:
+    def __init__(
+        self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec, input_form: dict[str, Any]
+    ) -> None:
         self.config = config
         self.provenance = provenance
         self.spec = spec
+        self.input_form = input_form
         self.seconds_before = self.cpu_seconds_before = 0.0
         self.steps_before = 0
         self.val: dict[str, float] = {}
@@ -85,19 +88,20 @@ class EmbedConfig(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         following = epoch_metrics(trainer) if self.epoch_ends else None
-        checkpoint["capsule_lab"] = {
+        checkpoint["capsule_lab"] = {  # precision: the value of auto here; threads: at the start of training
             "format": FORMAT,
             "version": version("capsule-lab"),
             "config": to_container(self.config),
             "provenance": self.provenance,
             "spec": dataclasses.asdict(self.spec),
+            "input_form": self.input_form,
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
             "val": self.val,
             "val_step": self.val_step,
             "curves": "".join(table.content(following) for table in _tables(trainer)),
-            "precision": trainer.precision,  # the value of auto here
-            "threads": self.threads,  # at the start of training
+            "precision": trainer.precision,
+            "threads": self.threads,
         }
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
-from capsule_lab.analysis.learning import (
-    floor_warnings,
-    measure_gradient,
-    measure_layers,
-    min_variance,
-    quantities,
-    relative_steps,
-)
+from capsule_lab.analysis import learning as measures
 from capsule_lab.callbacks.figures import logged_step
 from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF
@@ -69,9 +60,9 @@ class LearningDiagnostics(Callback):
             return
         batch = first_images(batch, self.images)
         network, loss = cast(Any, pl_module).network, _loss_on(pl_module, batch)
-        gradient = measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
-        layers = measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
-        self.step, self.found = trainer.global_step, quantities(gradient, layers)
+        gradient = measures.measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
+        layers = measures.measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
+        self.step, self.found = trainer.global_step, measures.quantities(gradient, layers)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if self.step is not None and trainer.is_global_zero:
@@ -83,15 +74,13 @@ class LearningDiagnostics(Callback):
             return
         if trainer.is_global_zero:
             parameters = cast(Any, pl_module).network.named_parameters()
-            steps = relative_steps(self.before, {name: parameter.detach() for name, parameter in parameters})
+            steps = measures.relative_steps(self.before, {name: parameter.detach() for name, parameter in parameters})
             row = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
             self.rows.append({"step": self.step, **row})
-            text = io.StringIO(newline="")
-            columns = {name: None for line in self.rows for name in line}  # in order
-            writer = csv.DictWriter(text, [*columns], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-            write_text(Path(trainer.default_root_dir) / "learning.csv", text.getvalue())
+            import pandas as pd  # takes a moment, and few runs measure
+
+            text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
+            write_text(Path(trainer.default_root_dir) / "learning.csv", text)
             for logger in trainer.loggers:
                 logger.log_metrics({f"learning/{name}": value for name, value in row.items()}, logged_step(trainer))
         self.step, self.before = None, {}
@@ -128,9 +117,10 @@ class VarianceFloor(Callback):
         network = cast(Any, pl_module).network
         if not first or not isinstance(network, AbstractCapsuleNetwork):
             return
-        if any(min_variance(module) for module in network.modules() if isinstance(module, AbstractRouting)):
-            layers = measure_layers(network, batch.images[: self.images])  # in all processes: layers may communicate
-            for warning in floor_warnings(layers):
+        if any(measures.min_variance(module) for module in network.modules() if isinstance(module, AbstractRouting)):
+            # in all processes: layers may communicate
+            layers = measures.measure_layers(network, batch.images[: self.images])
+            for warning in measures.floor_warnings(layers):
                 if trainer.is_global_zero:
                     log.warning("%s", warning)
 

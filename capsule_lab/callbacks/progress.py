@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, TextIO, cast
 
 import lightning as L
@@ -189,5 +190,6 @@ class ProgressBar(ProgressLines):
 
 
 def progress_callback() -> Callback:
-    """Return ``ProgressBar`` on a terminal, else ``ProgressLines``."""
-    return ProgressBar() if sys.stdout.isatty() else ProgressLines()
+    """Return ``ProgressBar`` on a terminal and in a notebook with ipywidgets, else ``ProgressLines``."""
+    in_notebook = Console().is_jupyter and find_spec("ipywidgets") is not None  # without, rich prints a warning instead
+    return ProgressBar() if sys.stdout.isatty() or in_notebook else ProgressLines()

@@ -80,6 +80,8 @@ def _override(word: str, command: str) -> str:
         raise ConfigError(f"{word} would only create an empty folder; expected train.directory=… or CAPSULE_LAB_RUNS")
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"
+    if (command, key) == ("predict", "images") and "," in value and not value.startswith("["):
+        return f"{key}=[{','.join(quoted(str(expanded(path))) for path in value.split(',') if path)}]"
     if is_pair or word.startswith("~"):
         return word
     overrides = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]

@@ -67,8 +67,9 @@ def _file_of(command: str) -> dict[str, Any]:
 
 @functools.cache
 def evaluators() -> list[str]:
-    """Return the names of the commands that evaluate weights; their configurations require ``ckpt``."""
-    return [name for name in commands() if _file_of(name).get("ckpt") == "???"]
+    """Return the names of the commands that measure weights; their configurations require ``ckpt``."""
+    others = ("explorer", "export", "predict")  # which have no result for a table
+    return [name for name in commands() if _file_of(name).get("ckpt") == "???" and name not in others]
 
 
 def groups() -> list[str]:
@@ -164,16 +165,22 @@ def overrides_of(config: DictConfig) -> tuple[str, ...]:
 
 _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by command and key
     **dict.fromkeys(("name", "contains", "table", "rows", "columns", "seeds"), object),  # checked when they are read
+    "predict.images": object,  # checked when it is read
+    "predict.to": Literal["table", "json", "csv"],
+    "predict.polarity": Literal["auto", "dark_on_light", "light_on_dark"],
+    "export.to": Literal["onnx", "torch_export", "safetensors"],
     "train.test": Literal["best", "last", "none"],
     "class_routing": dict | None,
     "split": Literal["test", "val"],
     "couplings": Literal["trained", "equal"],
-    "objective": Literal["cross_entropy", "margin", "dlr", "training"],
+    "objective": Literal["cross_entropy", "margin", "training"],
     "space": Literal["input", "grey_levels"],
     "epsilons": list[float] | None,
     "difference": float | None,
     "trust": list[str] | str | None,
-    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes"), int | None),
+    "explorer.beside": list[str] | str | None,
+    "explorer.precision": Literal["f16", "f32"],
+    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes", "size"), int | None),
     **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),
     **dict.fromkeys(("figures.images", "train.seed"), int),
 }

@@ -15,7 +15,7 @@ _NOT_HASHED = (
     *("name", "ckpt", "train.resume", "train.directory", "trainer.max_time", "logger", "data.directory"),
     *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
     *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
-    *("data.on_device", "module.cuda_graphs"),  # results are the same
+    *("data.on_device", "data.workers", "module.cuda_graphs"),  # results are the same
 )
 
 

@@ -52,7 +52,9 @@ def function_options(group: str) -> dict[str, FunctionOption]:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
                 target, described = f"{package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
-                options[node.name] = FunctionOption(target, described.partition("\n")[0], _defaults(node))
+                arguments = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                defaults = {each.arg: "???" if value is None else ast.literal_eval(value) for each, value in arguments}
+                options[node.name] = FunctionOption(target, described.partition("\n")[0], defaults)
     return dict(sorted(options.items()))
 
 
@@ -65,11 +67,6 @@ def described_without_file(group: str) -> dict[str, str]:
 def _name(decorator: ast.expr) -> str:
     """Return ``attack`` for ``@attack`` and for ``@attack(…)``."""
     return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
-
-
-def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
-    arguments = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return {argument.arg: "???" if default is None else ast.literal_eval(default) for argument, default in arguments}
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from capsule_lab.system.discovery import classes_in
 if TYPE_CHECKING:  # for editors and type checkers, which cannot list the folder
     from capsule_lab.data.affnist import AffNISTDataModule
     from capsule_lab.data.cifar10 import CIFAR10DataModule
+    from capsule_lab.data.folder import PictureFolder
     from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule
     from capsule_lab.data.mnist import MNISTDataModule
     from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
@@ -18,8 +18,13 @@ from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import DataError, check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from capsule_lab.data.formats.pictures import Polarity
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +131,54 @@ class AbstractDataModule(L.LightningDataModule):
     @abstractmethod
     def spec(self) -> DataSpec:
         """Specification of the images that the network receives; may be a class attribute."""
+
+    def use_spec(self, spec: DataSpec) -> None:
+        """Take what would be read from files, such as the names of classes, from the specification in a checkpoint.
+
+        Call it right after construction. By default nothing of ``spec`` is read from files.
+        """
+
+    @property
+    def input_form(self) -> dict[str, Any]:
+        """How ``from_picture`` makes the network's input; plain JSON, recorded in every checkpoint.
+
+        ``kind`` is ``"digit"``: one drawn digit as in MNIST, with its ``polarity``; or ``"photograph"``, fitted to
+        ``size``, ``[height, width]``, and ``channels`` as ``fit`` states (see ``formats.pictures.fitted``), with
+        ``background`` where it is transparent. Of any other kind, the input is not made of one picture.
+        """
+        channels, *size = self.spec.image_shape
+        return {"kind": "photograph", "size": size, "channels": channels, "fit": "crop", "background": "white"}
+
+    def from_picture(self, picture: Image.Image, *, polarity: Polarity = "auto") -> Tensor:
+        """Return what the network receives for a picture: float32 ``(channel, height, width)``, not augmented.
+
+        Args:
+            picture: of any size and mode.
+            polarity: of a drawn digit, see ``formats.pictures.as_digit``; photographs have none.
+
+        Raises:
+            DataError: if the input is not made of one picture, or if a picture of a digit is blank.
+        """
+        stored = self.stored_picture(picture, polarity)[None]
+        return self.transform(stored, torch.zeros(1, dtype=torch.int64), augment=False)[0]
+
+    def stored_picture(self, picture: Image.Image, polarity: Polarity = "auto") -> Tensor:
+        """Return a picture as ``Images`` store it, uint8 ``(channel, height, width)``; see ``from_picture``."""
+        from capsule_lab.data.formats import pictures
+
+        form = self.input_form
+        check_choice("polarity", polarity, ("auto", "light_on_dark", "dark_on_light"))
+        if form["kind"] == "digit":
+            return pictures.as_digit(picture, polarity)
+        if form["kind"] != "photograph":
+            raise DataError(
+                f"the network's input is {form['kind']}, which is not made of one picture; expected a network that was "
+                "trained on single digits or photographs: use evaluate for this one"
+            )
+        height, width = form["size"]
+        opaque = pictures.opaque(picture, form["background"])
+        fitted = pictures.fitted(opaque, (width, height), form["fit"], form["background"])
+        return pictures.as_pixels(fitted, form["channels"])
 
     def load(self, *, train: bool) -> Images:
         """Load the training or the test images."""

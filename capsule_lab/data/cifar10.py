@@ -106,6 +106,10 @@ class CIFAR10DataModule(AbstractDataModule):
         classes = () if self.uses_standin else CLASSES
         return DataSpec(image_shape=(3, self.crop, self.crop), num_classes=len(CLASSES), classes=classes)
 
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return super().input_form | {"size": [SIZE, SIZE]}  # transform() crops
+
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             return standardise(as_float(crop_at(images, centre_corner(SIZE, self.crop), self.crop)))

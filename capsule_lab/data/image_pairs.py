@@ -85,6 +85,10 @@ class ImagePairs(AbstractDataModule):
         images: DataSpec = cast(Any, super()).spec  # of the DataModule that follows
         return replace(images, change=CHANGES[self.change])
 
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return {"kind": "a pair of images"}
+
     def describe(self) -> dict[str, Any]:
         facts = super().describe()
         return facts | {"name": f"pairs of {facts['name']}"}

@@ -18,11 +18,53 @@ from capsule_lab.errors import DataError
 from capsule_lab.types import Batch
 
 
+class Rows:
+    """Some images of a file that is mapped into memory; a subset of them is a list of rows, and copies no image.
+
+    It has those attributes of a tensor ``(n, channel, height, width)`` that ``Images`` and ``InMemory`` use.
+
+    Args:
+        stored: all images of the file, from ``torch.from_file``.
+        rows: ``(n,)``, the index of each image in ``stored``.
+    """
+
+    _BLOCK = 2**28  # ours: bytes that are copied to a device at once
+
+    def __init__(self, stored: UInt8[Tensor, "all channel height width"], rows: Int64[Tensor, " n"]) -> None:
+        self.stored, self.rows = stored, rows
+        self.shape = torch.Size((len(rows), *stored.shape[1:]))
+        self.dtype, self.ndim, self.device = stored.dtype, stored.ndim, stored.device
+        self.nbytes = self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Int64[Tensor, " some"]) -> Rows:
+        return Rows(self.stored, self.rows[index])
+
+    def read(self) -> UInt8[Tensor, "n channel height width"]:
+        """Return the images as a tensor."""
+        rows, order = self.rows.sort()  # in the order of the file, so that each page is read once
+        images = torch.empty(self.shape, dtype=self.dtype)
+        images[order] = self.stored[rows]
+        return images
+
+    def to(self, device: torch.device) -> Rows | Tensor:
+        """Copy the images to ``device``, in blocks; on the CPU they stay in the file."""
+        if device.type == "cpu":
+            return self
+        images = torch.empty(self.shape, dtype=self.dtype, device=device)
+        step = max(1, self._BLOCK // self.shape[1:].numel())
+        for first in range(0, len(self), step):
+            images[first : first + step] = self.stored[self.rows[first : first + step]].to(device)
+        return images
+
+
 class Images(NamedTuple):
     """A labelled set of images as stored.
 
     Attributes:
-        images: ``(n, channel, height, width)`` uint8.
+        images: ``(n, channel, height, width)`` uint8; ``Rows`` for images that stay in a file.
         labels: ``(n,)`` classes.
         factors: ``(n, factor)``, how each image was taken; ``None`` if unknown.
     """
@@ -93,7 +135,9 @@ class InMemory(Dataset[Batch]):
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
         index, _ = batch
         chosen = self.data.subset(index)
-        return Batch(chosen.images, chosen.labels, self.key(*batch), chosen.factors)
+        images: Tensor | Rows = chosen.images
+        pixels = images.read() if isinstance(images, Rows) else images
+        return Batch(pixels, chosen.labels, self.key(*batch), chosen.factors)
 
     def key(self, index: Tensor, epoch: int) -> Tensor:
         """Return the keys of samples."""

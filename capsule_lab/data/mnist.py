@@ -21,6 +21,8 @@ from capsule_lab.types import DataSpec
 
 SIZE = 28  # LeCun 1998: pixels a side
 SERVERS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")  # torchvision 0.29
+DIGIT = {"kind": "digit", "polarity": "light_on_dark", "size": [SIZE, SIZE], "channels": 1, "background": "black"}
+"""``input_form`` of MNIST; its box and centre are those of ``formats.pictures.as_digit``."""
 ARCHIVES = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -74,6 +76,10 @@ class MNISTDataModule(AbstractDataModule):
     @property
     def spec(self) -> DataSpec:
         return DataSpec(image_shape=(1, SIZE, SIZE), num_classes=10)
+
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return DIGIT
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         pixels = to_unit_interval(images)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.loader import InMemory
-from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
+from capsule_lab.data.mnist import DIGIT, SIZE, MNISTFiles, check_shift
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from capsule_lab.data.formats.pictures import Polarity
 
 PAD = 6  # official code of Sabour 2017, README: "shift 6, pad 6"
 
@@ -50,6 +55,14 @@ class ExpandedMNISTDataModule(AbstractDataModule):
     def spec(self) -> DataSpec:
         size = SIZE + 2 * self.pad
         return DataSpec(image_shape=(1, size, size), num_classes=10)
+
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return DIGIT | {"size": list(self.spec.image_shape[1:])}
+
+    def from_picture(self, picture: Image.Image, *, polarity: Polarity = "auto") -> Tensor:
+        """Place the digit in the middle; see ``AbstractDataModule.from_picture``."""
+        return torch.nn.functional.pad(to_unit_interval(self.stored_picture(picture, polarity)), (self.pad,) * 4)
 
     def describe(self) -> dict[str, Any]:
         return placed(super().describe(), self.pad)

@@ -9,18 +9,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from capsule_lab.data import transforms
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
 from capsule_lab.data.splits import Indices
 from capsule_lab.data.standins.digits import StandinDigits
-from capsule_lab.data.transforms import (
-    affine,
-    random_bits,
-    random_shift,
-    random_uniform,
-    to_unit_interval,
-)
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
@@ -96,6 +90,10 @@ class MultiMNISTDataModule(AbstractDataModule):
         size = SIZE + 2 * self.pad
         return DataSpec(image_shape=(1, size, size), num_classes=10, labels_per_image=2)
 
+    @property
+    def input_form(self) -> dict[str, Any]:
+        return {"kind": "two overlapping digits"}
+
     def describe(self) -> dict[str, Any]:
         facts = super().describe()
         return facts | {"name": f"pairs of digits of {facts['name']}"}
@@ -125,15 +123,17 @@ class MultiMNISTDataModule(AbstractDataModule):
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Place each digit at random, also without ``augment``: the keys determine the positions, see ``dataset``."""
-        canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)
+        canvas = torch.nn.functional.pad(transforms.to_unit_interval(images), (self.pad,) * 4)
         if self.placing == "shift":
-            return random_shift(canvas, key, self.shift, _FIRST)
+            return transforms.random_shift(canvas, key, self.shift, _FIRST)
         most = canvas.shape[3] / 5  # from the same tutorial
         ranges = [(-_TURN, _TURN), _SCALE, (-most, most), (-most, most)]
-        drawn = (random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
+        drawn = (transforms.random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
         rotation, scale, right, down = drawn
         shear = torch.zeros_like(scale)
-        return affine(canvas, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down)
+        return transforms.affine(
+            canvas, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down
+        )
 
 
 class Pairs(InMemory):
@@ -175,7 +175,7 @@ class Pairs(InMemory):
     def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         """Draw a partner for each image of ``first``, see ``same_class``."""
         label = self.data.labels[first]
-        rank = random_bits(key, _PARTNER) % self.partners_of_class[label]  # among images ordered by class
+        rank = transforms.random_bits(key, _PARTNER) % self.partners_of_class[label]  # among images ordered by class
         if self.same_class == "never":  # leave out its own class
             left_out, width = self.starts[label], self.counts[label]
         else:  # leave out the image itself

@@ -9,23 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_lab.data import transforms
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import smallnorb as files
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.splits import Indices, Viewpoints, split_by_instance, split_by_viewpoint
 from capsule_lab.data.standins.smallnorb import RenderedToys, StandIn
-from capsule_lab.data.transforms import (
-    as_float,
-    centre_corner,
-    contrast,
-    crop,
-    crop_at,
-    random_integers,
-    random_uniform,
-    standardise,
-    thirteen_corners,
-)
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
@@ -71,7 +61,7 @@ class SmallNORBFiles(PublishedFiles):
 class SmallNORBDataModule(AbstractDataModule):
     """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels reduced to 48x48, then cropped to 32x32.
 
-    The stand-in is ``data.standins.toynorb``, rendered into ``<directory>/toynorb`` when it is first needed.
+    The stand-in is ``toynorb``, rendered into ``<directory>/toynorb`` when it is first needed.
 
     ``preprocessing="official"`` follows the official code: brightness, contrast about each channel's mean, crop, then
     standardisation (mean 0 and standard deviation 1 over both channels of the crop). This last step cancels the
@@ -169,6 +159,12 @@ class SmallNORBDataModule(AbstractDataModule):
         shape = (channels, self.crop, self.crop)
         return DataSpec(image_shape=shape, num_classes=len(files.CLASSES), classes=files.CLASSES, factors=factors)
 
+    @property
+    def input_form(self) -> dict[str, Any]:
+        if self.stereo == "channels":
+            return {"kind": "a stereo pair"}
+        return super().input_form | {"size": [files.SIZE, files.SIZE]}
+
     def load(self, *, train: bool) -> Images:
         pairs = super().load(train=train)
         return pairs if self.stereo == "channels" else _separate(pairs)
@@ -197,28 +193,30 @@ class SmallNORBDataModule(AbstractDataModule):
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         if self.test_crops == 1 or name not in self.test_names:
             return super().transform_batch(batch, name)
-        corners = thirteen_corners(files.SIZE, self.crop)
+        corners = transforms.thirteen_corners(files.SIZE, self.crop)
         return batch._replace(images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1))
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
-            return self._still(images, centre_corner(files.SIZE, self.crop))
-        top, left = (random_integers(key, stream, 0, files.SIZE - self.crop) for stream in (_TOP, _LEFT))
+            return self._still(images, transforms.centre_corner(files.SIZE, self.crop))
+        top, left = (transforms.random_integers(key, stream, 0, files.SIZE - self.crop) for stream in (_TOP, _LEFT))
         pixels = images.float()
         if self.preprocessing == "official":
-            return standardise(crop(self._jitter(pixels, key), top, left, self.crop))
-        return self._jitter(crop(standardise(pixels), top, left, self.crop), key)
+            return transforms.standardise(transforms.crop(self._jitter(pixels, key), top, left, self.crop))
+        return self._jitter(transforms.crop(transforms.standardise(pixels), top, left, self.crop), key)
 
     def _jitter(self, pixels: Tensor, key: Tensor) -> Tensor:
-        added = random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
+        added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
         brighter = pixels + added[:, None, None, None]
-        return contrast(brighter, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast))
+        return transforms.contrast(
+            brighter, transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
+        )
 
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
         """Return the preprocessed crop at ``corner``, without augmentation."""
         if self.preprocessing == "official":
-            return standardise(crop_at(as_float(images), corner, self.crop))
-        return crop_at(standardise(as_float(images)), corner, self.crop)
+            return transforms.standardise(transforms.crop_at(transforms.as_float(images), corner, self.crop))
+        return transforms.crop_at(transforms.standardise(transforms.as_float(images)), corner, self.crop)
 
 
 def _column(images: Images, factor: str) -> Tensor:

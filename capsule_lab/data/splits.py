@@ -21,12 +21,12 @@ FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smal
 }
 
 
-def parse_share(share: float | str) -> Fraction:
-    """Parse the option ``validation_share``, a number or a fraction such as ``"1/6"``."""
+def parse_share(share: float | str, option: str = "data.validation_share") -> Fraction:
+    """Parse an option such as ``validation_share``, a number or a fraction such as ``"1/6"``."""
     try:
         return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
     except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"data.validation_share is {share!r}; expected a number or a fraction such as 1/6") from error
+        raise ValueError(f"{option} is {share!r}; expected a number or a fraction such as 1/6") from error
 
 
 def split_validation(

@@ -47,8 +47,10 @@ def route(
         return procedure(FusedVotes(votes), activations)
     if choice == "reference":
         return procedure(PlainVotes(dense_votes(votes.poses, votes.weight)), activations)
-    rows = len(votes.poses)
-    if votes.poses.device.type == "cpu" and on_iteration is None and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():  # a split would fix the size of the batch
+        return procedure(MatmulVotes(dense_votes(votes.poses, votes.weight)), activations)
+    rows = votes.poses.shape[0]
+    if votes.poses.device.type == "cpu" and on_iteration is None:
         rows = _rows_in_cache(votes, normalise.rows_per_image if normalise else 1)
     chunks = votes.poses.split(max(rows, 1))
     of_chunks = [None] * len(chunks) if activations is None else activations.split(max(rows, 1))
@@ -69,5 +71,7 @@ def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
 
 def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
     """Softmax over all entries of an image that belong to one child; ``None`` if there is no fused kernel."""
+    if torch.compiler.is_exporting():  # other programs do not have our operators
+        return None
     kernels = fused_kernels(log_couplings.device.type)
     return ops.softmax_by_child(log_couplings, child, children) if hasattr(kernels, "softmax_by_child") else None

@@ -87,7 +87,7 @@ class ConvCapsules(nn.Module):
             normalise=build_normaliser(self.routing.normalisation, self.windows),
             on_iteration=on_iteration,
         )
-        by_image = len(poses), self.windows.positions * parents.poses.shape[1]
+        by_image = poses.shape[0], self.windows.positions * parents.poses.shape[1]
         poses = parents.poses.reshape(*by_image, parents.poses.shape[2])
         logits = None if parents.logits is None else parents.logits.reshape(by_image)
         return Capsules(poses, parents.activations.reshape(by_image), logits)

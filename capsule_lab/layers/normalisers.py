@@ -32,7 +32,7 @@ class WindowNormaliser(Normaliser):
 
     def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
         """Sum the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
-        sums = values.new_zeros(len(values), self.windows.child_count)
+        sums = values.new_zeros(values.shape[0], self.windows.child_count)
         return sums.index_add(1, child, values)
 
     def _by_type(self, log_couplings: Tensor) -> Float[Tensor, "batch position parent place type"]:
@@ -54,8 +54,8 @@ class AllParents(WindowNormaliser):
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
-        log_largest = log_here.new_full((len(log_here), windows.child_count), -torch.inf)
-        log_largest = log_largest.scatter_reduce(1, child.expand(len(log_here), -1), log_here.detach(), "amax")
+        log_largest = log_here.new_full((log_here.shape[0], windows.child_count), -torch.inf)
+        log_largest = log_largest.scatter_reduce(1, child.expand(log_here.shape[0], -1), log_here.detach(), "amax")
         log_largest = log_largest.index_select(1, child)
         total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)
         log_total = (log_largest + total.log()).view(-1, 1, windows.places)

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input
 
+from capsule_lab import functional
 from capsule_lab.errors import check_choice, check_number, check_sizes
-from capsule_lab.functional import (
-    HALF,
-    SQUASHES,
-    Squash,
-    exponential_squash,
-    exponential_squash_logits,
-    length,
-    same_padding,
-    truncated_normal_,
-)
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -68,28 +59,30 @@ class PrimaryCapsules(nn.Module):
         uniform_coupling: bool = True,
         leaky: bool = False,
         relu: bool = False,
-        squash: Squash = "squash",  # Sabour 2017, equation 1
+        squash: functional.Squash = "squash",  # Sabour 2017, equation 1
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
         check_sizes("the layer of primary capsules", types=types, dim=dim, kernel_size=kernel_size, stride=stride)
         check_number("weight_std", weight_std, above=0)
         check_choice("padding", padding, get_args(Padding))
-        check_choice("squash", squash, get_args(Squash))
+        check_choice("squash", squash, get_args(functional.Squash))
         self.types = types
         self.dim = dim
         self.padding = padding
         self.relu = relu
-        self.squash = SQUASHES[squash]
+        self.squash = functional.SQUASHES[squash]
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
         self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
-        truncated_normal_(self.conv.weight, weight_std)
+        functional.truncated_normal_(self.conv.weight, weight_std)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         if self.padding == "same":
             size = (features.shape[2], features.shape[3])
-            features = nn.functional.pad(features, same_padding(size, self.conv.kernel_size[0], self.conv.stride[0]))
+            features = nn.functional.pad(
+                features, functional.same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
+            )
         total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
@@ -98,7 +91,7 @@ class PrimaryCapsules(nn.Module):
             total = total.relu()
         total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = self.squash.poses(total)
-        return Capsules(poses, length(poses), self.squash.logits(total))
+        return Capsules(poses, functional.length(poses), self.squash.logits(total))
 
 
 class DepthwisePrimaryCapsules(nn.Module):
@@ -150,8 +143,8 @@ class DepthwisePrimaryCapsules(nn.Module):
         else:
             total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
-        poses = exponential_squash(total)
-        return Capsules(poses, length(poses), exponential_squash_logits(total))
+        poses = functional.exponential_squash(total)
+        return Capsules(poses, functional.length(poses), functional.exponential_squash_logits(total))
 
 
 class _TypeNorm(nn.BatchNorm3d):
@@ -203,8 +196,8 @@ class LinearPrimaryCapsules(nn.Module):
         pose_norm = _TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
         self.pose_norm = pose_norm if norm else nn.Identity()
         self.activation_norm = nn.BatchNorm2d(types) if norm else nn.Identity()
-        truncated_normal_(self.pose.weight, pose_std)
-        truncated_normal_(self.activation.weight, activation_std)
+        functional.truncated_normal_(self.pose.weight, pose_std)
+        functional.truncated_normal_(self.activation.weight, activation_std)
         if bias:
             nn.init.zeros_(cast(Tensor, self.pose.bias))
             nn.init.zeros_(cast(Tensor, self.activation.bias))
@@ -248,7 +241,7 @@ def _by_position(
 
 def _float32_of_half(features: Tensor) -> Tensor:
     """Cast half precision to float32, because autocast ends here."""
-    return features.float() if features.dtype in HALF else features
+    return features.float() if features.dtype in functional.HALF else features
 
 
 class StridedConv2d(nn.Conv2d):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
@@ -219,17 +219,13 @@ class AbstractModule(L.LightningModule):
         Without weight decay there is one group, whose steps torch computes together. If gradients are ``clipped``, the
         optimizer is not fused, as Lightning cannot clip the gradients of a fused one.
         """
-        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        optimizer = self.optimizer(self.network.parameters(), lr=1.0)
         options = {"fused": False} if clipped and optimizer.defaults.get("fused") else {}
         if options:
-            optimizer = self.optimizer(self.parameters_to_train(), lr=1.0, **options)
+            optimizer = self.optimizer(self.network.parameters(), lr=1.0, **options)
         if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
             return optimizer
         return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options)
-
-    def parameters_to_train(self) -> Iterable[nn.Parameter]:
-        """Return the parameters for the optimizer."""
-        return self.network.parameters()
 
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)

@@ -29,7 +29,10 @@ class AbstractImageNetwork(nn.Module, ABC):
         channel, height, width = image_shape
         if min(height, width) < smallest:
             name = type(self).__name__
-            raise ValueError(f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}")
+            raise ValueError(
+                f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}: use larger images, such as "
+                f"data.size={smallest} with data=folder, or smaller kernels"
+            )
         self.image_shape = (channel, height, width)
         return self.image_shape
 

@@ -14,6 +14,7 @@ strides and kernels: ``conf/experiment/mazzia2021``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
@@ -36,7 +37,10 @@ from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 Normalisation = Literal["batch", "instance", "none"]
 Activation = Literal["relu", "leaky_relu"]
 
+log = logging.getLogger(__name__)
+
 LEAK = 0.3  # Keras's default
+_LARGE_KERNEL = 16  # ours: 9 at the paper's size of MNIST, 13 at 36x36
 NORMALISATION_EPS = 1e-3  # Keras's default
 INITIAL_SCALE = 0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
 
@@ -91,6 +95,14 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
             height, width = ((n - size) // stride + 1 for n in (height, width))
         self.features = nn.Sequential(*features)
         self.primary = primary(channels[-1], (height, width))
+        rows, columns = self.primary.conv.kernel_size
+        if max(rows, columns) > _LARGE_KERNEL:
+            log.warning(
+                "each primary capsule sees feature maps of %dx%d through one kernel of this size; larger model.strides "
+                "such as [2,1,2,2] make both smaller",
+                rows,
+                columns,
+            )
         children, dim = self.primary.count, self.primary.dim
         weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras derives it from the shape
         self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)

@@ -88,7 +88,7 @@ class HeinsenNet(AbstractCapsuleNetwork):
 
     def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
         self.check_images(images)
-        coordinates = self.coordinates.to(images.dtype).expand(len(images), -1, -1, -1)
+        coordinates = self.coordinates.to(images.dtype).expand(images.shape[0], -1, -1, -1)
         capsules = self.primary(self.features(torch.cat([images, coordinates], 1)))  # [b i c]
         parts = self.parts(*capsules[:2])
         classes = self.classes(*parts[:2], on_iteration=on_iteration)  # [b k d]

@@ -17,13 +17,8 @@ from capsule_lab.kernels import AbstractVotes, Backend, check_backend
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 __all__ = [
-    "AbstractRouting",
-    "LayerInfo",
-    "Normalisation",
-    "Normaliser",
-    "RoutingFactory",
-    "build_routing",
-]
+    "AbstractRouting", "LayerInfo", "Normalisation", "Normaliser", "RoutingFactory", "build_routing",
+]  # fmt: skip
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
 """Which parents compete for a child in a convolutional layer, where several positions see each child.

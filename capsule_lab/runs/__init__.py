@@ -12,18 +12,20 @@ Everything else is in the modules of this package, for example ``runs.directorie
 loads neither torch nor Lightning.
 """
 
-from capsule_lab.runs import checkpoints, directories, files, lock, predictions, results, select_run, trust
+from capsule_lab.runs import (
+    checkpoints,
+    directories,
+    files,
+    lock,
+    predictions,
+    ready_weights,
+    results,
+    select_run,
+    trust,
+)
 from capsule_lab.runs.open_run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
 __all__ = [
-    "Run",
-    "checkpoints",
-    "directories",
-    "files",
-    "lock",
-    "open",
-    "predictions",
-    "results",
-    "select_run",
-    "trust",
-]
+    "Run", "checkpoints", "directories", "files", "lock", "open", "predictions", "ready_weights", "results",
+    "select_run", "trust",
+]  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -12,6 +14,12 @@ from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import find_checkpoint
 from capsule_lab.runs.trust import check_record
+from capsule_lab.system.files import atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LARGEST_HEADER = 2**20  # ours: bytes; names, shapes and record of our networks have at most 50 kB
 
 FORMAT = 2
 """Version of the record that ``callbacks.EmbedConfig`` adds; increased when old records become unreadable."""
@@ -34,7 +42,12 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}remove it and train again"
         ) from error
-    record = checkpoint.get("capsule_lab") if type(checkpoint) is dict else None  # exact types, see check_record
+    _check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
+    return checkpoint
+
+
+def _check(record: Any, path: Path) -> None:
+    """Check the record in a file, which has exact types, see ``check_record``."""
     if type(record) is not dict or type(record.get("format")) is not int:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
     if record["format"] != FORMAT:
@@ -43,7 +56,48 @@ def read(path: Path) -> dict[str, Any]:
             f"is {version('capsule-lab')}, which reads format {FORMAT}: use the version that wrote it"
         )
     check_record(record, path)
-    return checkpoint
+
+
+def read_any(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, or a file of ``write_safetensors`` in the form of a checkpoint; run no code in it."""
+    return read_safetensors(path) if path.suffix == ".safetensors" else read(path)
+
+
+def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Write the weights of a network with its record, in plain containers, as JSON in the metadata."""
+    from safetensors.torch import save_file  # imports torch
+
+    # copies: weights in another memory order or with shared memory cannot be written
+    state = {name: weight.contiguous().clone() for name, weight in weights.items()}
+    with atomically(path) as temporary:
+        save_file(state, temporary, metadata={"capsule_lab": json.dumps(record)})
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """Read a file of ``write_safetensors`` in the form of a checkpoint.
+
+    Raises:
+        RunError: if it is damaged, has a header of more than 1 MB, or was not written by ``write_safetensors``.
+    """
+    from safetensors import safe_open
+
+    try:
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _LARGEST_HEADER:
+            raise ValueError(  # noqa: TRY301
+                f"its header has {header} bytes; expected at most {_LARGEST_HEADER}"
+            )
+        with safe_open(path, framework="pt") as opened:
+            record = json.loads((opened.metadata() or {}).get("capsule_lab", "null"))
+            weights = {f"network.{name}": opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:  # from safetensors or json, depending on the damage
+        raise RunError(
+            f"{path} cannot be read as weights ({one_line(error)[:200]}); it is truncated, damaged or another kind of "
+            "file: fetch or export it again"
+        ) from error
+    _check(record, path)
+    return {"capsule_lab": record, "state_dict": weights, "global_step": record.get("step")}
 
 
 def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
 
+_MOST_ITERATIONS = 1000  # ours: a hundred times as many as anybody uses; a billion would never end
 _MORE_BYTES = 2**28  # ours: for buffers that are not saved; our networks have at most a thousandth of it
 
 
@@ -71,6 +72,21 @@ class Run:
                 "what=few_labels"
             )
 
+    def build_data(self) -> AbstractDataModule:
+        """Build the DataModule of training without its files, as predictions need it.
+
+        Raises:
+            RunError: if the configuration in the file does not allow it.
+        """
+        from capsule_lab.config import build  # torch and Lightning
+
+        try:
+            data: AbstractDataModule = build.build_data(self.config)
+            data.use_spec(self.spec)
+        except Exception as error:  # any type, for a record that was changed
+            raise _cannot_be_rebuilt(f"{self.checkpoint} has data that", error) from error
+        return data
+
     @cached_property
     def data(self) -> AbstractDataModule:
         """The DataModule of training; see ``data_with``."""
@@ -88,6 +104,7 @@ class Run:
         config = OmegaConf.create({"data": self.data_config(options)})
         check.check(config)
         data = build.build_data(config)
+        data.use_spec(self.spec)
         data.prepare_data()
         if "_target_" not in options:
             checkpoints.check_same_source(self.checkpoint, self.provenance, data.provenance)
@@ -149,12 +166,12 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     Only classes and functions that ``runs.trust`` allows are imported or called.
 
     Args:
-        path: ``runs/…``, or a ``.ckpt`` file.
+        path: ``runs/…``, or a ``.ckpt`` or ``.safetensors`` file.
         trust: packages besides ours whose classes and functions the configuration in the checkpoint may name, such
             as the package of your networks, routings or data.
     """
     file = directories.find_checkpoint(path)
-    checkpoint = checkpoints.read(file)
+    checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
     check_targets(record.get("config"), trust, file)
     try:
@@ -162,11 +179,15 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     except RunError:
         raise
     except Exception as error:  # any type, if the record is incomplete or does not fit
-        reason = one_line(getattr(error, "__cause__", None) or error)
-        raise RunError(
-            f"{file} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights are "
-            "not in the format of capsule_lab: use another checkpoint, or the version that wrote it"
-        ) from error
+        raise _cannot_be_rebuilt(str(file), error) from error
+
+
+def _cannot_be_rebuilt(what: str, error: Exception) -> RunError:
+    reason = one_line(getattr(error, "__cause__", None) or error)
+    return RunError(
+        f"{what} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights "
+        "are not in the format of capsule_lab: use another checkpoint, or the version that wrote it"
+    )
 
 
 def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
@@ -186,6 +207,7 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
         raise RunError(f"{file} is smaller than its weights, so it was changed: use another checkpoint")
     _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
+    _check_record(spec, module.network)
     module.network.load_state_dict(weights)
     return Run(
         module=module.eval(),
@@ -197,6 +219,18 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
         step=checkpoint["global_step"],
         seconds=record["seconds"],
     )
+
+
+def _check_record(spec: DataSpec, network: torch.nn.Module) -> None:
+    """Check facts that would fail, or not end, only when the network is used."""
+    from capsule_lab.routing import AbstractRouting
+
+    names = spec.classes
+    if names and not (len(names) == spec.num_classes and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{len(names)} names of classes; expected {spec.num_classes} texts")
+    for routing in (part for part in network.modules() if isinstance(part, AbstractRouting)):
+        if (iterations := routing.options.get("iterations", 1)) > _MOST_ITERATIONS:
+            raise ValueError(f"{iterations} iterations of routing; expected at most {_MOST_ITERATIONS}")
 
 
 def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -90,14 +90,14 @@ def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
 def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork:
     """Build the run's network with new weights; its batch normalisation has the statistics of these images."""
     import torch
+    from torch.optim.swa_utils import update_bn
 
     from capsule_lab.config import build
-    from capsule_lab.studies.subject import set_running_statistics
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network: AbstractNetwork = build.build_module(run.config, run.spec).network
-    set_running_statistics(network.to(images.device), [batch.images for batch in images.seen])
+    update_bn([batch.images for batch in images.seen], network.to(images.device))
     return network
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
-from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_capsules, trace
+from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_outputs, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.runs.open_run import Run
 from capsule_lab.studies.attacks import shifts
@@ -68,13 +67,8 @@ class Subject:
     @torch.no_grad()
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
         """Return the network's output for all images, or for other ``batches``."""
-        outputs = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
-        scores, capsules, logits = zip(*outputs, strict=True)
-        return CapsuleOutput(
-            torch.cat(scores),
-            None if capsules[0] is None else joined_capsules(capsules),
-            None if logits[0] is None else torch.cat(logits),
-        )
+        batches = self.batches if batches is None else batches
+        return joined_outputs([self.network.forward(batch.images) for batch in batches])
 
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
         """Return the subject's batches with other images in place of its images."""
@@ -155,11 +149,6 @@ def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
         classes=images.data.spec.classes,
         num_classes=run.spec.num_classes,
     )
-
-
-def set_running_statistics(network: nn.Module, images: Sequence[Float[Tensor, "batch channel height width"]]) -> None:
-    """Set the running statistics of an untrained network's batch normalisation to those of these images."""
-    update_bn(images, network)
 
 
 def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:

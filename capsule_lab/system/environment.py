@@ -57,6 +57,8 @@ def of_this_process() -> dict[str, Any]:
 
 def command_line(*more: str) -> str:
     """Return the command of this process, quoted for a shell, with ``more`` arguments unless it has them."""
+    if Path(sys.argv[0]).stem == "ipykernel_launcher":
+        return f"the same cell with {' '.join(more)}"
     return _as_typed([*sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
 
 

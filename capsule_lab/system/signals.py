@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from capsule_lab.errors import InterruptError
+from capsule_lab.system.slurm import is_batch_job
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ _TO_ORPHANS = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 0.0))
 _POLL_SECONDS = 0.5  # ours
 
 
-def install(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+def install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict[int, Any]:
     """Handle ``SIGNALS``, except an ignored SIGHUP, as under nohup; return the previous handlers.
 
     Only the main thread can install handlers; in any other thread, nothing happens.
@@ -65,7 +66,10 @@ def interruptible(message: str = "") -> Iterator[None]:
 
 
 class StopRequest:
-    """Handler that stores the first signal in ``received``, so that training stops after a step; a second raises."""
+    """Handler that stores the first signal in ``received``, so that training stops after a step; a second raises.
+
+    In a SLURM batch job it does not: SLURM warns, sends SIGTERM at the time limit, and kills only some time later.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -79,6 +83,8 @@ class StopRequest:
         self._before = {}
 
     def _handle(self, signum: int, _: object) -> None:
+        if self.received is not None and is_batch_job():
+            return
         if self.received is not None:
             self.restore()
             raise InterruptError("stopped immediately; train.resume=true continues from the last checkpoint", signum)

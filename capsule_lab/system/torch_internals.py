@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -43,3 +44,42 @@ def average_lists_(averages: list[torch.Tensor], others: list[torch.Tensor], sta
     """
     torch._foreach_mul_(averages, stays)
     torch._foreach_add_(averages, torch._foreach_mul(others, 1 - stays))
+
+
+def run_without_values(step: Callable[[Callable[[torch.Tensor], torch.Tensor], Callable[[], int]], Any]) -> None:
+    """Run ``step(fake, peak)`` with torch's ``FakeTensorMode``, which computes shapes only and stores no values.
+
+    Random generators do not advance. ``fake(tensor)`` is a tensor like another one, without values; ``peak()`` is the
+    largest number of bytes so far that the tensors of the step would have taken at the same time.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    live, largest = 0, 0
+    known: set[int] = set()
+
+    def forget(storage: int, size: int) -> None:
+        nonlocal live
+        live -= size
+        known.discard(storage)
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal live, largest
+            result = function(*args, **(kwargs or {}))
+            for value in torch.utils._pytree.tree_leaves(result):
+                if isinstance(value, torch.Tensor) and (pointer := value.untyped_storage())._cdata not in known:
+                    known.add(pointer._cdata)
+                    live += pointer.nbytes()
+                    weakref.finalize(pointer, forget, pointer._cdata, pointer.nbytes())
+            largest = max(largest, live)
+            return result
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, Counting():
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            copied = mode.from_tensor(tensor)
+            known.add(copied.untyped_storage()._cdata)  # not counted
+            return copied
+
+        step(fake, lambda: largest)

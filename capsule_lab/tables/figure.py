@@ -69,7 +69,8 @@ def figures_by_command(entries: Sequence[Entry]) -> dict[str, Figure]:
 
 
 def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[str, str]) -> None:
-    clock = "training_cpu_seconds" if all(_has_processor_time(run) for _, runs in points for run in runs) else None
+    times = [run.result.get("training_cpu_seconds") for _, runs in points for run in runs]
+    clock = None if None in times else "training_cpu_seconds"
     for number, (family, name) in enumerate(families.items()):
         members = [(entry, runs) for entry, runs in points if _family(entry) == family]
         seconds = [statistics.fmean(run.result[clock or "training_seconds"] for run in runs) for _, runs in members]
@@ -86,16 +87,14 @@ def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[
     axis.grid(alpha=0.3)
 
 
-def _has_processor_time(run: Run) -> bool:
-    return run.result.get("training_cpu_seconds") is not None
-
-
 def _families(entries: Sequence[Entry]) -> dict[str, str]:
-    """Map names of rows without the number at the end to the common start of their labels."""
+    """Map names of rows without the number at the end to the common start of their labels, or to themselves."""
     labels: dict[str, list[str]] = {}
     for entry in entries:
         labels.setdefault(_family(entry), []).append(entry.row.label)
-    return {family: _common_start(texts) if len({*texts}) > 1 else texts[0] for family, texts in labels.items()}
+    return {
+        family: _common_start(texts) or family if len({*texts}) > 1 else texts[0] for family, texts in labels.items()
+    }
 
 
 def _common_start(labels: Sequence[str]) -> str:

@@ -173,7 +173,9 @@ class Entry:
         if self.is_time and self.different_hardware:
             return None
         if self.column.statistic == "median":
-            return _median([run.value for run in runs])
+            values = [run.value for run in runs]
+            reached = sum(map(math.isfinite, values))
+            return Median(statistics.median(values), min(values), max(values), len(values), reached) if values else None
         return _mean(runs)
 
     @property
@@ -318,13 +320,6 @@ def _mean(runs: Sequence[Run]) -> Mean | None:
     predictions = runs[0].predictions
     over_images = interval_over_images(int(predictions.wrong.sum()), len(predictions.label)) if predictions else None
     return Mean(values[0], None, 1, over_images)
-
-
-def _median(values: Sequence[float]) -> Median | None:
-    if not values:
-        return None
-    reached = sum(map(math.isfinite, values))
-    return Median(statistics.median(values), min(values), max(values), len(values), reached)
 
 
 def _as_text(value: Any) -> str:

@@ -16,19 +16,12 @@ from capsule_lab.analysis.segmentation import (
     segmentation_figure,
     segmentation_sheet,
 )
-from tests.helpers.fakes import (
-    FakeCapsNet,
-    capsule_output,
-    captions,
-    colours,
-    decoded_picture,
-    picture_at,
-    row_names,
-    texts,
-)
+from tests.helpers import fakes
 
 LABELS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, 1], [1, 3], [2, 0]])
-OUTPUT = capsule_output([[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]])  # images 2 and 4 are not recognised
+OUTPUT = fakes.capsule_output(
+    [[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]]
+)  # images 2 and 4 are not recognised
 OVERLAPS = torch.tensor([0.1, 0.2, 0.99, 0.9, 0.99, 0.3, 0.8])
 IMAGES = torch.rand(7, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 PARTS = torch.zeros(7, 2, 1, 5, 3)  # the first is in the first column only, the second there as far as they overlap
@@ -39,9 +32,9 @@ PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
 
 def test_first_is_red_and_second_is_green() -> None:
     for classes in [(1, 4), (4, 1)]:
-        pictures = overlaid_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
+        pictures = overlaid_reconstructions(fakes.FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
         assert pictures.shape == (7, 3, 5, 3)
-        red, green = (torch.from_numpy(decoded_picture(OUTPUT, 5, each)) for each in classes)
+        red, green = (torch.from_numpy(fakes.decoded_picture(OUTPUT, 5, each)) for each in classes)
         torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
 
 
@@ -76,19 +69,19 @@ def test_cases_of_each_group_are_as_many_as_asked_for() -> None:
 
 def test_figure_decodes_what_is_captioned() -> None:
     counts = {"correct": 1, "overlapping": 1, "controls": 1, "failures": 1}
-    figure = segmentation_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, **counts)
-    assert captions(figure) == [
+    figure = segmentation_figure(fakes.FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, **counts)
+    assert fakes.captions(figure) == [
         "L:(0,1)\nR:(0,1)", "L:(3,0)\nR:(3,0)", "L:(1,2)\nR:(1,4)*", "L:(2,3)\nR:(2,3)", "L:(2,3)\nR:(2,0)(P)"
     ]  # fmt: skip
-    assert colours(figure) == ["black"] * 4 + ["tab:blue"]
-    assert row_names(figure) == ["input", "output"]
-    assert texts(figure)[:4] == ["recognised", "overlapping most", "wrong class *", "not recognised"]
-    assert texts(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
+    assert fakes.colours(figure) == ["black"] * 4 + ["tab:blue"]
+    assert fakes.row_names(figure) == ["input", "output"]
+    assert fakes.texts(figure)[:4] == ["recognised", "overlapping most", "wrong class *", "not recognised"]
+    assert fakes.texts(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
     for column, image, first, second in [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]:
-        composite, decoded = picture_at(figure, 0, column), picture_at(figure, 1, column)
+        composite, decoded = fakes.picture_at(figure, 0, column), fakes.picture_at(figure, 1, column)
         np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
-        np.testing.assert_allclose(decoded[..., 0], decoded_picture(OUTPUT, image, first), atol=1e-6)
-        np.testing.assert_allclose(decoded[..., 1], decoded_picture(OUTPUT, image, second), atol=1e-6)
+        np.testing.assert_allclose(decoded[..., 0], fakes.decoded_picture(OUTPUT, image, first), atol=1e-6)
+        np.testing.assert_allclose(decoded[..., 1], fakes.decoded_picture(OUTPUT, image, second), atol=1e-6)
         assert (decoded[..., 2] == 0).all()
 
 
@@ -98,20 +91,20 @@ def test_note_when_all_or_none_is_recognised() -> None:
         ([2, 4], ["not recognised"], "2 of the 2"),
     ]:
         output = select_images(OUTPUT, torch.tensor(images))
-        drawn = segmentation_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
-        *names, note = texts(drawn)
+        drawn = segmentation_figure(fakes.FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
+        *names, note = fakes.texts(drawn)
         assert names == groups
         assert note.endswith(f"not recognised: {ends} images looked at")
 
 
 def test_sheet_decodes_the_predictions() -> None:
-    figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    figure = segmentation_sheet(fakes.FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     for column, decoded in enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]):
         wrong = column in (2, 4)
         first, second = LABELS[column].tolist()
-        assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
-        assert colours(figure)[column] == ("tab:blue" if wrong else "black")
-        np.testing.assert_allclose(picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
-        picture = picture_at(figure, 1, column)
-        np.testing.assert_allclose(picture[..., 0], decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6)
-        np.testing.assert_allclose(picture[..., 1], decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6)
+        assert fakes.captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+        assert fakes.colours(figure)[column] == ("tab:blue" if wrong else "black")
+        np.testing.assert_allclose(fakes.picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
+        picture = fakes.picture_at(figure, 1, column)
+        np.testing.assert_allclose(picture[..., 0], fakes.decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6)
+        np.testing.assert_allclose(picture[..., 1], fakes.decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6)

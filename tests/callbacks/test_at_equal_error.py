@@ -55,16 +55,10 @@ def test_levels_are_checked() -> None:
 OVERRIDES = [
     *TINY_CNN,
     *NO_PICTURES,
-    "data=affnist",
-    "data.source=standin",
-    "data.validation=stratified",
-    "data.affine_validation=true",
-    "data.eval_images=60",
+    *["data=affnist", "data.source=standin", "data.validation=stratified", "data.affine_validation=true"],
+    *["data.eval_images=60", "trainer.max_epochs=-1", "trainer.max_steps=8"],
+    *["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=1"],
     "+callbacks.at_equal_error={_target_: capsule_lab.callbacks.AtEqualError, levels: [80, 1], other: affine/error}",
-    "trainer.max_epochs=-1",
-    "trainer.max_steps=8",
-    "trainer.check_val_every_n_epoch=null",
-    "trainer.val_check_interval=1",
 ]
 
 

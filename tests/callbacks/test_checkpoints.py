@@ -24,7 +24,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embed() -> EmbedConfig:
-    return EmbedConfig(compose(), {}, DataSpec((1, 28, 28), 10))
+    return EmbedConfig(compose(), {}, DataSpec((1, 28, 28), 10), {"kind": "digit"})
 
 
 def trainer_for(stage: str, device: str = "cpu", **metrics: float) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import Timer
 
-from capsule_lab.callbacks import ProgressBar, ProgressLines
+from capsule_lab.callbacks import ProgressBar, ProgressLines, progress, progress_callback
 from tests.helpers.clock import Clock
 from tests.helpers.modules import classifier
 
@@ -144,3 +144,19 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
     assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
     assert drawn[-1].startswith(test)
     assert drawn[-1].endswith("3/3")
+
+
+@pytest.mark.parametrize(
+    ("in_notebook", "package", "kind"),
+    [
+        (True, "ipywidgets", ProgressBar),
+        (True, None, ProgressLines),
+        (False, "ipywidgets", ProgressLines),
+    ],
+)
+def test_a_notebook_has_a_bar_if_it_can_draw_one(
+    monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: str | None, kind: type
+) -> None:
+    monkeypatch.setattr(progress, "Console", lambda: SimpleNamespace(is_jupyter=in_notebook))
+    monkeypatch.setattr(progress, "find_spec", lambda name: name == package or None)
+    assert type(progress_callback()) is kind

@@ -23,6 +23,7 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
+@pytest.mark.whole
 def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
     found = train(tiny("logger=wandb", "trainer.max_epochs=1", "trainer.log_every_n_steps=2"), tmp_path / "run")
     shown = read_offline(tmp_path / "run")

@@ -95,16 +95,6 @@ def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
         assert changed <= own["model"] | ({"routing", "class_routing"} if group == "experiment" else set())
 
 
-@pytest.mark.whole
-def test_every_routing_is_built_into_em_caps() -> None:
-    for routing in options_of("routing"):
-        if routing != "none":
-            overrides = ("model=em_caps_paper", f"routing={routing}")
-            network = built(*overrides).network
-            kinds = {type(layer.routing).__name__ for layer in (*network.conv_capsules, network.classes)}
-            assert kinds == {class_of(train(*overrides).routing)}
-
-
 WITHOUT_DEFAULT = {
     "callbacks=stop_at_error": ["callbacks.stop_at_error.stopping_threshold=5"],
     "callbacks=pairs": ["model=pair_autoencoder", "data=mnist_pairs"],

@@ -212,13 +212,3 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
     assert path.name == "best-test-affnist-standin-eval_images=60.json"
-
-
-@pytest.mark.whole  # a whole fit
-def test_training_with_affine_validation_logs_both_errors(tmp_path):
-    overrides = [*TINY, "data=affnist", "data.eval_images=40", "data.affine_validation=true"]
-    result = train(compose("train", overrides), tmp_path / "run")
-    header = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
-    assert {"val/error", "affine/error"} <= set(header)
-    assert result["provenance"]["source"] == "standin"
-    assert 0 <= result["test"]["error"] <= 100

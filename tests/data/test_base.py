@@ -46,11 +46,6 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
 # --- the template -----------------------------------------------------------------------------------------------------
 
 
-def test_template_has_at_most_25_lines() -> None:
-    lines = [line for line in (TEMPLATE / "stripes.py").read_text().splitlines() if line]
-    assert len(lines) <= 25
-
-
 @pytest.mark.usefixtures("my_data")
 def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
     options = ["trainer.max_steps=1", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]

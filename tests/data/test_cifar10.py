@@ -11,8 +11,6 @@ from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
-from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES
 
 RANDOM = np.random.default_rng(0)
 BRIGHTEST = np.array([64, 128, 256])[:, None, None]  # of each channel, which contrast therefore changes
@@ -89,13 +87,3 @@ def test_network_of_the_experiment_has_the_published_size():
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.digits.routing.leaky
     assert network.primary.scale == 1 / 65
-
-
-@pytest.mark.whole  # a whole fit
-def test_experiment_trains_without_a_decoder(tmp_path):
-    small = ["model.channels=4", "model.primary.types=2", "model.class_dim=4", "trainer.accelerator=cpu"]
-    config = compose("train", ["experiment=sabour2017/cifar10", "debug=smoke", *small, *NO_PICTURES])
-    result = train(config, tmp_path / "run")
-    assert result["test"].keys() == {"error", "loss", "margin"}
-    assert result["test"]["loss"] == pytest.approx(result["test"]["margin"])
-    assert result["provenance"]["source"] == "standin"

@@ -4,21 +4,10 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.data import (
-    AbstractDataModule,
-    AffNISTDataModule,
-    CIFAR10DataModule,
-    ExpandedMNISTDataModule,
-    MNISTDataModule,
-    MNISTPairsDataModule,
-    MultiMNISTDataModule,
-    SmallNORBDataModule,
-    SmallNORBPairsDataModule,
-    SVHNDataModule,
-)
+from capsule_lab import data
 
-REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
-    AffNISTDataModule: [
+REFUSED: dict[type[data.AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
+    data.AffNISTDataModule: [
         ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, since affNIST's images have 40x40 pixels$"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, "),
         (
@@ -26,18 +15,18 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
             r"data\.affine_validation is true with data\.validation=none, .* expected data\.validation=first or ",
         ),
     ],
-    CIFAR10DataModule: [
+    data.CIFAR10DataModule: [
         ({"crop": 0}, r"data\.crop is 0; expected 1 to 32"),
         ({"crop": 33}, r"data\.crop is 33; expected 1 to 32"),
         ({"brightness": float("nan")}, r"data\.brightness is nan; expected 0"),
         ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0"),
     ],
-    ExpandedMNISTDataModule: [
+    data.ExpandedMNISTDataModule: [
         ({"pad": -1, "shift": 0}, r"data\.pad is -1; expected 0 or more"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, which would push digits over the edge"),
         ({"pad": 4}, r"data\.shift is 6 with data\.pad 4, which would push digits over the edge"),
     ],
-    MNISTDataModule: [
+    data.MNISTDataModule: [
         ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"on_device": "gpu"}, r"data\.on_device is 'gpu'; expected 'auto', True or False"),
         ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
@@ -56,7 +45,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"train_images": 0}, r"data\.train_images is 0; expected 1 to 1198"),
         ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198"),
     ],
-    MNISTPairsDataModule: [
+    data.MNISTPairsDataModule: [
         ({"change": "flip"}, "data.change is 'flip'; expected 'shift' or 'affine'"),
         ({"moved": "none"}, "data.moved is 'none'; expected 'both' or 'target'"),
         ({"shift": 28}, "data.shift is 28; expected fewer than the 28 pixels"),
@@ -64,7 +53,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"scale": 0.5}, "data.scale is 0.5; expected 1 or more"),
         ({"shear": -0.1}, "data.shear is -0.1; expected 0 or more"),
     ],
-    MultiMNISTDataModule: [
+    data.MultiMNISTDataModule: [
         ({"pad": -1}, "data.pad is -1; expected 0 or more"),
         ({"shift": -1}, "data.shift is -1; expected 0"),
         ({"blend": "add"}, "data.blend is 'add'; expected 'sum' or 'max'"),
@@ -73,7 +62,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"test_pairs": 0}, "data.test_pairs is 0; expected 1 or more"),
         ({"test_pairs": 359_001}, r"data\.test_pairs is 359001; expected 1 to 359000"),
     ],
-    SmallNORBDataModule: [
+    data.SmallNORBDataModule: [
         ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
         ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
         ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),
@@ -92,7 +81,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"brightness": -1.0}, r"data\.brightness is -1.0; expected 0"),
         ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0"),
     ],
-    SmallNORBPairsDataModule: [
+    data.SmallNORBPairsDataModule: [
         ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected names from animal, human"),
         ({"categories": []}, r"data.categories is \[\]; expected names from animal"),
         ({"train_images": 10}, "data.train_images is 10, but images would lose their neighbouring views"),
@@ -101,17 +90,17 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"contrast": 0.5}, "data.contrast is 0.5, but pairs are not augmented; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
     ],
-    SVHNDataModule: [({"shift": shift}, rf"data\.shift is {shift}; expected ") for shift in (-1, 32)],
+    data.SVHNDataModule: [({"shift": shift}, rf"data\.shift is {shift}; expected ") for shift in (-1, 32)],
 }
 
 
-def set_up(kind: type[AbstractDataModule], options: dict[str, Any]) -> None:
-    kind(**{"source": "standin", **options}).setup("test" if kind is MultiMNISTDataModule else "fit")
+def set_up(kind: type[data.AbstractDataModule], options: dict[str, Any]) -> None:
+    kind(**{"source": "standin", **options}).setup("test" if kind is data.MultiMNISTDataModule else "fit")
 
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_invalid_options_are_refused(kind: type[AbstractDataModule]) -> None:
+def test_invalid_options_are_refused(kind: type[data.AbstractDataModule]) -> None:
     for options, message in REFUSED[kind]:
         with pytest.raises(ValueError, match=f"^{message}") as caught:
             set_up(kind, options)

@@ -10,8 +10,8 @@ from torch import Tensor
 from capsule_lab.data import SmallNORBPairsDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.data.smallnorb_pairs import ViewPairs, camera_rotation, neighbouring_views
-from capsule_lab.data.standins.toynorb.camera import view
-from capsule_lab.data.standins.toynorb.toys import make_toy
+from toynorb.camera import view
+from toynorb.toys import make_toy
 
 CAR = 4
 

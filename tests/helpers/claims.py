@@ -27,6 +27,8 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from capsule_lab.tables.statistics import holm
+
 RESULTS = Path(__file__).parents[2] / "results"
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)|(?<![\w.])\d+\.\d+(?=x\b)")
 """``-0.03``, ``1,581``, ``4e-6``; no digit of ``4x4`` or ``bf16``."""
@@ -229,17 +231,6 @@ def fisher(first: float, second: float, images: int) -> float:
     """p of Fisher's exact test that two shares in percent, each of so many images, are the same."""
     counts = [[round(share * images / 100), images - round(share * images / 100)] for share in (first, second)]
     return float(stats.fisher_exact(counts).pvalue)
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """p of a family of tests, corrected for their number (Holm 1979), in the order given."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    corrected = [0.0] * len(values)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, values[index] * (len(values) - rank)))
-        corrected[index] = largest
-    return corrected
 
 
 def interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
-from capsule_lab.data.standins import toynorb
+from capsule_lab.data.standins import toynorb_files
 
 TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
 LEVELS: dict[str, Sequence[int]] = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,)}
@@ -60,5 +60,5 @@ def write_record(folder: Path, **levels: Sequence[int]) -> None:
     for part in NAMES:
         (path,) = folder.glob(f"*-{part}-dat.mat")
         hashes[part] = hashlib.sha256(read_matrix(path).tobytes()).hexdigest()
-    record = {"version": toynorb.VERSION, "seed": 0, "pixels": "random", **levels, "sha256": hashes}
+    record = {"version": toynorb_files.VERSION, "seed": 0, "pixels": "random", **levels, "sha256": hashes}
     (folder / "provenance.json").write_text(json.dumps(record, default=list))

@@ -381,30 +381,6 @@ def test_votes_that_cannot_be_fused() -> None:
         uniform_routing(dense_votes(*given()[0][:2]), backend="fused")
 
 
-@pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
-@three_routings
-def test_unknown_backend_is_named_with_those_that_are(routing: str) -> None:
-    with pytest.raises(ValueError, match=r"is 'triton'; expected 'auto', 'reference', 'matmul' or 'fused'$"):
-        build(routing, "triton")
-    with pytest.raises(ValueError, match="routing backend is 'triton'"):
-        routed_by(routing, "triton", given()[0].weight, given()[0].poses, given()[1])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@three_routings
-def test_votes_of_bfloat16_are_routed_in_float32(routing: str, backend: str) -> None:
-    """Poses and weight are cast, and votes are then exact."""
-    votes, activations = given()
-    half = votes.map(Tensor.bfloat16)
-    module = build(routing, backend).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        parents = module(half, activations.bfloat16())
-    expected = module(half.map(Tensor.float), activations.bfloat16().float())
-    assert parents.poses.dtype == parents.activations.dtype == torch.float32
-    assert torch.equal(parents.poses, expected.poses)
-    assert torch.equal(parents.activations, expected.activations)
-
-
 def routed_by(name: str, backend: Any, weight: Tensor, poses: Tensor, activations: Tensor) -> Tensor:
     votes = Votes(poses, weight)
     if name == "em":

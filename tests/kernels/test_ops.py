@@ -92,9 +92,9 @@ LAYERS: dict[str, Any] = {
     "dense, uniform": partial(dense, UniformRouting),
 }
 USED = {
-    "convolution": {"fit", "softmax_by_child"},
+    "convolution": {"fit"},
     "convolution, legacy": {"fit"},
-    "convolution, mixing": {"fit", "softmax_by_child"},
+    "convolution, mixing": {"fit"},
     "classes": {"fit"},
     "dense": {"weighted_sum", "agreement"},
     "dense, uniform": {"weighted_sum"},
@@ -116,6 +116,7 @@ def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, T
     return [*parents, *torch.autograd.grad(whole, asked, allow_unused=True, materialize_grads=True)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "backend"),
     whole_but(

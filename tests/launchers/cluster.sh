@@ -44,7 +44,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-KillWait=5
+KillWait=60
 MinJobAge=3600
 SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
 PreemptType=preempt/partition_prio

@@ -92,6 +92,7 @@ def check_equal(layer: ConvCapsules, parents: Capsules, record: loops.Record) ->
         {"normalisation": "all_parents", "activation": "mixing_proportions"},
         {"normalisation": "window", "activation": "mixing_proportions", "initial": "types"},
         {"normalisation": "official_fast", "damping": 0.3},
+        {"cost": "standardised"},
         *({"normalisation": n, "initial": "types"} for n in NORMALISATIONS),
     ],
     ids=str,

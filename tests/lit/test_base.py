@@ -3,7 +3,7 @@
 import functools
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.evaluate import evaluate
 from capsule_lab.functional import combine_crops
-from capsule_lab.lit import CapsNetModule, ClassifierModule
+from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.losses import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, margin_loss, spread_loss
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
@@ -28,7 +28,7 @@ from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Tiny
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
 
@@ -73,35 +73,6 @@ def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
     for schedule, margin in (({"margin": 0.3, "learning_rate": 1e-3}, 0.3), ({}, 0.7)):  # within fit, outside
         (term,) = lit.classification_term(batch(), output, schedule).items()
         assert term == ("spread", spread_loss(output.scores, batch().labels, margin=margin))
-
-
-def test_schedule_reaches_the_loss_of_a_configured_run(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In training and its validations; the test afterwards has the margin of the configuration."""
-    seen: list[tuple[str, int, float]] = []
-    real = CapsNetModule.loss_terms
-
-    def terms(self: CapsNetModule, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> Any:
-        found = real(self, batch, output, schedule)
-        losses = {
-            margin: spread_loss(output.scores, batch.labels, margin=margin) for margin in (0.1, 0.4, 0.6, 0.8, 1.0)
-        }
-        margins = [margin for margin, loss in losses.items() if torch.allclose(found["spread"], loss)]
-        seen.append((self.trainer.state.stage.value, self.global_step, margins[0] if len(margins) == 1 else -1))
-        return found
-
-    monkeypatch.setattr(CapsNetModule, "loss_terms", terms)
-    staircase = "_target_: capsule_lab.schedules.Staircase, start: 0.4, increment: 0.2, every: 1 epoch, limit: 1"
-    margin = f"+schedule.margin={{{staircase}}}"
-    config = tiny("loss=spread", "loss.classification.margin=0.1", margin, "trainer.precision=32-true", *NO_PICTURES)
-    train(config, tmp_path / "run")
-    steps = [("train", step, 0.4 if step < 4 else 0.6) for step in range(8)]
-    assert [one for one in seen if one[0] == "train"] == steps
-    assert [one for one in seen if one[0] == "validate"] == [("validate", 4, 0.6), ("validate", 8, 0.8)]
-    assert {margin for stage, _, margin in seen if stage == "test"} == {0.1}
-    logged = {row["step"]: row["schedule/margin"] for row in curves(tmp_path / "run") if row["schedule/margin"]}
-    assert [float(logged[last]) for last in ("3", "7")] == pytest.approx([0.6, 0.8])  # steps of the two epochs
 
 
 def test_l2_is_a_term_of_its_own() -> None:

@@ -140,14 +140,9 @@ def test_every_argument_of_muon_does_something() -> None:
         assert not all(map(torch.equal, found, expected)), argument
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"momentum": -1.0}, "momentum"), ({"ns_steps": 0}, "optimizer.ns_steps is 0; expected 1 or more"),
-     ({"betas": (2.0, 0.9)}, "Invalid beta parameter"), ({"adjust_lr_fn": "best"}, "best is not supported")],
-)  # fmt: skip
-def test_what_muon_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Muon([torch.ones(2, 2)], **options)
+def test_muon_without_orthogonalisation_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimizer.ns_steps is 0; expected 1 or more"):
+        Muon([torch.ones(2, 2)], ns_steps=0)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_schedule_holds_in_training_and_its_validations_only(
     def terms(self: CapsNetModule, *arguments: Any) -> Any:
         iterations = self.network.digits.routing.options["iterations"]
         seen.append((self.trainer.state.stage.value, self.global_step, iterations))
+        assert arguments[2].get("routing_iterations", 5) == iterations, "what the loss receives"
         return real(self, *arguments)
 
     monkeypatch.setattr(CapsNetModule, "loss_terms", terms)

@@ -19,3 +19,12 @@ def test_initial_values_of_the_official_code() -> None:
     for parameter in (norm.weight, norm.bias):  # start small and of either sign
         assert 0.03 < parameter.abs().max() <= 0.05
         assert parameter.min() < 0 < parameter.max()
+
+
+def test_a_kernel_that_grows_with_the_image_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    EfficientCapsNet((1, 40, 40), 2, decoder=None)
+    assert caplog.messages == []
+    EfficientCapsNet((3, 64, 64), 2, decoder=None)
+    assert caplog.messages[0].startswith("each primary capsule sees feature maps of 27x27 through one kernel")
+    EfficientCapsNet((3, 64, 64), 2, decoder=None, strides=[2, 1, 2, 2])
+    assert len(caplog.messages) == 1

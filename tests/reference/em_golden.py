@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from tests.helpers.waves import cosine, sine
-from tests.reference.em_loops import inverse_temperatures
 
 TOLERANCE = 5.1e-9  # half a unit of the eighth decimal plus rounding
 
 
-def betas(row: "ConvGolden | ClassGolden", types: int) -> tuple[Tensor, Tensor]:
-    """``(b_s, b_a)`` of each parent type, in float64 since 0.2 in float32 changes the eighth decimal of a logit."""
-    return tuple(torch.full((types,), beta, dtype=torch.float64) for beta in (row.b_s, row.b_a))
-
-
-def in_paper_form(cost: str, b_s: float, b_a: float, final: float) -> tuple[float, float, float]:
+def in_paper_terms(cost: str, b_s: float, b_a: float, final: float) -> tuple[float, float, float]:
     """``(beta_u, beta_a, final inverse temperature)`` with which the paper's cost equals an official one.
 
     The official code sums ln variance where the paper sums ln sigma, hence twice the inverse temperature.
@@ -30,6 +24,11 @@ def in_paper_form(cost: str, b_s: float, b_a: float, final: float) -> tuple[floa
     if cost == "official_legacy":
         return b_s * constant / 2, -2500 * b_a, 2 * final
     return (math.log(b_s**2 + 5e-4) + constant) / 2, -400 * b_a, 2 * final
+
+
+def in_paper_form(row: "ConvGolden") -> "ConvGolden":
+    beta_u, beta_a, final = in_paper_terms(row.cost, row.b_s, row.b_a, row.final)
+    return row._replace(name=f"{row.name}, paper", cost="paper", b_s=beta_u, b_a=beta_a, final=final)
 
 
 def check(row: "ConvGolden | ClassGolden", **found: Tensor) -> None:
@@ -72,13 +71,6 @@ class ConvGolden(NamedTuple):
     masses: tuple[float, ...]  # of parent (0, 0, 0), in each iteration
     logits: tuple[float, ...] = ()  # of parent (0, 0, 0), in each iteration
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of ``em_loops.em_routing_graph``."""
-        temperatures = inverse_temperatures(self.final, 3)
-        own = {"cost": self.cost, "normalisation": self.normalisation, "inverse_temperatures": temperatures}
-        return {**OFFICIAL, **own}
-
     def check(self, activations: Tensor, poses: Tensor, couplings: Tensor, masses: Tensor, logits: Tensor) -> None:
         """Compare poses and activations of the grid, the last couplings, and masses and logits of parent 0."""
         check(
@@ -93,8 +85,6 @@ class ConvGolden(NamedTuple):
             logits=logits,
         )
 
-
-OFFICIAL: dict[str, Any] = {"initial": "types", "damping": 0.1, "min_variance": 5e-4, "mass_epsilon": 1e-7}
 
 _LEGACY: dict[str, Any] = {"cost": "official_legacy", "b_s": 0.5, "b_a": 0.02, "final": 0.01}
 _FAST: dict[str, Any] = {"cost": "official_fast", "b_s": 0.5, "b_a": 0.2, "final": 0.04}
@@ -185,12 +175,6 @@ class ClassGolden(NamedTuple):
     logits: tuple[float, ...] = ()  # of the last iteration
     cost: str = "official_legacy"
     final: float = 0.0025
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of ``em_loops.em_routing_graph``."""
-        temperatures = inverse_temperatures(self.final, 3)
-        return {**OFFICIAL, "cost": self.cost, "mass_epsilon": 1e-5, "inverse_temperatures": temperatures}
 
     def check(self, activations: Tensor, poses: Tensor, logits: Tensor) -> None:
         check(self, activations=activations[0], first_pose=poses[0, 0, :4], logits=logits[0])

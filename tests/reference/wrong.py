@@ -149,17 +149,6 @@ def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tenso
     return poses, mass / activations.sum(1, keepdim=True)
 
 
-def competing_children(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Each parent's couplings sum to one instead of each child's: attention, in which parents do not compete."""
-    poses = self_routing(votes, logits.softmax(1).log(), activations)[0]
-    return poses, einsum("bij,bi->bj", logits.softmax(1), activations)
-
-
-def without_activations(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Ignores the activations of the children."""
-    return self_routing(votes, logits, torch.ones_like(activations))
-
-
 # ------------------------------------------------------------------------- self-attention routing (Mazzia 2021)
 
 

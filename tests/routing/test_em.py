@@ -18,19 +18,10 @@ from capsule_lab.routing import EMRouting, dynamic_routing, em_routing
 from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, activation_logit, inverse_temperatures
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.changes_of_votes import CHANGES, example
+from tests.reference import em_bridge as bridge
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
-from tests.reference.em_bridge import (
-    as_children,
-    as_class_weight,
-    as_conv_weight,
-    as_grid,
-    class_options,
-    class_preset,
-    preset,
-    random,
-)
-from tests.reference.em_loops import conv_em_loops, dense_em_loops
+from tests.reference.em_loops import conv_em_loops, dense_em_loops, log_density
 from tests.reference.wrong import check_catches
 
 LN_2PI = math.log(2 * math.pi)
@@ -56,7 +47,7 @@ def parents_of(
     layer.routing.beta_a.data.fill_(row.b_a)
     traces: list[RoutingTrace] = []
     with torch.no_grad():
-        return layer(*map(as_children, children), on_iteration=traces.append), traces
+        return layer(*map(bridge.as_children, children), on_iteration=traces.append), traces
 
 
 def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> Any:
@@ -64,17 +55,20 @@ def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> A
     return partial(EMRouting, cost=row.cost, **official, **options)
 
 
-@pytest.mark.parametrize("row", golden.CONV, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*golden.CONV, *map(golden.in_paper_form, golden.CONV)], ids=lambda row: row.name)
 def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> None:
+    """The paper's cost gives them as well, with converted betas."""
     routing = routing_of(row, mass_eps=1e-7, normalisation=row.normalisation)
     layer = ConvCapsules((7, 7), 2, 16, 3, 16, rows=4, kernel_size=3, stride=row.stride, routing=routing)
     activations = golden.conv_activations()
-    parents, traces = parents_of(layer, row, as_conv_weight(golden.conv_weight()), golden.conv_poses(), activations)
-    seen = layer.windows.activations(as_children(activations))[0]
+    parents, traces = parents_of(
+        layer, row, bridge.as_conv_weight(golden.conv_weight()), golden.conv_poses(), activations
+    )
+    seen = layer.windows.activations(bridge.as_children(activations))[0]
     masses = torch.stack([(trace.couplings[0, :, 0] * seen).sum() + 1e-7 for trace in traces])
     logits = torch.stack([trace.logits[0, 0] for trace in traces])
     exact(torch.cat([trace.activations[0, :1] for trace in traces]), logits.sigmoid())
-    grids = (as_grid(each, layer.windows.grid) for each in (parents.activations, parents.poses))
+    grids = (bridge.as_grid(each, layer.windows.grid) for each in (parents.activations, parents.poses))
     row.check(*grids, traces[-1].couplings, masses, logits)
 
 
@@ -84,7 +78,7 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
     routing = routing_of(row, mass_eps=1e-5)
     layer = ClassCapsules(4, 3, 16, 4, 16, rows=4, routing=routing, coordinates=coordinates)
     children = golden.class_poses(), golden.class_activations()
-    parents, _ = parents_of(layer, row, as_class_weight(golden.class_weight()), *children)
+    parents, _ = parents_of(layer, row, bridge.as_class_weight(golden.class_weight()), *children)
     row.check(parents.activations, parents.poses, parents.logits)
 
 
@@ -94,8 +88,8 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
 def test_defaults_equal_the_preset_em() -> None:
     parameters = inspect.signature(EMRouting).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
-    assert {**defaults, **INITIAL[defaults["cost"]]} == preset("em")
-    assert dict(CLASS_ROUTING) == class_options("em")
+    assert {**defaults, **INITIAL[defaults["cost"]]} == bridge.preset("em")
+    assert dict(CLASS_ROUTING) == bridge.class_options("em")
 
 
 def test_initial_values_follow_the_cost_unless_given() -> None:
@@ -109,10 +103,10 @@ def test_initial_values_follow_the_cost_unless_given() -> None:
         assert torch.equal(module.beta_a, torch.full((1 if shared else PARENTS,), -80.0))
 
 
-@pytest.mark.parametrize("of", [preset, class_preset])
+@pytest.mark.parametrize("of", [bridge.preset, bridge.class_preset])
 def test_paper_preset_equals_em_in_other_units(of: Callable[[str], dict[str, Any]]) -> None:
     em, paper = of("em"), of("em_paper")
-    expected = golden.in_paper_form(em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"])
+    expected = golden.in_paper_terms(em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"])
     assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(expected, rel=1e-3)
     assert {name for name in em if em[name] != paper[name]} == {"cost", "inverse_temperature", "beta_u", "beta_a"}
 
@@ -155,7 +149,7 @@ def test_activation_logits_equal_numbers_by_hand() -> None:
 
 
 def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
-    return random(2, 4, PARENTS, dim), random(2, 4, seed=1).sigmoid()
+    return bridge.random(2, 4, PARENTS, dim), bridge.random(2, 4, seed=1).sigmoid()
 
 
 @pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
@@ -167,6 +161,15 @@ def test_wrong_options_of_the_function_are_named() -> None:
 
 
 # ------------------------------------------------------------------------------------------- the usual mistakes
+
+
+def test_density_is_that_of_a_gaussian() -> None:
+    vote, pose, variance = bridge.random(4), bridge.random(4, seed=1), bridge.random(4, seed=2).exp()
+    expected = torch.distributions.Normal(pose, variance.sqrt()).log_prob(vote).sum()
+    exact(double(log_density(vote.tolist(), pose.tolist(), variance.tolist())), expected[None])
+    given = vote.view(1, 1, 1, -1), pose.view(1, 1, -1), variance.view(1, 1, -1)
+    exact(wrong.Right().log_density(*given), expected.view(1, 1, 1))
+    assert (wrong.ConstantOfTheDensity().log_density(*given) - expected).abs() > 0.1
 
 
 class Package:
@@ -183,10 +186,10 @@ class Package:
         options = {"temperature_schedule": "increment", "inverse_temperature": wrong.INVERSE_TEMPERATURES[0]}
         routing: Any = partial(EMRouting, cost="paper", **options)
         layer = ConvCapsules((5, 6), 2, 16, PARENTS, 16, rows=4, stride=stride, routing=routing).double()
-        layer.weight.data = as_conv_weight(weight)
+        layer.weight.data = bridge.as_conv_weight(weight)
         layer.routing.beta_u.data, layer.routing.beta_a.data = betas
-        parents = layer(as_children(poses), as_children(activations))
-        return tuple(as_grid(each, layer.windows.grid) for each in parents[:2])
+        parents = layer(bridge.as_children(poses), bridge.as_children(activations))
+        return tuple(bridge.as_grid(each, layer.windows.grid) for each in parents[:2])
 
 
 class InWindows:
@@ -203,7 +206,7 @@ class InWindows:
 
 
 def betas() -> tuple[Tensor, Tensor]:
-    return random(PARENTS, seed=2), random(PARENTS, seed=3)
+    return bridge.random(PARENTS, seed=2), bridge.random(PARENTS, seed=3)
 
 
 def check_values(route: Any) -> None:
@@ -232,8 +235,8 @@ def check_gradient(route: Any) -> None:
 
 def check_windows(route: Any, stride: int) -> None:
     if hasattr(route, "windowed"):
-        poses, activations = random(2, 2, 16, 5, 6), random(2, 2, 5, 6, seed=1).sigmoid()
-        inputs = poses, activations, 0.5 * random(2, 3, 3, 4, 4, PARENTS, seed=2), *betas()
+        poses, activations = bridge.random(2, 2, 16, 5, 6), bridge.random(2, 2, 5, 6, seed=1).sigmoid()
+        inputs = poses, activations, 0.5 * bridge.random(2, 3, 3, 4, 4, PARENTS, seed=2), *betas()
         options: Any = {"stride": stride, "inverse_temperatures": wrong.INVERSE_TEMPERATURES}
         record = conv_em_loops(*inputs, **options)[-1]
         exact(route.windowed(*inputs, stride=stride), (record.poses, record.activations))

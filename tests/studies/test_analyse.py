@@ -63,7 +63,7 @@ def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_writt
 
 def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) -> None:
     """A figure may show one of them only."""
-    outcome = asked(a_copy, "what=couplings", "what.shown=1")
+    outcome = asked(a_copy, "what=couplings")
     headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
     assert headings
     assert all(", 20 validation images of stand-in for MNIST" in heading for heading in headings)

@@ -1,9 +1,10 @@
 import pytest
 import torch
+from torch.optim.swa_utils import update_bn
 
 from capsule_lab.routing import NormalisedEMRouting
 from capsule_lab.routing.batch_norm import BatchNorm
-from capsule_lab.studies.subject import error_percent, set_running_statistics
+from capsule_lab.studies.subject import error_percent
 from capsule_lab.types import CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 
@@ -27,7 +28,7 @@ def test_outputs_of_changed_images_of_a_cnn() -> None:
 def test_running_statistics_of_our_own_batch_normalisation() -> None:
     network = small_network(routing=NormalisedEMRouting)
     asked = subject(network)
-    set_running_statistics(network, [batch.images for batch in asked.batches])
+    update_bn([batch.images for batch in asked.batches], network)
     norms = [each for each in network.modules() if isinstance(each, BatchNorm)]
     assert norms
     assert all((each.running_mean != 0).any() for each in norms)

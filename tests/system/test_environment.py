@@ -34,3 +34,8 @@ def test_commit_is_read_once_per_process(monkeypatch: pytest.MonkeyPatch) -> Non
     first = environment.commit()
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("called again"))
     assert environment.commit() == environment.of_this_process()["commit"] == first
+
+
+def test_a_notebook_continues_in_the_same_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    assert environment.command_line("train.resume=true") == "the same cell with train.resume=true"

@@ -40,6 +40,18 @@ def test_signal_raises_outside_of_training_and_sets_a_flag_in_training(signum: s
     assert (caught.value.signum, handlers()) == (signum, before)
 
 
+def test_saving_goes_on_when_slurm_ends_the_job_after_its_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}.items():
+        monkeypatch.setenv(name, value)
+    before = handlers()
+    request = signals.StopRequest()
+    request.install()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGTERM)
+    request.restore()
+    assert (request.received, handlers()) == (signal.SIGUSR1, before)
+
+
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_signal_in_a_destructor_is_raised_later() -> None:
     class Closing:

@@ -36,6 +36,7 @@ def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> 
     assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
 
 
+@pytest.mark.whole
 def test_configurations_that_differ_in_values_share_a_composition(table_file, monkeypatch) -> None:
     columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
     rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]

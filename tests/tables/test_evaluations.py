@@ -1,21 +1,19 @@
 """Rows that evaluate the weights of another row: they are expanded, run, retried and reported like trained rows."""
 
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from capsule_lab import evaluate, runs
+from capsule_lab import runs
 from capsule_lab.config.compose import compose, quoted
-from capsule_lab.errors import RunError, TableError
+from capsule_lab.errors import TableError
 from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli
-from tests.helpers.tables import contents, write_evaluation, write_run
+from tests.helpers.tables import write_evaluation, write_run
 
 TRAINED = {"name": "trained", "overrides": []}
 EVALUATED = {"name": "evaluated", "of": "trained", "evaluate": ["data.eval_images=50"]}
@@ -153,48 +151,17 @@ def test_row_without_runs_in_a_column_has_no_evaluations_in_it(table_file) -> No
     assert [cell.name for cell in cells] == ["trained a seed 0", "evaluated a seed 0"]
 
 
-@pytest.mark.whole
-@pytest.mark.usefixtures("runs_here")
-def test_table_with_evaluations_is_swept_and_reported(
-    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two seeds are trained and evaluated. One evaluation fails, and the same command repeats only that one."""
+def test_evaluations_are_planned_and_reported(cli: Cli, table_file) -> None:
+    """Two rows with the same evaluation share it; ``test_sweep.py`` and ``test_scheduler.py`` run and repeat some."""
     file = table_file(rows=[TRAINED, EVALUATED, SAME])
     ended = cli("sweep", f"table={file}", "--dry-run")
     assert ended.out.splitlines()[-1] == "mine: 2 missing, 2 waiting"
     assert "waiting for trained  evaluated seed 0" in ended.out
     assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
-
-    real, attempts = evaluate.evaluate, iter([0, 1])
-
-    def fail_at_first(*given: Any, **options: Any) -> dict[str, Any]:
-        if next(attempts) == 0:
-            raise RunError("no memory")
-        return real(*given, **options)
-
-    monkeypatch.setattr(evaluate, "evaluate", fail_at_first)
-    ended = cli("sweep", f"table={file}")
-    assert ended.status == 2
-    assert ended.out.splitlines()[-1] == "mine: 3 done, 1 failed"
-    assert "the same command repeats them: evaluated seed 0: no memory" in ended.err
-
-    monkeypatch.setattr(evaluate, "evaluate", real)
-    before = contents(tmp_path)
-    ended = cli("sweep", f"table={file}")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done")
-    after = contents(tmp_path)
-    added = {name: after[name].keys() - before[name].keys() for name in after}
-    cells = expand(read(file))
-    of_command = {f"best-test-mnist-standin-eval_images=50.{kind}" for kind in ("json", "npz")}  # its own files
-    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json", *of_command}]
-    assert all(before[name].items() <= after[name].items() for name in before)
-    (path,) = [path for path in tmp_path.glob("runs/*/evaluations/*.json") if path.stem == cells[2].fingerprint]
-    result = json.loads(path.read_text())
-    assert result["command"].endswith(shlex.join(cells[2].overrides))
-    assert result["provenance"]["test_images"] == "50 of 359"
-    again, *_ = evaluate.evaluate_checkpoint(compose("evaluate", cells[2].overrides))
-    assert again["test"]["error"] == cells[2].value("test/error")
-
+    for cell in expand(read(file))[:2]:
+        write_run(cell)
+    for cell, error in zip(expand(read(file))[2:4], (7.0, 8.0), strict=True):
+        write_evaluation(cell, error=error)
     ended = cli("report", f"table={file}", "out=.")
     assert (ended.status, ended.err) == (0, "")
     lines = [line.split("|")[1:] for line in Path("mine.md").read_text().splitlines() if line.startswith("| ")][2:]

@@ -47,6 +47,19 @@ def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
+def test_rows_whose_labels_have_no_common_start_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
+    rows = [{"name": "capsules_4", "label": "4 capsules"}, {"name": "capsules_2", "label": "2 capsules"}]
+    file = write_table(tmp_path, rows=[row | {"overrides": [f"data.batch_size={row['label'][0]}"]} for row in rows])
+    for cell in expand(read(file)):
+        write_run(cell, error=1.0)
+    figure = error_against_time(summarise(read(file)))
+    assert figure is not None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["capsules"]
+
+
 def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
     standin = {"source": "standin", "name": "bundled digits"}
     for overrides, more in (([], {}), ([STANDIN], {"provenance": standin})):

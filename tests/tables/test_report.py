@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import markupsafe
 import matplotlib.image
@@ -177,15 +178,16 @@ def test_median_counts_runs_that_never_reached_it_as_longest(
     assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
 
 
-def test_run_without_the_metric_does_not_hide_the_other_runs(table_file) -> None:
-    file = table_file(metric="test/novel/error")
+@pytest.mark.parametrize(("metric", "other"), [("test/novel/error", {"5": 2.0}), ("at_equal_error/5", {"5": None})])
+def test_run_without_the_metric_does_not_hide_the_other_runs(table_file, metric: str, other: Any) -> None:
+    file = table_file(metric=metric)
     one, two = expand(read(file))
-    write_run(one)
-    write_run(two)
-    path = two.directories[0] / "metrics.json"
+    write_run(one, at_equal_error={"5": 2.0})
+    path = write_run(two, at_equal_error=other) / "metrics.json"
     path.write_text(path.read_text().replace("novel/error", "familiar/error"))
-    (entry,) = summarise(read(file))
-    assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
+    (entry,) = entries = summarise(read(file))
+    assert (str(entry.ours), entry.state) == ("2.00", f"1 of 2, 1 without {metric}")
+    assert formats.runs_frame(entries)["status"].tolist() == ["done", f"without {metric}"]
 
 
 def test_best_run_is_chosen_by_the_first_column(table_file) -> None:
@@ -433,13 +435,3 @@ def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pyt
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("7.25") == len(RUNS_CODE)
     assert not (tmp_path / "MARKER").exists()
-
-
-def test_a_finished_run_without_the_metric_of_the_column_is_no_result(table_file) -> None:
-    columns = {"it": {"label": "it", "metric": "at_equal_error/5"}}
-    file = table_file(columns=columns, rows=[{"name": "a", "overrides": []}], seeds=[0, 1])
-    for cell, value in zip(expand(read(file)), (3.0, None), strict=True):
-        write_run(cell, at_equal_error={"5": value})
-    entries = summarise(read(file))
-    assert entries[0].state == "1 of 2, 1 without at_equal_error/5"
-    assert formats.runs_frame(entries)["status"].tolist() == ["done", "without at_equal_error/5"]

@@ -18,6 +18,7 @@ from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.scheduler import run_table
+from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_evaluation, write_run
 
 ROWS = [
@@ -133,6 +134,7 @@ def test_sweep_with_a_budget_continues_paused_runs_first(table_file, caplog: pyt
         launcher.run()
         assert caplog.messages[-1] == f"mine: {message}"
         assert [cell.status for cell in expand(read(file))] == statuses
+        assert [entry.state for entry in summarise(read(file))].count("0 of 1, 1 paused") == statuses.count("paused")
     assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused run is launched first"
 
 

@@ -20,7 +20,6 @@ from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
 from tests.helpers.tables import TINY, call, contents, write_run, write_table
-from tests.helpers.training import TimeOver, add_callback
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
@@ -74,21 +73,6 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
     assert results(tmp_path) == before
 
 
-@pytest.mark.whole
-@pytest.mark.usefixtures("runs_here")
-def test_wandb_groups_the_runs_of_a_table(
-    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    file = table_file(rows=[GOOD])
-    assert cli("sweep", f"table={file}", "logger=wandb").status == 0
-    records = [path.read_bytes() for path in tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb")]
-    assert len(records) == 2
-    assert all(b"mine" in record for record in records)
-    assert sorted(re.findall(rb"seed \d", record)[0] for record in records) == [b"seed 0", b"seed 1"]
-    assert statuses(file) == ["done", "done"], "a logger does not change the status"
-
-
 @pytest.mark.parametrize("argument", ["dry_run=true", "--dry-run"])
 def test_dry_run_prints_status_and_commands_and_writes_nothing(
     cli: Cli, table_file, tmp_path: Path, argument: str
@@ -107,32 +91,6 @@ def test_dry_run_prints_status_and_commands_and_writes_nothing(
         "mine: 1 done, 1 missing",
     ]
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("runs_here")
-def test_sweep_with_a_budget_continues_in_a_moved_folder(
-    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The report does not count paused runs as results."""
-    file = table_file(rows=[GOOD])
-    command = ("sweep", f"table={file}", "budget=1h")
-    with monkeypatch.context() as patch:
-        add_callback(patch, lambda: TimeOver(1))
-        ended = cli(*command)
-    assert ended.status == 0, ended.err
-    assert ended.out.endswith("\nmine: 0 of 2 runs complete, 2 paused, 0 not started; the same command continues\n")
-    assert statuses(file) == ["paused", "paused"]
-    assert "0 of 2, 2 paused" in cli("report", f"table={file}").out
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "runs").rename(tmp_path / "elsewhere" / "moved")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv("CAPSULE_LAB_RUNS", "moved")
-    assert "paused 50 %  good seed 0" in cli(*command, "dry_run=true").out
-    ended = cli(*command)
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
-    assert ended.out.count("continuing ") == 2
-    assert len(list(Path("moved").glob("capsnet*"))) == 2
 
 
 def test_run_pauses_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

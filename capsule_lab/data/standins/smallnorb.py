@@ -1,4 +1,4 @@
-"""The stand-in for smallNORB: toys that ``data.standins.toynorb`` renders once into files of the real format."""
+"""The stand-in for smallNORB: toys that ``toynorb`` renders once into files of the real format."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class RenderedToys(AbstractSource):
         self.record: dict[str, Any] = {}
 
     def find(self) -> None:
-        from capsule_lab.data.standins import toynorb  # here, as it imports numba
+        from capsule_lab.data.standins import toynorb_files  # here, as it imports numba
 
         path = self.folder / "provenance.json"
         if not path.is_file():
             log.info("rendering toys into %s, once; this takes about half a minute", self.folder)
             try:
-                toynorb.render_files(self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin])
+                toynorb_files.render_files(self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin])
             except OSError as error:
                 raise DataError(
                     f"the stand-in for smallNORB cannot be written into {self.folder} ({error.strerror}); expected a "
@@ -63,18 +63,20 @@ class RenderedToys(AbstractSource):
                 f"{path} cannot be read ({error}); expected the renderer's record: remove {self.folder} to render it "
                 "again"
             ) from error
-        if version != toynorb.VERSION:
+        if version != toynorb_files.VERSION:
             raise DataError(
-                f"{self.folder} was rendered by version {version} of toynorb; this is version {toynorb.VERSION}: "
+                f"{self.folder} was rendered by version {version} of toynorb; this is version {toynorb_files.VERSION}: "
                 "remove the folder to render it again"
             )
 
     def load(self, *, train: bool) -> Images:
-        from capsule_lab.data.standins import toynorb
+        from capsule_lab.data.standins import toynorb_files
 
         part: Part = "training" if train else "testing"
         images = load_part(self.folder, part, "subsample")
-        if not toynorb.is_as_rendered(self.record, part, *(array.numpy() for array in images if array is not None)):
+        if not toynorb_files.is_as_rendered(
+            self.record, part, *(array.numpy() for array in images if array is not None)
+        ):
             raise DataError(
                 f"{self.folder} holds {part} files that do not match their SHA-256 in provenance.json; they are "
                 "damaged or belong to another set: remove the folder to render it again"
@@ -82,6 +84,6 @@ class RenderedToys(AbstractSource):
         return images
 
     def provenance(self) -> dict[str, Any]:
-        from capsule_lab.data.standins import toynorb
+        from capsule_lab.data.standins import toynorb_files
 
-        return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **self.record}
+        return {"name": toynorb_files.STANDIN_NAME, "generator": "toynorb", **self.record}

@@ -15,12 +15,6 @@ from capsule_lab.kernels.cpu.em import distances, fit
 from capsule_lab.kernels.cpu.em_backward import fit_backward
 
 __all__ = [
-    "agreement",
-    "contraction",
-    "distances",
-    "fit",
-    "fit_backward",
-    "softmax_by_child",
-    "softmax_by_child_backward",
+    "agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child", "softmax_by_child_backward",
     "weighted_sum",
-]
+]  # fmt: skip

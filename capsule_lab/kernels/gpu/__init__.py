@@ -16,12 +16,6 @@ from capsule_lab.kernels.gpu.em import distances, fit
 from capsule_lab.kernels.gpu.em_backward import fit_backward
 
 __all__ = [
-    "agreement",
-    "contraction",
-    "distances",
-    "fit",
-    "fit_backward",
-    "softmax_by_child",
-    "softmax_by_child_backward",
+    "agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child", "softmax_by_child_backward",
     "weighted_sum",
-]
+]  # fmt: skip

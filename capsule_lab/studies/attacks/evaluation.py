@@ -21,10 +21,9 @@ LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
 TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
 AttackFunction = Callable[..., Images]
 """``attack(objective, images, epsilon, key, box)``: see ``gradient.fgsm``."""
-LossName = Literal["cross_entropy", "margin", "dlr", "training"]
+LossName = Literal["cross_entropy", "margin", "training"]
 
 _PICTURES = 8  # ours: what fits a page
-_SMALL = 1e-12  # Croce and Hein 2020's code: for logits that are all equal
 
 
 def cross_entropy(
@@ -44,33 +43,9 @@ def margin(
     """Compute the lead of the best other class over the label, or of the target over all others (Carlini and Wagner
     2017). It never saturates, and is above 0 exactly if the attack succeeds; arguments as in ``cross_entropy``.
     """
-    label_logit = _logit_of(logits, classes)
+    label_logit = logits.gather(1, classes[:, None])[:, 0]
     others = logits.scatter(1, classes[:, None], -torch.inf).amax(1)
     return label_logit - others if targeted else others - label_logit
-
-
-def dlr(
-    logits: Float[Tensor, "batch class"],
-    classes: Int64[Tensor, " batch"],
-    *,
-    targets: Int64[Tensor, " batch"] | None = None,
-) -> Float[Tensor, " batch"]:
-    """Compute the difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, invariant to scale.
-
-    ``classes`` are the labels, ``targets`` the target classes; ``None`` means any class but the label.
-    """
-    least = 3 if targets is None else 4
-    if logits.shape[1] < least:
-        raise ValueError(f"the logits have {logits.shape[1]} classes; dlr needs {least} or more, margin 2 or more")
-    ordered = logits.sort(dim=1, descending=True).values
-    if targets is None:
-        return margin(logits, classes) / (ordered[:, 0] - ordered[:, 2]).clamp(min=_SMALL)
-    ahead = _logit_of(logits, targets) - _logit_of(logits, classes)
-    return ahead / (ordered[:, 0] - ordered[:, 2:4].mean(1)).clamp(min=_SMALL)
-
-
-def _logit_of(logits: Tensor, classes: Tensor) -> Tensor:
-    return logits.gather(1, classes[:, None])[:, 0]
 
 
 class Prepared(NamedTuple):
@@ -155,12 +130,10 @@ class NetworkObjective:
         classes = torch.full_like(self.labels, self.target) if self.target is not None else self.labels
         if self.loss == "training":
             assert self.training_loss is not None
-            loss = self.training_loss(images, classes).expand(len(images))
-            return -loss if targeted else loss
-        logits = self.logits_of(images)
-        if self.loss == "dlr":
-            return dlr(logits, self.labels, targets=classes if targeted else None)
-        return (cross_entropy if self.loss == "cross_entropy" else margin)(logits, classes, targeted=targeted)
+            of_training = self.training_loss(images, classes).expand(len(images))
+            return -of_training if targeted else of_training
+        loss = cross_entropy if self.loss == "cross_entropy" else margin
+        return loss(self.logits_of(images), classes, targeted=targeted)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torch import Tensor
 from capsule_lab.studies.attacks.evaluation import Answers, Measured
 from capsule_lab.studies.measures.calibration import brier_score, reliability
 from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
+from capsule_lab.tables.statistics import interval_over_images
 
 Record = dict[str, float | None]
 
@@ -72,7 +73,7 @@ def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], thre
     of_right = success[torch.cat(counts)]
     logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
     grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
-    lowest, highest = interval(int((success if targeted else right).sum()) // len(targets), len(labels))
+    lowest, highest = interval_over_images(int((success if targeted else right).sum()) // len(targets), len(labels))
     record: Record = {
         "accuracy": _percent(right),
         "error": _percent(~right),
@@ -100,14 +101,6 @@ def _calibration(logits: Float[Tensor, "images class"], labels: Int64[Tensor, " 
     probabilities = logits.double().softmax(1)
     error = 100 * reliability(probabilities, labels).expected_error
     return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
-
-
-def interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % interval (Wilson 1927) of a share, in percent."""
-    from scipy.stats import binomtest  # the import takes a second
-
-    bounds = binomtest(successes, trials).proportion_ci(method="wilson")
-    return 100 * float(bounds.low), 100 * float(bounds.high)
 
 
 def _percent(which: Bool[Tensor, " some"]) -> float:

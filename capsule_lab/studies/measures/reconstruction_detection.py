@@ -61,9 +61,8 @@ def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " oth
     0.875
     """
     below, above = _checked("clean", clean), _checked("attacked", attacked)
-    ranks = scipy.stats.rankdata(np.concatenate([above, below]))[: len(above)]
-    smallest = len(above) * (len(above) + 1) / 2  # sum of ranks if all attacked errors were below all clean errors
-    return float((ranks.sum() - smallest) / (len(above) * len(below)))
+    pairs = scipy.stats.mannwhitneyu(above, below, method="asymptotic").statistic
+    return float(pairs / (len(above) * len(below)))
 
 
 def _checked(name: str, errors: Float[Tensor, " batch"]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -11,16 +11,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.analysis.plotting import draw_image, label_log_axis, name_of_class, panels, sequential_colours
-from capsule_lab.analysis.reconstructions import first_of_each_class
-from capsule_lab.analysis.trace import ChildGrid, LayerTrace
+from capsule_lab.analysis.plotting import label_log_axis, panels, sequential_colours
+from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting, DynamicRouting
 from capsule_lab.studies.measures import couplings as measures
@@ -32,7 +29,7 @@ _NARROWEST = 1e-6  # ours: couplings in float32 within a smaller range are equal
 
 
 @question()
-def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5) -> Answer:
+def couplings(subject: Subject, *, iterations: int | None = None) -> Answer:
     """Measure couplings (entropy, T-score, D-score, static share, class information, starvation) and the routing gain.
 
     See ``capsule_lab.studies.measures.couplings`` for definitions. Measures are per layer and iteration; D-scores are
@@ -43,9 +40,7 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
 
     Args:
         iterations: routing iterations in place of those of training; Sabour 2017, appendix A, uses ten.
-        shown: number of images whose couplings are drawn.
     """
-    check_number("shown", shown, 0)
     with _iterations(subject.network, iterations):
         subject = replace(subject)  # drops cached traces
         numbers: dict[str, float] = {}
@@ -62,7 +57,7 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
         with suppress(ValueError), equal_couplings(subject.network):  # NaN for a routing without equal couplings
             equal = error_percent(subject.outputs(), subject.labels)
         numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
-    return Answer(numbers, draw=partial(_figures, subject, shown, numbers))
+    return Answer(numbers, draw=partial(_figures, subject.traces))
 
 
 @contextmanager
@@ -162,38 +157,7 @@ def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
     return torch.linspace(0, children - 1, room, device=layer.present.device).long()
 
 
-def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapping[str, Figure]:
-    figures = {"histograms": _histograms(subject.traces)}
-    changes: dict[str, list[float]] = {}
-    for key, value in numbers.items():
-        if key.endswith("/logit_change"):
-            changes.setdefault(key.partition("/")[0], []).append(value)
-    if changes:
-        figures["logit_changes"] = _logit_changes(changes)
-    layer = [*subject.traces.values()][-1]
-    if shown and layer.child_grid is not None and layer.windows is None:
-        figures["maps"] = _maps(subject, layer, layer.child_grid, shown)
-    return figures
-
-
-def _logit_changes(changes: Mapping[str, Sequence[float]]) -> Figure:
-    title = "how much each iteration changes the logits, mean over images and capsules"
-    figure, ((axis,),) = panels(1, 1, (6.0, 3.2), title)
-    for number, (name, values) in enumerate(changes.items()):
-        axis.plot(range(1, len(values) + 1), values, marker="o", color=COLOURS[number % len(COLOURS)], label=name)
-    axis.set(xlabel="iteration", ylabel="mean change of the logits")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _finish(axis)
-    return figure
-
-
-def _finish(axis: Axes) -> None:
-    label_log_axis(axis)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-
-
-def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
+def _figures(layers: Mapping[str, LayerTrace]) -> Mapping[str, Figure]:
     """Draw the histogram of all couplings of each layer over their range, with one line for each iteration."""
     size = (max(4.2 * len(layers), 6.0), 3.6)
     figure, (axes,) = panels(1, len(layers), size, "all couplings of the images, over the range that they have")
@@ -211,28 +175,9 @@ def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
             shares = torch.histc(values, _BINS, low, high) / len(values)
             axis.stairs(shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5)
         axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
-        _finish(axis)
+        label_log_axis(axis)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
         axis.ticklabel_format(axis="x", useOffset=False)
         axis.xaxis.set_major_locator(MaxNLocator(5))
-    return figure
-
-
-def _maps(subject: Subject, layer: LayerTrace, grid: ChildGrid, shown: int) -> Figure:
-    """Draw, for each position and class, the difference from equal couplings."""
-    shares = layer.couplings()
-    differences = grid.at_positions((shares - 1 / shares.shape[2]).transpose(1, 2)).sum(2).cpu()  # [image class h w]
-    chosen = first_of_each_class(subject.labels, torch.ones_like(subject.labels, dtype=torch.bool))[:shown]
-    classes = differences.shape[1]
-    title = "left: one image of each class; right: couplings of each position with each class"
-    figure, axes = panels(len(chosen), classes + 1, (1 + 0.95 * (classes + 1), 0.6 + 0.95 * len(chosen)), title)
-    largest = float(differences[chosen].abs().max())
-    for row, image in zip(axes, chosen, strict=True):
-        draw_image(row[0], subject.images[image])
-        row[0].set_ylabel(name_of_class(subject.classes, int(subject.labels[image])), fontsize=8)
-        for axis, values in zip(row[1:], differences[image], strict=True):
-            drawn = axis.imshow(values.float().numpy(), cmap="PuOr_r", vmin=-largest, vmax=largest)
-            axis.set(xticks=[], yticks=[])
-    for label, axis in enumerate(axes[0, 1:]):
-        axis.set_title(name_of_class(subject.classes, label), fontsize=8)
-    figure.colorbar(drawn, ax=axes, label="coupling minus an equal share, sum over types", shrink=0.8)
-    return figure
+    return {"histograms": figure}

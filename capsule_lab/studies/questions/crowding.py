@@ -6,17 +6,14 @@ both, whereas two different digits have a capsule each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
 from capsule_lab.studies.measures.features import of_label
@@ -36,7 +33,7 @@ class Mixtures(NamedTuple):
 
 
 @question()
-def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6) -> Answer:
+def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
     """Measure the presence of labels in single images, pairs of one or two classes, and triples; add a second pass.
 
     For each ``<set>/`` (``single``, ``same_class``, ``two_classes``, ``three_classes``): ``presence``, mean activation
@@ -53,10 +50,8 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
         subject: a capsule network and images with pixels in [0, 1].
         shift: parts are moved by up to this number of pixels in each direction.
         seed: seed of pairs and shifts.
-        shown: number of pairs of equal digits that are drawn with their reconstruction.
     """
     check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
-    check_number("shown", shown, 0)
     present = len(subject.labels.unique())
     if present < 3:
         raise ValueError(f"these images are of {present} classes; expected 3 or more, for triples of classes")
@@ -85,7 +80,7 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
             "single": single[:, 1] >= 0,
         }
         numbers |= {f"again/{kind}_{name}": 100 * float(which.double().mean()) for kind, which in solved.items()}
-    return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
+    return Answer(numbers)
 
 
 def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class: bool) -> Mixtures:
@@ -169,17 +164,3 @@ def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "im
     with silent(subject, name, shares.clamp(0, 1)):
         second = _highest_present(subject.outputs(batches))
     return torch.stack([first, second], 1)
-
-
-def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Figure]:
-    if not shown or not reconstructs(subject.network):
-        return {}
-    output = subject.outputs(subject.with_images(mixture.images))
-    decoded = _decoded(subject, output, mixture.labels[:, 0]).clamp(0, 1).cpu()
-    rows = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
-    columns = [
-        Column(name_of_class(subject.classes, int(label)), pictures)
-        for label, *pictures in zip(mixture.labels[:shown, 0], *(row[:shown] for row in rows), strict=True)
-    ]
-    title = "two images of a class, both together, and the reconstruction from the capsule of that class"
-    return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.analysis.equal_couplings import EqualCouplings
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, Normaliser
@@ -58,7 +59,8 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
         "other_class": partial(_of_others, same=False),
         "equal": lambda *_: ["equal"] * len(means),
     }
-    norms = [norm for routing in _routings(subject.network) for norm in routing.modules() if _is_batch_norm(norm)]
+    kinds = nn.BatchNorm1d, nn.BatchNorm2d
+    norms = [norm for routing in _routings(subject.network) for norm in routing.modules() if isinstance(norm, kinds)]
     numbers: dict[str, float] = {}
     for name, replacement in replacements.items():
 
@@ -79,23 +81,20 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     return Answer({**numbers, **_distances(original, means, subject.batches)})
 
 
-class _Replaced(Normaliser):
+class _Replaced(EqualCouplings):
     """Normaliser that returns other couplings, and keeps those of the last iteration."""
 
     def __init__(self, normaliser: Normaliser, source: Source, rows: int) -> None:
-        super().__init__(leaky=normaliser.leaky)
-        self.normaliser, self.source, self.last = normaliser, source, torch.empty(0)
+        super().__init__(normaliser)
+        self.source, self.last = source, torch.empty(0)
         self.rows_per_image = rows  # so that `kernels.run_routing.route` does not split the batch
 
     def __call__(self, log_couplings: Tensor) -> Tensor:
         if isinstance(self.source, Tensor):
             self.last = self.source.to(log_couplings.dtype)
         else:
-            self.last = self.normaliser(log_couplings if self.source == "own" else torch.zeros_like(log_couplings))
+            self.last = self.normaliser(log_couplings) if self.source == "own" else super().__call__(log_couplings)
         return self.last
-
-    def total(self, mass: Tensor) -> Tensor:
-        return self.normaliser.total(mass)
 
 
 def _routings(network: nn.Module) -> list[AbstractRouting]:
@@ -146,10 +145,6 @@ def _of_others(own: Sequence[Couplings], labels: Int64[Tensor, " image"], *, sam
     others = within if same else order.roll(int(sizes.max()))  # beyond all images with the same label
     source = torch.empty_like(order).scatter(0, order, others)
     return [couplings.unflatten(0, (len(labels), -1))[source].flatten(0, 1) for couplings in own]
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """smallNORB's file format: written as published, read back exactly, refused in a message when not whole.
 
-That whole files are written as published is tested by their MD5 in ``standins/toynorb/test_files.py``.
+That whole files are written as published is tested by their MD5 in ``standins/test_toynorb_files.py``.
 """
 
 import gzip

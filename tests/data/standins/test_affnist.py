@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import scipy.ndimage
 import torch
 
 from capsule_lab.data.standins import affnist
@@ -11,6 +10,7 @@ from capsule_lab.data.standins.affnist import FACTORS, RANGES, SyntheticAffNIST,
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.data.transforms import affine, sample_key
 from capsule_lab.types import Batch
+from tests.helpers.affine import affine_by_scipy
 
 
 def versions(count: int, *, seed: int = 0, epoch: int = 0, shift: int = 0) -> Batch:
@@ -38,16 +38,9 @@ def test_factors_describe_the_transform_of_the_image():
     """The image equals scipy's transform of the digit by the factors."""
     batch = versions(60)
     for index in range(0, 60, 7):
-        rotation, shear, scale_x, scale_y, right, down = batch.factors[index].tolist()
-        rotation = math.radians(rotation)
+        rotation, *others = batch.factors[index].tolist()
         digit = np.pad(standin_digits(train=False).images[index, 0].numpy().astype(float), 6)
-        cos, sin = math.cos(rotation), math.sin(rotation)
-        forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
-        flip = np.array([[0, -1], [1, 0]])
-        backward = flip @ np.linalg.inv(forward) @ flip.T
-        middle = np.array([19.5, 19.5])
-        offset = middle - backward @ (middle + np.array([down, right]))
-        expected = scipy.ndimage.affine_transform(digit, backward, offset, order=1)
+        expected = affine_by_scipy(digit, math.radians(rotation), *others)
         np.testing.assert_allclose(batch.images[index, 0].numpy(), expected, atol=0.6)
 
 

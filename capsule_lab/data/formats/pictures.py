@@ -1,0 +1,202 @@
+"""Pictures in files: upright, without transparency, fitted to a size; drawn digits as in MNIST."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from capsule_lab.errors import DataError, one_line
+
+Fit = Literal["crop", "pad", "stretch"]
+Polarity = Literal["auto", "light_on_dark", "dark_on_light"]
+Bytes = npt.NDArray[np.uint8]
+
+log = logging.getLogger(__name__)
+
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Endings of the names of pictures, in small or capital letters."""
+
+DIGIT_SIZE, DIGIT_BOX = 28, 20  # LeCun 1998: pixels of an image, and of the box around its digit
+_HIDDEN = (".", "__MACOSX")  # names that begin so are files of the operating system
+_LARGEST = 400  # ours: a larger picture is reduced first, so that noise of the camera is averaged
+_FAINTEST = 0.1  # ours: least contrast of ink, of the range of a picture; noise and shades of paper have less
+_INK = 0.3  # ours: least darkness of ink, relative to the darkest
+_SPECK = 0.05  # ours: size of the largest speck, relative to the largest stroke
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder belongs to the operating system and is not part of the data."""
+    return name.startswith(_HIDDEN)
+
+
+def pictures_in(folder: Path) -> list[str]:
+    """Return the paths of all pictures in ``folder`` and below, sorted, without following links to other folders.
+
+    Raises:
+        DataError: if a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename} cannot be read ({error.strerror}); expected a readable folder of pictures: change its "
+            "permissions"
+        ) from error
+
+    found: list[str] = []
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        found += [
+            os.path.join(parent, name) for name in files if name.lower().endswith(ENDINGS) and not is_hidden(name)
+        ]
+    return sorted(found)
+
+
+def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
+    """Read a picture from a file. A JPEG of more than four times ``size`` pixels is reduced while it is decoded.
+
+    Raises:
+        DataError: if it cannot be read, or has a single pixel; the message has the file's name and the reason.
+    """
+    try:
+        with Image.open(path) as picture:
+            if size is not None and min(picture.size) > 4 * size:
+                picture.draft(None, (2 * size, 2 * size))
+            picture.load()
+    except Exception as error:  # Pillow raises many types of errors for damaged files
+        raise DataError(f"{path} cannot be read: {why_unreadable(error)}") from error
+    if max(picture.size) == 1:
+        raise DataError(f"{path} cannot be read: it has a single pixel")
+    return picture
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return the reason why Pillow cannot read a picture, without the name of the file."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is not a picture"
+    if isinstance(error, Image.DecompressionBombError):
+        return "it has more pixels than Pillow's limit against decompression bombs"
+    return getattr(error, "strerror", None) or one_line(error)[:120] or type(error).__name__
+
+
+def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
+    """Return a picture upright, in grey (``"L"``) or colour (``"RGB"``), on ``background`` where it is transparent.
+
+    Of an animation it is the first frame. Numbers of 16 bits or more are scaled by their own range to 8 bits.
+    """
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith(("I", "F")):
+        _warn_of_scaling()
+        values = np.asarray(picture, dtype=np.float64)
+        low, high = values.min(), values.max()
+        picture = Image.fromarray(((values - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, background), picture)
+    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+
+
+@functools.cache
+def _warn_of_scaling() -> None:
+    log.warning(
+        "pictures of 16 bits or more are scaled to 8 bits, each by its own range, so that brightness is not comparable "
+        "between them; convert them to 8 bits first if it matters"
+    )
+
+
+def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit, background: str) -> Image.Image:
+    """Fit a picture of mode ``"L"`` or ``"RGB"`` to ``size``, ``(width, height)``.
+
+    Args:
+        fit: ``"crop"`` cuts off what the shape of ``size`` does not show, ``"pad"`` adds ``background``, and
+            ``"stretch"`` changes the proportions.
+    """
+    if fit == "crop":
+        return ImageOps.fit(picture, size, Image.Resampling.BILINEAR)
+    if fit == "pad":
+        return ImageOps.pad(picture, size, Image.Resampling.BILINEAR, color=background)
+    return picture.resize(size, Image.Resampling.BILINEAR)
+
+
+def as_pixels(picture: Image.Image, channels: int) -> UInt8[Tensor, "channel height width"]:
+    """Return the pixels of a picture without transparency as grey values or as colours."""
+    pixels = np.array(picture.convert("L" if channels == 1 else "RGB"))
+    return torch.from_numpy(pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0).copy())
+
+
+def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor, "1 28 28"]:
+    """Return a drawn digit as in MNIST: light on black, its longest side 20 pixels, its centre of mass in the middle.
+
+    Args:
+        picture: one digit on paper or on a screen, of any size and mode. A plane is subtracted for the shade of the
+            paper, and specks are ignored.
+        polarity: ``"dark_on_light"``, ``"light_on_dark"``, or ``"auto"``: dark on light if the border is lighter than
+            the middle of the picture's range.
+
+    Raises:
+        DataError: if the picture is blank.
+    """
+    from scipy import ndimage  # slow to import
+
+    grey = _grey(picture)
+    grey.thumbnail((_LARGEST, _LARGEST), Image.Resampling.BOX)
+    pixels = np.asarray(grey, dtype=np.float64) / 255
+    edge = np.ones(pixels.shape, dtype=bool)
+    edge[1:-1, 1:-1] = False
+    is_dark = np.median(pixels[edge]) > (pixels.min() + pixels.max()) / 2
+    if polarity == "dark_on_light" or (polarity == "auto" and is_dark):
+        pixels = 1 - pixels
+    pixels = (pixels - _paper(pixels, edge)).clip(0)
+    if pixels.max() < _FAINTEST:
+        raise DataError(
+            "the picture is blank, or its digit has too little contrast; expected one dark digit on light paper, or a "
+            "light one on dark: draw it with more contrast, or give its polarity, dark_on_light or light_on_dark"
+        )
+    strokes, number = ndimage.label(pixels > _INK * pixels.max(), np.ones((3, 3)))
+    sizes = ndimage.sum_labels(np.ones_like(pixels), strokes, np.arange(number + 1))
+    sizes[0] = 0
+    ink = np.isin(strokes, np.flatnonzero(sizes > _SPECK * sizes.max()))
+    pixels = np.where(ndimage.binary_dilation(ink, iterations=2), pixels, 0)  # 2: the soft edge of a stroke
+    box = ndimage.find_objects(ink.astype(np.int64))[0]
+    cropped = Image.fromarray((pixels[box] * (255 / pixels.max())).round().astype(np.uint8))
+    scale = DIGIT_BOX / max(cropped.size)
+    width, height = (max(1, round(side * scale)) for side in cropped.size)
+    small = np.asarray(cropped.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
+    centre = ndimage.center_of_mass(small)
+    starts = [round((DIGIT_SIZE - 1) / 2 - middle) for middle in centre]  # -1: positions are middles of pixels
+    top, left = (min(max(start, 0), DIGIT_SIZE - side) for start, side in zip(starts, small.shape, strict=True))
+    digit = np.zeros((1, DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
+    digit[0, top : top + height, left : left + width] = (small * (255 / small.max())).round()
+    return torch.from_numpy(digit)
+
+
+def _grey(picture: Image.Image) -> Image.Image:
+    """Return grey values; a light digit on a transparent background is on black, a dark one on white."""
+    background = "white"
+    if picture.has_transparency_data:
+        values = np.asarray(picture.convert("RGBA").convert("LA"), dtype=np.float64)
+        light, alpha = values[..., 0], values[..., 1]
+        if (light * alpha).sum() > 127.5 * alpha.sum():  # 127.5: the middle of 0 to 255
+            background = "black"
+    return opaque(picture, background).convert("L")
+
+
+def _paper(pixels: npt.NDArray[np.float64], edge: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the plane through the grey values at the edge; ink that touches the edge is left out."""
+    rows, columns = np.indices(pixels.shape) / max(pixels.shape)
+    terms = np.stack([np.ones_like(pixels), rows, columns], axis=-1)
+    use = edge
+    for _ in range(3):  # ours: the plane no longer changes afterwards
+        plane = terms @ np.linalg.lstsq(terms[use], pixels[use], rcond=None)[0]
+        distances = np.abs(pixels - plane)
+        use = edge & (distances <= max(2 * float(np.median(distances[edge])), 1 / 255))  # ours: a grey level or more
+    return np.asarray(plane)

@@ -1,0 +1,196 @@
+"""Writer of the data set: renders it toy by toy into six files of smallNORB's format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from jaxtyping import Int32, UInt8
+from rich.console import Console
+from rich.progress import track
+
+from capsule_lab.data.download import filling
+from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
+from capsule_lab.errors import DataError
+from toynorb.rendering import render
+from toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
+
+VERSION = 1
+"""Increases whenever an image changes."""
+
+STANDIN_NAME = "stand-in for smallNORB: toynorb, 50 toys rendered by capsule_lab"
+
+_SPLITS = {"training": TRAIN_INSTANCES, "testing": TEST_INSTANCES}
+_LEVELS = ("elevations", "azimuths", "lightings")
+_EYES = (-1, 1)
+
+log = logging.getLogger(__name__)
+
+
+def render_files(
+    folder: Path,
+    *,
+    size: int = 96,
+    elevations: Sequence[int] = range(9),
+    azimuths: Sequence[int] = range(18),
+    lightings: Sequence[int] = range(6),
+    seed: int = 0,
+    workers: int | None = None,
+) -> None:
+    """Render training and test toys into six files of smallNORB's format, and ``provenance.json`` beside them.
+
+    Files appear when all are complete; if two processes render into one folder, the second waits for the first.
+    An existing set is not changed.
+
+    Rows have the order of smallNORB's test files: instance, elevation, azimuth, lighting, category (fastest).
+
+    Args:
+        folder: folder of the files; created if it does not exist.
+        size: edge of the images in pixels; smallNORB's is 96.
+        elevations: indices, 0 to 8.
+        azimuths: indices, 0 to 17; the files contain twice the index, as in smallNORB.
+        lightings: 0 to 5.
+        seed: another seed makes other toys.
+        workers: number of threads; default: one per core.
+
+    Raises:
+        DataError: if ``folder`` contains other files of this format.
+    """
+    plan = {  # determines the bytes of the six files
+        "name": STANDIN_NAME,
+        "generator": "toynorb",
+        "version": VERSION,
+        "size": size,
+        "elevations": list(elevations),
+        "azimuths": list(azimuths),
+        "lightings": list(lightings),
+        "seed": seed,
+    }
+    if _is_complete(folder, plan):  # checked before anything is written
+        return
+    with _locked(folder):
+        if not _is_complete(folder, plan):
+            with filling(folder) as scratch:
+                _write_files(scratch, plan, workers)
+
+
+def labels_and_info(
+    instances: Sequence[int], elevations: Sequence[int], azimuths: Sequence[int], lightings: Sequence[int]
+) -> tuple[Int32[np.ndarray, " row"], Int32[np.ndarray, "row 4"]]:
+    """Return the category, and the instance, elevation, azimuth (twice the index) and lighting of each row.
+
+    With all levels, they equal smallNORB's files: the categories of both splits, and the factors of the test set.
+    """
+    twice = [2 * azimuth for azimuth in azimuths]
+    grids = np.meshgrid(instances, elevations, twice, lightings, range(len(CATEGORIES)), indexing="ij")
+    *factors, categories = (grid.ravel().astype(np.int32) for grid in grids)
+    return categories, np.stack(factors, axis=1)
+
+
+def is_as_rendered(
+    record: Mapping[str, Any], split: str, images: np.ndarray, labels: np.ndarray, info: np.ndarray
+) -> bool:
+    """Return whether these are the arrays that ``render_files`` wrote, according to its record; takes 0.1 s.
+
+    Args:
+        record: content of ``provenance.json``.
+        split: ``"training"`` or ``"testing"``.
+        images, labels, info: arrays of the three files.
+    """
+    try:
+        levels = [record[name] for name in _LEVELS]
+        expected, known = labels_and_info(_SPLITS[split], *levels), record["sha256"][split]
+    except (KeyError, TypeError, ValueError):  # the record itself is damaged
+        return False
+    same = all(map(np.array_equal, (labels, info), expected))
+    return same and hashlib.sha256(np.ascontiguousarray(images).data).hexdigest() == known
+
+
+def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
+    """Return whether the record matches this plan, and the six files exist and are complete.
+
+    Raises:
+        DataError: if ``folder`` contains files of another data set, which would be replaced.
+    """
+    try:
+        record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        is_ours = {**record, "sha256": None} == {**plan, "sha256": None}
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    there = sorted(folder.glob("smallnorb-*.mat*"))
+    if there and not is_ours:
+        raise DataError(
+            f"{folder} holds {there[0].name}, which is from another set; expected a folder without smallnorb-*.mat: "
+            "choose another folder, or remove this one"
+        )
+    try:
+        for split, content in product(_SPLITS, ("dat", "cat", "info")):
+            read_matrix(folder / _file(plan, split, content))
+    except DataError:
+        return False
+    return is_ours
+
+
+def _file(plan: dict[str, Any], split: str, content: str) -> str:
+    """Return the name of a file: smallNORB's name with the actual sizes."""
+    instances = "".join(map(str, _SPLITS[split]))
+    sizes = "x".join(map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"])))
+    return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process renders into ``folder``."""
+    path = folder.with_name(f".{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        log.info("waiting for another process that renders into %s", folder)
+        held = lock.acquire()
+    with held:
+        yield
+        path.unlink(missing_ok=True)  # while locked: waiting processes will find complete files
+
+
+def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> None:
+    """Render all toys, and write the six files and their record."""
+    hashes = {}
+    for split, instances in _SPLITS.items():
+        labels, info = labels_and_info(instances, *(plan[name] for name in _LEVELS))
+        images = _rendered(plan, split, workers)
+        for content, array in (("cat", labels), ("info", info), ("dat", images)):
+            write_matrix(folder / _file(plan, split, content), array)
+        hashes[split] = hashlib.sha256(images.data).hexdigest()
+    (folder / "provenance.json").write_text(json.dumps({**plan, "sha256": hashes}, indent=2) + "\n", encoding="utf-8")
+
+
+def _rendered(plan: dict[str, Any], split: str, workers: int | None) -> UInt8[np.ndarray, "row eye size size"]:
+    """Render all images of a split; threads suffice, because compiled code releases the GIL."""
+    instances, size, seed = _SPLITS[split], plan["size"], plan["seed"]
+    elevations, azimuths, lightings = levels = [plan[name] for name in _LEVELS]
+    images = np.empty((len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8)
+
+    def draw(number: int, category: int) -> None:
+        toy = render(category, instances[number], elevations, azimuths, lightings, _EYES, size=size, seed=seed)
+        images[number, :, :, :, category] = toy
+
+    toys = list(product(range(len(instances)), range(len(CATEGORIES))))
+    pool, console = ThreadPoolExecutor(workers or os.cpu_count()), Console(stderr=True)
+    try:
+        drawn = pool.map(draw, *zip(*toys, strict=True))
+        list(track(drawn, f"rendering {split} toys", len(toys), console=console, disable=not console.is_terminal))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return images.reshape(-1, len(_EYES), size, size)

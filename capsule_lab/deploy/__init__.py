@@ -1,0 +1,1 @@
+"""Trained networks outside of training: predictions for pictures, and files for other programs."""

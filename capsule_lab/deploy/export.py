@@ -1,0 +1,228 @@
+"""Files of a trained network for other programs: ONNX, ``torch.export`` and safetensors.
+
+The first two are compared with the network before they are kept: on batches of 1, 7 and 64 images, so that a file with
+a fixed batch is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from capsule_lab import runs
+from capsule_lab.errors import CapsuleLabError, ConfigError, MissingDataError, RunError, one_line
+from capsule_lab.networks.base import AbstractNetwork, reconstructs
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.runs.files import writing
+from capsule_lab.runs.trust import BUILT
+from capsule_lab.system.files import atomically
+
+Format = Literal["onnx", "torch_export", "safetensors"]
+
+BATCHES = (1, 7, 64)  # ours: one image, a number that divides nothing, a usual batch
+TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_RECORDED = (*BUILT, "seed", "trainer")  # of the configuration; the rest names folders of the machine of training
+
+log = logging.getLogger(__name__)
+
+
+class ExportedNetwork(nn.Module):
+    """A network that returns a tuple of tensors, named ``output_names``, because an exported program has no records.
+
+    Logits are left out: those of small scores change by more than ``TOLERANCE`` if ``expm1`` is rounded otherwise.
+
+    Args:
+        network: the trained network.
+        reconstruction: also return what the decoder draws from the capsule of the predicted class.
+    """
+
+    def __init__(self, network: AbstractNetwork, *, reconstruction: bool = False) -> None:
+        super().__init__()
+        self.network, self.reconstruction = network, reconstruction
+        with torch.no_grad():
+            self.output_names = [*self._outputs(torch.zeros(1, *network.image_shape))]
+
+    def _outputs(self, images: Tensor) -> dict[str, Tensor]:
+        output = self.network(images)
+        outputs = {"scores": output.scores}
+        if output.capsules is not None:
+            outputs["poses"] = output.capsules.poses
+        if self.reconstruction:
+            outputs["reconstruction"] = cast(Any, self.network).reconstruct(output, output.ranking.argmax(1))
+        return outputs
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs for float32 images ``(batch, channel, height, width)``."""
+        return tuple(self._outputs(images).values())
+
+
+def record_of(run: runs.Run) -> dict[str, Any]:
+    """Return the record of a run for other files, in plain containers, without folders of this machine."""
+    stored = runs.checkpoints.read_any(run.checkpoint)["capsule_lab"]
+    config = {name: value for name, value in stored["config"].items() if name in _RECORDED}
+    config["data"] = config["data"] | ({"directory": None} if "directory" in config["data"] else {})
+    data = run.build_data()
+    kept = {name: stored[name] for name in ("format", "version", "provenance", "spec", "seconds", "val")}
+    return kept | {"config": config, "step": run.step, "input_form": data.input_form}
+
+
+def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False) -> float:
+    """Write a file, and return its largest difference from the network, relative to outputs above 1.
+
+    Args:
+        run: as returned by ``runs.open``.
+        to: format of the file.
+        out: the file.
+        reconstruction: whether programs also return a reconstruction, see ``ExportedNetwork``.
+
+    Raises:
+        ConfigError: if the packages for ONNX are missing, or there is no decoder.
+        RunError: if the network cannot be exported, or if the program differs from it; no file is left then.
+    """
+    run.check_classifies("export")
+    record = record_of(run)
+    if to == "safetensors":
+        with writing(out):
+            runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
+        return 0.0
+    if to == "onnx" and (missing := [name for name in _PACKAGES if find_spec(name) is None]):
+        raise ConfigError(
+            f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
+        )
+    if reconstruction and not reconstructs(run.network):
+        raise ConfigError(f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false")
+    images = _images(run)
+    network = ExportedNetwork(run.network, reconstruction=reconstruction).eval()
+    facts = {"record": record, "classes": record["spec"]["classes"], "input_form": record["input_form"]}
+    metadata = {f"capsule_lab.{name}": json.dumps(value) for name, value in facts.items()}
+    write, read = (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch_export, _read_torch_export)
+    with writing(out), atomically(out) as temporary, torch.no_grad():
+        try:
+            with _exportable(run.network), _quiet():
+                write(network, images[:3], temporary, metadata)  # 3: sizes 0 and 1 would be made constants
+                program = read(temporary)
+                difference = max(_difference(program, network, part) for part in images.split(BATCHES))
+        except OSError:
+            raise
+        except Exception as error:  # torch and ONNX raise many types of errors
+            names = {type(part).__name__ for part in run.network.modules() if isinstance(part, AbstractRouting)}
+            described = f"{type(run.network).__name__} with {', '.join(sorted(names)) or 'no routing'}"
+            raise RunError(
+                f"{described} cannot be exported to {to} ({type(error).__name__}: {one_line(error)[:300]}); expected "
+                "operators that it has and a batch of any size: use to=safetensors for this one"
+            ) from error
+        if not difference <= TOLERANCE:  # also if it is not a number
+            raise RunError(
+                f"the outputs of {out} differ from those of {run.checkpoint} by {difference:.1e}; expected at most "
+                f"{TOLERANCE}: the file is removed, use to=safetensors"
+            )
+    return difference
+
+
+def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
+    """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
+    metrics = runs.results.read_metrics(run.directory) or {}
+    val = runs.checkpoints.read_any(run.checkpoint)["capsule_lab"]["val"]
+    content = file.read_bytes()
+    return {
+        "file": file.name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
+        "data": run.provenance["name"],
+        "error": metrics.get("test", val).get("error"),
+        "command": metrics.get("command"),
+        "commit": metrics.get("commit"),
+        "url": None,
+    }
+
+
+def _images(run: runs.Run) -> Tensor:
+    """Return as many validation images as ``BATCHES`` need, repeated if there are fewer; noise if there are none."""
+    number = sum(BATCHES)
+    try:
+        check_data_is_here(run)
+        images = next(run.batches("val")).images
+    except (CapsuleLabError, StopIteration) as error:  # StopIteration: no validation
+        log.warning("there are no validation images (%s); the file is compared on random images", one_line(error))
+        images = torch.rand(number, *run.spec.image_shape, generator=torch.Generator().manual_seed(0))
+    return images[torch.arange(number) % len(images)]
+
+
+def check_data_is_here(run: runs.Run) -> None:
+    """Check that the data set of a run is on this machine, so that nothing is downloaded for a comparison.
+
+    Raises:
+        MissingDataError: if it is not.
+    """
+    real = getattr(run.build_data(), "real_source", None)
+    if real is not None and run.config.data.get("source") != "standin" and not real.is_here():
+        raise MissingDataError("the data set is not on this machine")
+
+
+@contextmanager
+def _exportable(network: nn.Module) -> Iterator[None]:
+    """Sum votes with operators of torch in this block: other programs do not have the fused kernels."""
+    routings = [part for part in network.modules() if isinstance(part, AbstractRouting)]
+    backends = [routing.backend for routing in routings]
+    try:
+        for routing in routings:
+            routing.backend = "matmul"
+        yield
+    finally:
+        for routing, backend in zip(routings, backends, strict=True):
+            routing.backend = backend
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    for name in ("onnxscript", "onnx_ir", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporters about themselves
+        yield
+
+
+def _difference(program: Callable[[Tensor], Any], network: nn.Module, images: Tensor) -> float:
+    pairs = zip(program(images), network(images), strict=True)
+    differences = [(one - other).abs().max() / other.abs().max().clamp_min(1) for one, other in pairs]
+    return float(torch.stack(differences).amax())  # amax keeps NaN
+
+
+def _write_onnx(network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]) -> None:
+    program = torch.onnx.export(
+        network, (images,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), verbose=False,
+        input_names=["images"], output_names=network.output_names,
+    )  # fmt: skip
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    program.save(str(path), external_data=False)
+
+
+def _read_onnx(path: Path) -> Callable[[Tensor], Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda images: [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
+
+
+def _write_torch_export(network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]) -> None:
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    program = torch.export.export(network, (images,), dynamic_shapes=shapes, strict=False)
+    with path.open("wb") as file:  # torch refuses hidden names without an ending
+        torch.export.save(program, file, extra_files=dict(metadata))
+
+
+def _read_torch_export(path: Path) -> Callable[[Tensor], Any]:
+    return torch.export.load(path).module()

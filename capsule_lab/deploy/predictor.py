@@ -1,0 +1,163 @@
+"""Predictions of a trained network for pictures: ``capsule_lab.load("runs/…")("a.png")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from capsule_lab import runs
+from capsule_lab.errors import DataError, printable
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from capsule_lab.data.formats.pictures import Polarity
+    from capsule_lab.networks.base import AbstractNetwork
+    from capsule_lab.types import DataSpec
+
+    Picture = str | Path | Image.Image
+
+_BATCH = 100  # ours: pictures at a time, so that a folder does not need the memory of all of them
+
+
+class Prediction(NamedTuple):
+    """What a network says about one picture.
+
+    Attributes:
+        name: name of the class, or its number if classes have no names.
+        score: score of this class: a length or an activation in [0, 1], or a logit of a CNN.
+        scores: scores by name of the class, the most probable first.
+        pose: pose of the capsule of this class, ``(dim,)``; ``None`` for a network without capsules.
+        reconstruction: what the decoder draws from it, ``(channel, height, width)``; ``None`` without a decoder.
+    """
+
+    name: str
+    score: float
+    scores: dict[str, float]
+    pose: Tensor | None
+    reconstruction: Tensor | None
+
+    def __repr__(self) -> str:
+        others = ", ".join(f"{name} {score:.3g}" for name, score in [*self.scores.items()][1:3])
+        return printable(f"Prediction({self.name} {self.score:.3g}; then {others})")
+
+
+class Predictor:
+    """A trained network that is called with pictures; see ``load``.
+
+    Attributes:
+        run: the run that it belongs to, see ``runs.Run``.
+        input_form: how a picture becomes the network's input, see ``AbstractDataModule.input_form``.
+        classes: names of the classes, or their numbers.
+    """
+
+    def __init__(self, run: runs.Run) -> None:
+        run.check_classifies("predict")
+        self.run = run
+        self._data = run.build_data()
+        self.input_form: dict[str, Any] = self._data.input_form
+        self.classes = run.spec.classes or tuple(map(str, range(run.spec.num_classes)))
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        shape, names = "x".join(map(str, self.spec.image_shape)), ", ".join(self.classes[:10])
+        more = ", …" if len(self.classes) > 10 else ""
+        return printable(
+            f"Predictor({self.run.checkpoint}: {type(self.network).__name__} of {parameters:,} parameters, trained on "
+            f"{self.run.provenance['name']}; input {self.input_form['kind']} {shape}; classes {names}{more})"
+        )
+
+    @property
+    def network(self) -> AbstractNetwork:
+        """The plain ``nn.Module``, in eval mode on the CPU."""
+        return self.run.network
+
+    @property
+    def spec(self) -> DataSpec:
+        """Image shape and classes."""
+        return self.run.spec
+
+    def prepare(self, picture: Picture, *, polarity: Polarity = "auto") -> Tensor:
+        """Return what the network receives for a picture or the path of one: float32 ``(channel, height, width)``.
+
+        Args:
+            picture: of any size and mode.
+            polarity: of a drawn digit, ``"auto"``, ``"dark_on_light"`` or ``"light_on_dark"``.
+
+        Raises:
+            DataError: if the file is no picture, the picture is blank, or the network does not classify one picture.
+        """
+        from capsule_lab.data.formats.pictures import open_picture
+
+        if not isinstance(picture, str | Path):
+            prepared: Tensor = self._data.from_picture(picture, polarity=polarity)
+            return prepared
+        opened = open_picture(picture)
+        try:
+            return self.prepare(opened, polarity=polarity)
+        except DataError as error:
+            raise DataError(f"{picture}: {error}") from error
+
+    def __call__(
+        self, pictures: Picture | Iterable[Picture] | Tensor, *, polarity: Polarity = "auto"
+    ) -> list[Prediction]:
+        """Return a ``Prediction`` for each picture.
+
+        Args:
+            pictures: one picture or several, as PIL images or paths; or a batch of ``prepare``, ``(batch, channel,
+                height, width)``.
+            polarity: see ``prepare``.
+
+        Raises:
+            DataError: see ``prepare``.
+            RunError: if an output of the network is not finite.
+        """
+        import torch
+
+        if isinstance(pictures, torch.Tensor):
+            batches = pictures.split(_BATCH)
+        else:
+            one = isinstance(pictures, str | Path) or not isinstance(pictures, Iterable)
+            several = cast("Iterable[Picture]", [pictures] if one else pictures)
+            each = [self.prepare(picture, polarity=polarity) for picture in several]
+            batches = torch.stack(each).split(_BATCH) if each else ()
+        return [prediction for batch in batches for prediction in self._predict(batch)]
+
+    def _predict(self, images: Tensor) -> list[Prediction]:
+        import torch
+
+        from capsule_lab.networks.base import reconstructs
+
+        with torch.no_grad():
+            output = self.network(images)
+            order = output.ranking.argsort(dim=1, descending=True, stable=True)
+            best = order[:, 0]
+            drawn = self.network.reconstruct(output, best) if reconstructs(self.network) else None
+        runs.results.check_finite(
+            {"sum of scores": float(output.scores.sum())}, f"the network of {self.run.checkpoint}"
+        )
+        poses = None if output.capsules is None else output.capsules.poses
+        predictions = []
+        for number, classes in enumerate(order.tolist()):
+            scores = {self.classes[label]: float(output.scores[number, label]) for label in classes}
+            name = self.classes[classes[0]]
+            pose = None if poses is None else poses[number, classes[0]]
+            reconstruction = None if drawn is None else drawn[number]
+            predictions.append(Prediction(name, scores[name], scores, pose, reconstruction))
+        return predictions
+
+
+def load(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Predictor:
+    """Load a trained network for predictions. No code in the file is run, see ``runs.open``.
+
+    Args:
+        path: the name of ready weights, see ``capsule_lab.weights()``; a run directory; or a ``.ckpt`` or
+            ``.safetensors`` file.
+        trust: your own packages that the record in the file may name.
+
+    Raises:
+        RunError: if there is no such file, or if it is damaged, was changed, or does not classify images.
+    """
+    return Predictor(runs.open(runs.ready_weights.locate(path), trust=trust))

@@ -1,0 +1,76 @@
+"""Trained weights by name: those of ``ready/index.json``, which are in this package or are downloaded when first used.
+
+An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error``, ``command``, ``commit`` and ``url``,
+which is ``null`` for a file in this package. ``python -m capsule_lab.export to=safetensors`` prints an entry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from capsule_lab.errors import RunError, one_line, suggest
+from capsule_lab.runs.files import sha256
+from capsule_lab.system.files import expanded
+
+INDEX = Path(__file__).with_name("ready") / "index.json"
+
+
+def index() -> dict[str, dict[str, Any]]:
+    """Return the entry of each name."""
+    entries: dict[str, dict[str, Any]] = json.loads(INDEX.read_text())["weights"]
+    return entries
+
+
+def weights() -> list[str]:
+    """Return the names that ``capsule_lab.load`` knows, sorted."""
+    return sorted(index())
+
+
+def locate(path: str | Path) -> Path:
+    """Return the file of ready weights with this name, else the run directory or file at ``path``.
+
+    Raises:
+        RunError: if there is none, or if the file of ready weights is not that of the index.
+    """
+    entries = index()
+    if str(path) in entries:
+        return _file(str(path), entries[str(path)])
+    if (found := expanded(path)).exists():
+        return found
+    known = suggest(str(path), entries) if entries else "this version has no ready weights"
+    raise RunError(f"{path} is neither the name of ready weights nor a run directory or file; {known}")
+
+
+def _file(name: str, entry: Mapping[str, Any]) -> Path:
+    path = INDEX.with_name(entry["file"])
+    if not path.is_file():
+        path = _download(name, entry)
+    size, digest = path.stat().st_size, None
+    if size == entry["bytes"] and (digest := sha256(path)) == entry["sha256"]:
+        return path
+    has = f"{size} bytes" if digest is None else f"SHA-256 {digest}"
+    wanted = f"{entry['bytes']} bytes" if digest is None else entry["sha256"]
+    raise RunError(f"{path} has {has}, but the index expects {wanted} for {name}: remove the file and fetch it again")
+
+
+def _download(name: str, entry: Mapping[str, Any]) -> Path:
+    """Return the file in the user's cache, downloaded if it is not there; pooch compares its SHA-256."""
+    import pooch  # here, since other runs need no HTTP
+
+    from capsule_lab.data.download import download_file  # imports Lightning
+
+    url = str(entry["url"])
+    if not url.startswith("https://"):
+        raise RunError(f"the weights {name} have the address {url}; expected one with https://: use another name")
+    server, slash, file = url.rpartition("/")
+    folder = Path(pooch.os_cache("capsule_lab")) / "weights"
+    try:
+        return download_file(file, f"sha256:{entry['sha256']}", [server + slash], folder)
+    except OSError as error:
+        raise RunError(
+            f"the weights {name} cannot be downloaded ({one_line(error)[:300]}); expected {url}: fetch it on another "
+            f"machine, and load the file by its path"
+        ) from error

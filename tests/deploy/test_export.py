@@ -1,0 +1,139 @@
+"""Exported programs equal the network at every size of the batch."""
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from capsule_lab import runs
+from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.deploy import export as module
+from capsule_lab.deploy.export import ExportedNetwork, export
+from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.layers import PrimaryCapsules
+from capsule_lab.networks import CapsNet, EfficientCapsNet
+from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting
+from capsule_lab.types import DataSpec
+from tests.helpers.commands import Cli, Trained, interpreter
+from tests.helpers.networks import small_capsnet, small_em_caps
+from tests.helpers.tiers import whole_but
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
+SHAPE = (1, 28, 28)
+NETWORKS: dict[str, Any] = {
+    "capsnet": lambda: small_capsnet(SHAPE, 10, decoder=None),
+    "efficient": lambda: EfficientCapsNet(SHAPE, 10, decoder=None),
+    "em": lambda: small_em_caps(SHAPE, 10, routing=EMRouting),
+    "em_normalised": lambda: small_em_caps(SHAPE, 10, routing=NormalisedEMRouting, class_routing=None),
+}
+
+
+def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    record = {"spec": {"classes": ["a"]}, "input_form": {"kind": "digit"}}
+    monkeypatch.setattr(module, "record_of", lambda run: record)
+    monkeypatch.setattr(module, "_images", lambda run: torch.rand(72, *SHAPE))
+    return SimpleNamespace(
+        network=network.eval(), checkpoint=Path("a.ckpt"), check_classifies=lambda name: None, spec=DataSpec(SHAPE, 10)
+    )
+
+
+@pytest.mark.parametrize("to", whole_but(["onnx", "torch_export"], "torch_export"))
+@pytest.mark.parametrize("name", whole_but(NETWORKS, "capsnet"))
+def test_programs_equal_the_network(name: str, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    run = run_of(NETWORKS[name](), monkeypatch)
+    assert export(run, to, tmp_path / "program") <= 1e-5
+    backends = {part.backend for part in run.network.modules() if hasattr(part, "backend")}
+    assert backends <= {"auto"}, "put back"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_iterations_are_unrolled(iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
+    routing = partial(DynamicRouting, iterations=iterations)
+    network = small_capsnet(SHAPE, 10, decoder=None, routing=routing)
+    export(run_of(network, monkeypatch), "onnx", tmp_path / "a.onnx")
+    model = onnx.load(str(tmp_path / "a.onnx"))
+    # the softmax of the first iteration, of zeros, may be folded into a constant
+    assert sum(node.op_type == "Softmax" for node in model.graph.node) in (iterations, iterations - 1)
+    assert not model.functions or all(node.domain != "capsule_lab" for node in model.graph.node)
+    metadata = {entry.key: json.loads(entry.value) for entry in model.metadata_props if "capsule_lab" in entry.key}
+    assert metadata["capsule_lab.classes"] == ["a"]
+    assert metadata["capsule_lab.input_form"] == {"kind": "digit"}
+
+
+@pytest.mark.parametrize("value", [2e-5, float("nan")])
+def test_another_program_is_refused(value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(NETWORKS["capsnet"](), monkeypatch)
+    monkeypatch.setattr(module, "_read_torch_export", lambda path: lambda x: [y + value for y in wrapped(x)])
+    wrapped = ExportedNetwork(run.network)
+    with pytest.raises(RunError, match=r"differ from those of a\.ckpt by (2\.0e-05|nan); expected at most 1e-05"):
+        export(run, "torch_export", tmp_path / "program")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fixed(CapsNet):
+        def forward(self, images: Any, **options: Any) -> Any:
+            return super().forward(images.reshape(len(images), *SHAPE), **options)
+
+    network = Fixed(SHAPE, 10, channels=4, primary=partial(PrimaryCapsules, types=2), decoder=None)
+    with pytest.raises(RunError, match=r"Fixed with DynamicRouting cannot be exported to torch_export \("):
+        export(run_of(network, monkeypatch), "torch_export", tmp_path / "program")
+
+
+def test_missing_packages_are_named(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
+    ):
+        export(runs.open(trained.directory), "onnx", tmp_path / "a.onnx")
+
+
+def test_a_comparison_downloads_nothing(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MNISTFiles, "find", lambda self: pytest.fail("files were fetched"))
+    run = runs.open(trained.directory)
+    run.config.data.update(source="auto", directory=str(tmp_path))
+    assert module._images(run).shape == (72, *SHAPE)
+
+
+def test_command_exports_a_run(cli: Cli, trained: Trained) -> None:
+    ended = cli("export", f"ckpt={trained.directory}", "to=torch_export", "out=a.pt2", "reconstruction=true")
+    assert (ended.status, ended.err) == (0, "")
+    assert "on batches of 1, 7, 64 images" in ended.out
+    extra = {"capsule_lab.record": ""}
+    program = torch.export.load("a.pt2", extra_files=extra)
+    assert [tuple(output.shape) for output in program.module()(torch.rand(5, *SHAPE))][-1] == (5, 1, 28, 28)
+    assert json.loads(extra["capsule_lab.record"])["input_form"]["kind"] == "digit"
+    ended = cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=tiny.safetensors")
+    assert ended.status == 0
+    assert json.loads(ended.out[ended.out.index("{") :])["tiny"]["bytes"] == Path("tiny.safetensors").stat().st_size
+
+
+@pytest.mark.whole
+@pytest.mark.integration
+def test_one_graph_is_compiled(tmp_path: Path) -> None:
+    """In a new interpreter: torch does not compile the checks of shapes in tests."""
+    script = """
+import torch
+from capsule_lab import CapsNet, EMRouting
+network = CapsNet((1, 28, 28), 10, channels=4, decoder=None), (torch.rand(2, 1, 28, 28),)
+routing = EMRouting(parents=3, dim=16), (torch.randn(2, 5, 3, 16), torch.rand(2, 5))
+for function, arguments in (network, routing):
+    outputs = []
+    for called in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        function.zero_grad()
+        output = called(*arguments)[0]
+        output.square().sum().backward()
+        outputs.append([output, *(each.grad.clone() for each in function.parameters() if each.grad is not None)])
+    torch.testing.assert_close(*outputs)
+"""
+    ended = interpreter("-c", script, cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")

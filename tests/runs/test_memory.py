@@ -1,0 +1,71 @@
+"""The estimate of the memory that training needs."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
+from capsule_lab.runs import memory
+from capsule_lab.types import DataSpec
+from tests.helpers.commands import interpreter
+
+MEASURE = """
+import torch
+from contextlib import nullcontext
+from pathlib import Path
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
+from capsule_lab.runs.memory import estimate
+from capsule_lab.types import DataSpec
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if name in line)
+shape = (3, 64, 64)
+module = build.build_module(compose("train", ["model=MODEL"]), DataSpec(shape, 3))
+need = estimate(module, shape, 64, nullcontext())
+optimizer = module.build_optimizer()
+def step(size):
+    module.network(torch.rand(size, *shape)).ranking.float().sum().backward()
+step(2)  # compiles kernels
+optimizer.zero_grad()
+before = status("VmRSS") - need.weights
+for _ in range(2):
+    step(64)
+    optimizer.step()
+    optimizer.zero_grad()
+print(sum(need) / (status("VmHWM") - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
+@pytest.mark.parametrize("model", ["em_caps_small_normalised", "capsnet model.decoder=null", "efficient_capsnet"])
+def test_the_estimate_is_near_what_is_measured(model: str, tmp_path: Path) -> None:
+    ended = interpreter("-c", MEASURE.replace("MODEL", model.replace(" ", '", "')), cwd=tmp_path)
+    assert 0.8 < float(ended.out) < 1.2, ended.err
+
+
+def test_an_estimate_changes_nothing_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose("train", ["model=capsnet_slim", "data=folder", "trainer.accelerator=cpu"])
+    spec = DataSpec((3, 32, 32), 3)
+    module = build.build_module(config, spec)
+    before, random = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
+    need = memory.estimate(module, spec.image_shape, 32, nullcontext())
+    assert need.weights == sum(value.nbytes for value in module.network.state_dict().values())
+    assert need.optimizer == 2 * need.gradients
+    more = memory.estimate(module, spec.image_shape, 64, nullcontext())
+    assert need.activations < more.activations <= 2 * need.activations
+    assert all(value.equal(before[name]) for name, value in module.state_dict().items())
+    assert random.equal(torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+    monkeypatch.setattr(memory, "free_bytes", lambda _: sum(need) // 2)
+    caplog.set_level("INFO")
+    memory.log_need(config, module, spec, build.build_trainer(config, None))
+    assert "training needs about" in caplog.text
+    assert "this is more than is free; the cheapest change is " in caplog.text
