@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,13 @@ def let_time_run_out(job: str) -> None:
 
 
 def start_what_waits() -> None:
-    """Start requeued jobs at once instead of after SLURM's two minutes, and without a time limit."""
-    for line in slurm("squeue", "--noheader", "--format", "%i %T").splitlines():
-        job, state = line.split()
-        if state == "PENDING":
+    """Start requeued jobs after ten seconds instead of SLURM's two minutes, and without a time limit.
+
+    SLURM 22.05 gives a job that starts while its processes are still ending the exit status of these.
+    """
+    for line in slurm("squeue", "--noheader", "--states=PENDING", "--format", "%i %V").splitlines():
+        job, submitted = line.split()
+        if datetime.now() - datetime.fromisoformat(submitted) > timedelta(seconds=10):  # SLURM's clock
             change = ["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=UNLIMITED"]
             subprocess.run(change, check=False, capture_output=True)  # it may have begun since
 
