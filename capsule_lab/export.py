@@ -23,7 +23,7 @@ def main(config: DictConfig) -> None:
     from capsule_lab.deploy import export  # torch and Lightning
 
     build.quiet_lightning_logs()
-    run = runs.open(runs.ready_weights.locate(config.ckpt), trust=config.trust)
+    run = runs.open(config.ckpt, trust=config.trust)
     out = expanded(config.out)
     difference = export.export(run, config.to, out, reconstruction=config.reconstruction)
     console = Console(highlight=False)

@@ -90,12 +90,12 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         ConfigError: if the packages for ONNX are missing, or there is no decoder.
         RunError: if the network cannot be exported, or if the program differs from it; no file is left then.
     """
-    run.check_classifies("export")
     record = record_of(run)
     if to == "safetensors":
         with writing(out):
             runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
         return 0.0
+    run.check_classifies("export")
     if to == "onnx" and (missing := [name for name in _PACKAGES if find_spec(name) is None]):
         raise ConfigError(
             f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
@@ -142,6 +142,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
         "error": metrics.get("test", val).get("error"),
+        "seconds": round(run.seconds),
         "command": metrics.get("command"),
         "commit": metrics.get("commit"),
         "url": None,

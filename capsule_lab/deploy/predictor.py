@@ -160,4 +160,4 @@ def load(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Predict
     Raises:
         RunError: if there is no such file, or if it is damaged, was changed, or does not classify images.
     """
-    return Predictor(runs.open(runs.ready_weights.locate(path), trust=trust))
+    return Predictor(runs.open(path, trust=trust))

@@ -56,5 +56,5 @@ def show(
     from capsule_lab import runs
     from capsule_lab.explorer.page import render  # torch and Lightning
 
-    opened = [runs.open(runs.ready_weights.locate(path), trust=trust) for path in (ckpt, *beside)]
+    opened = [runs.open(path, trust=trust) for path in (ckpt, *beside)]
     return Page(render(opened, precision=precision), height)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
-from capsule_lab.runs import checkpoints, directories
+from capsule_lab.runs import checkpoints, directories, ready_weights
 from capsule_lab.runs.trust import check_targets, plain_value
 
 if TYPE_CHECKING:
@@ -166,16 +166,18 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     Only classes and functions that ``runs.trust`` allows are imported or called.
 
     Args:
-        path: ``runs/…``, or a ``.ckpt`` or ``.safetensors`` file.
+        path: ``runs/…``, a ``.ckpt`` or ``.safetensors`` file, or the name of ready weights. Results for the latter are
+            written to ``runs/<name>``.
         trust: packages besides ours whose classes and functions the configuration in the checkpoint may name, such
             as the package of your networks, routings or data.
     """
-    file = directories.find_checkpoint(path)
+    file = directories.find_checkpoint(ready_weights.locate(path))
+    directory = directories.root() / str(path) if str(path) in ready_weights.index() else directories.directory_of(file)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
     check_targets(record.get("config"), trust, file)
     try:
-        return _built(file, checkpoint, record)
+        return _built(file, directory, checkpoint, record)
     except RunError:
         raise
     except Exception as error:  # any type, if the record is incomplete or does not fit
@@ -190,7 +192,7 @@ def _cannot_be_rebuilt(what: str, error: Exception) -> RunError:
     )
 
 
-def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
+def _built(file: Path, directory: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
     from capsule_lab.config import build  # torch and Lightning
     from capsule_lab.types import DataSpec
 
@@ -215,7 +217,7 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
         provenance=record["provenance"],
         spec=spec,
         checkpoint=file,
-        directory=directories.directory_of(file),
+        directory=directory,
         step=checkpoint["global_step"],
         seconds=record["seconds"],
     )

@@ -36,7 +36,7 @@ def test_run_has_weights_and_facts_of_its_training(trained: Trained, tmp_path: P
     file = Path(shutil.copy(run.checkpoint, tmp_path / "mine.ckpt"))
     run = runs.open("mine.ckpt")
     assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent), "a single file is a run, too"
-    with pytest.raises(RunError, match=r"no checkpoint at nowhere"):
+    with pytest.raises(RunError, match=r"nowhere is neither the name of ready weights nor a run"):
         runs.open("nowhere")
 
 

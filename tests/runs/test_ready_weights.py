@@ -29,8 +29,8 @@ def file(trained: Trained, tmp_path: Path) -> Path:
 def index(file: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Writes an index with one entry, changed by ``changes``."""
     path = file.with_name("index.json")
-    monkeypatch.setattr(runs.ready_weights, "INDEX", path)
     entry = index_entry(runs.open(trained.directory), file)
+    monkeypatch.setattr(runs.ready_weights, "INDEX", path)
 
     def write(**changes: Any) -> None:
         path.write_text(json.dumps({"format": 1, "weights": {"tiny": entry | changes}}))
@@ -57,6 +57,7 @@ def test_a_file_is_the_same_run(file: Path, trained: Trained) -> None:
 
 def test_a_name_is_loaded(index: Callable[..., None], trained: Trained) -> None:
     assert capsule_lab.weights() == ["tiny"]
+    assert runs.open("tiny").directory == runs.directories.root() / "tiny", "commands write results beside runs"
     assert "tiny.safetensors: CapsNet" in repr(capsule_lab.load("tiny"))
     entry = runs.ready_weights.index()["tiny"]
     assert entry["error"] == trained.result["test"]["error"]
