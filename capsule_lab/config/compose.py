@@ -139,6 +139,8 @@ def search_override() -> list[str]:
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration outside a command, as in a notebook; ``check.check`` checks its groups."""
+    if not isinstance(config_name, str):
+        raise ConfigError(f"compose was given {config_name!r} as the command; expected its name: compose('train', …)")
     given = choices(overrides, config_name)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
