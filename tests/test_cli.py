@@ -68,7 +68,8 @@ HEADS = [
     ),
 ]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "results").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))})
