@@ -126,7 +126,7 @@ class PackedFolder(AbstractSource):
         directory: directory of all data sets.
         bad: ``"fail"`` or ``"skip"`` pictures that cannot be read.
         workers: number of threads.
-        **reading: ``size``, ``fit`` and ``background``.
+        reading: ``size``, ``fit`` and ``background``.
     """
 
     def __init__(self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any) -> None:
@@ -305,7 +305,7 @@ class PictureFolder(AbstractDataModule):
         augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
             mapping of the name to its arguments; applied before mirroring and shifting.
         workers: number of threads that read pictures, or ``"auto"``.
-        batch_size, eval_batch_size, validation, validation_share, **options: see ``AbstractDataModule``.
+        batch_size, eval_batch_size, validation, validation_share, options: see ``AbstractDataModule``.
 
     Raises:
         DataError: from ``spec`` and ``prepare_data``, if the folder or its pictures cannot be used.
