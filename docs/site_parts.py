@@ -31,5 +31,7 @@ def _navigation(index: str) -> str:
     trees = []
     for title, pages in groups.items():
         if pages:
-            trees.append("\n".join(["```{toctree}", ":hidden:", *([f":caption: {title}"] if title else []), *pages, "```"]))
+            trees.append(
+                "\n".join(["```{toctree}", ":hidden:", *([f":caption: {title}"] if title else []), *pages, "```"])
+            )
     return "\n\n" + "\n\n".join(trees) + "\n"
