@@ -5,12 +5,18 @@ site. What is derived from code and records (navigation, listings, tables, drawi
 ``docs/site_parts.py``.
 """
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+for variable in ("RUNS", "DATA"):  # of notebooks; nothing is downloaded
+    os.environ[f"CAPSULE_LAB_{variable}"] = tempfile.mkdtemp()
+os.environ["PYTHONPATH"] = str(ROOT)
 
 import capsule_lab  # noqa: E402
 from docs import site_parts  # noqa: E402

@@ -204,9 +204,9 @@ def test_readme_states_the_number_of_pitfalls() -> None:
     assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
 
 
-def test_contributing_quotes_the_templates() -> None:
+def test_pages_quote_the_templates() -> None:
     files = [path for path in (ROOT / "tests" / "templates").rglob("*") if path.suffix in (".py", ".yaml")]
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/guides/own_routing.md"))
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
 
