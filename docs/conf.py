@@ -22,6 +22,7 @@ import capsule_lab  # noqa: E402
 from docs import site_parts  # noqa: E402
 
 project = "capsule-lab"
+copyright = "the authors of capsule-lab"  # noqa: A001
 version = release = capsule_lab.__version__
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "docs/**.rst", "results/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
@@ -40,6 +41,7 @@ html_copy_source = False
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 napoleon_use_ivar = True
+nb_merge_streams = True
 nb_execution_mode = "cache"
 nb_execution_timeout = 240
 nb_execution_raise_on_error = True

@@ -97,8 +97,7 @@ def _records(table: str, text: str) -> str:
     definition = ROOT / "sweeps" / f"{table}.yaml"
     if definition.exists():
         comments = re.match(r"(#.*\n)+", definition.read_text())
-        asked = re.sub(r"^# ?", "", comments[0] if comments else "", flags=re.MULTILINE)
-        parts.append(f"**Asked** (`sweeps/{table}.yaml`):\n\n```text\n{asked}```")
+        parts.append(_question(table, re.sub(r"^# ?", "", comments[0] if comments else "", flags=re.MULTILINE)))
     comparisons = ROOT / "results" / f"{table}_comparisons.csv"
     if comparisons.exists():
         parts.append(_comparisons(pd.read_csv(comparisons)))
@@ -113,6 +112,15 @@ def _records(table: str, text: str) -> str:
     if files:
         parts.append("**Files**: " + ", ".join(f"[{name}]({name})" for name in files))
     return "\n\n## Records\n\n" + "\n\n".join(parts) + "\n" if parts else ""
+
+
+def _question(table: str, head: str) -> str:
+    """Return the comments at the head of a table: a paragraph, then a list of command and cost."""
+    text, *facts = re.split(r"^(?=Command:|Cost:|Expected:)", head, flags=re.MULTILINE)
+    lines = ["- **{}:** {}".format(*re.split(r":\s+", " ".join(fact.split()), maxsplit=1)) for fact in facts]
+    lines = [re.sub(r"(make .*?)$", r"`\1`", line) if "Command" in line else line for line in lines]
+    kept = "\n".join(line for line in lines if "see results/README.md" not in line)
+    return f"**Asked** in `sweeps/{table}.yaml`: {' '.join(text.split())}\n\n{kept}"
 
 
 def _comparisons(frame: pd.DataFrame) -> str:
