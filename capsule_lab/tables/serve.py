@@ -12,12 +12,10 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 3  # ours: interval at which the page asks for the state
 _SCRIPT = """<script>
-let seen = null;
 setInterval(async () => {
-  const state = await fetch("/state").then(answer => answer.text()).catch(() => seen);
-  if (seen !== null && state !== seen) location.reload();
-  seen = state;
-}, %d);
+  const state = await fetch("/state").then(answer => answer.text()).catch(() => "%(state)s");
+  if (state !== "%(state)s") location.reload();
+}, %(interval)d);
 </script>
 </body>"""
 
@@ -27,7 +25,7 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
 
     Args:
         page: returns the HTML, up to date.
-        state: returns a short text that changes with the page; it is called every three seconds.
+        state: returns a hash that changes with the page; it is called every three seconds.
         port: ``None`` for any free one.
 
     Raises:
@@ -40,7 +38,10 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
             if not own or self.path not in ("/", "/state"):
                 self.send_error(404 if own else 403)
                 return
-            text = state() if self.path == "/state" else page().replace("</body>", _SCRIPT % (1000 * _SECONDS))
+            text = state()  # before the page, so that a change while it is made loads it again
+            if self.path == "/":
+                script = _SCRIPT % {"state": text, "interval": 1000 * _SECONDS}
+                text = page().replace("</body>", script)
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()

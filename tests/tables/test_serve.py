@@ -42,4 +42,5 @@ def test_page_updates_in_a_browser_and_answers_no_other_machine(
                 urllib.request.urlopen(urllib.request.Request(address, headers={"Host": "elsewhere.example:80"}))
         finally:
             process.send_signal(signal.SIGINT)
+            process.communicate()
     assert process.returncode == 130
