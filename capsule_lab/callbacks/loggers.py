@@ -193,7 +193,7 @@ class Trackio(Logger):
         return self.opened
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Keep parameters for the start of the run."""
         self.config |= params
 
