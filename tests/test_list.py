@@ -54,14 +54,6 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
 
 
-def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str, Path]) -> None:
-    for content in ("[]", '{"test": 3, "val": {"error": "low"}, "provenance": []}', "\x00"):
-        (folders["damaged"] / "metrics.json").write_text(content)
-        ended = cli("list", "contains='seed=3'")
-        assert (ended.status, ended.err) == (0, "")
-        assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
-
-
 def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:
     write_failure(folders["running"], RunError("no disk"))
     assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"

@@ -148,11 +148,7 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("in_notebook", "package", "kind"),
-    [
-        (True, "ipywidgets", ProgressBar),
-        (True, None, ProgressLines),
-        (False, "ipywidgets", ProgressLines),
-    ],
+    [(True, "ipywidgets", ProgressBar), (True, None, ProgressLines), (False, "ipywidgets", ProgressLines)],
 )
 def test_a_notebook_has_a_bar_if_it_can_draw_one(
     monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: str | None, kind: type

@@ -39,21 +39,6 @@ def test_servers_and_checksums_are_those_of_torchvision():
 # --- loaded images and provenance
 
 
-@pytest.mark.parametrize("source", ["real", "standin"])
-@pytest.mark.parametrize(("stage", "train"), [("fit", True), ("validate", True), ("test", False)])
-def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, train):
-    data = MNISTDataModule(directory=str(real), source=source)
-    asked = []
-    for origin in ("real_source", "standin_source"):
-        load = getattr(data, origin).load
-        monkeypatch.setattr(
-            getattr(data, origin), "load", lambda *, train, o=origin, f=load: asked.append((o, train)) or f(train=train)
-        )
-    data.setup(stage)
-    data.setup(stage)
-    assert asked == [(f"{source}_source", train)]
-
-
 def test_provenance_distinguishes_splits():
     hashes = set()
     for options, sizes in [

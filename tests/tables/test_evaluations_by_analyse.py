@@ -22,12 +22,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_column_shows_only_rows_with_its_metric(table_file) -> None:
-    table = read(table_file(rows=ROWS, columns=COLUMNS, seeds=[0]))
-    shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
-    assert shown == {"clean": ["one"], "t_score": ["inside"], "untrained": ["inside"], "static": ["inside"]}
-
-
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
 def test_table_with_analyses_is_swept_and_reported(cli: Cli, table_file, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Thresholds and areas worked out by hand; errors of a network whose decoder is known."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -64,8 +63,6 @@ def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_wrong_input() -> None:
-    call: Any
-    arguments: Any
     none, infinite, fine = torch.ones(0), torch.tensor([1.0, float("inf")]), torch.ones(2)
     for call, arguments, message in [
         (threshold, (none,), "errors has no errors; expected one finite number for each image"),
