@@ -116,9 +116,7 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
         ({"trainer": {"max_epoch": 3}}, r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments(trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str) -> None:
     options = {**options, "trainer": OmegaConf.create({**trainer, **options.get("trainer", {})})}
     with pytest.raises((ConfigError, RunError), match=message):
         evaluate(runs.open(trained.directory), **options)

@@ -1,5 +1,3 @@
-"""The command ``list``."""
-
 import json
 import os
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Damaged files."""
-
 from collections.abc import Iterator
 
 

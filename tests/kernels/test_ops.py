@@ -66,9 +66,6 @@ def test_operator_is_what_torch_expects(call: str) -> None:
         opcheck(getattr(torch.ops.capsule_lab, name).default, [prepared(each, change) for each in CALLS[call]])
 
 
-# --------------------------------------------------------------------------------------- networks through them
-
-
 def conv(backend: str, **options: Any) -> nn.Module:
     routing = partial(EMRouting, backend=backend, **options)
     return ConvCapsules((4, 6), 2, 4, 3, 4, rows=2, stride=2, weight_std=0.8, routing=routing)

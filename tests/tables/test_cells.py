@@ -112,9 +112,6 @@ def test_wrong_override_names_its_row(table_file) -> None:
         expand(read(table_file(rows=rows)))
 
 
-# --- status ----------------------------------------------------------------------------------------------------------
-
-
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}

@@ -1,5 +1,3 @@
-"""Rows of tables that the command ``analyse`` evaluates."""
-
 from pathlib import Path
 from typing import Any
 

@@ -180,9 +180,7 @@ def test_repeated_sweep_runs_only_unfinished_cells(swept: Swept, monkeypatch: py
     assert before[whole.name].items() <= after[whole.name].items()
     new = after[whole.name].keys() - before[whole.name].keys()
     assert f"{cells[3].fingerprint}.json" in new
-    assert {name.rpartition(".")[2] for name in new} == {"json", "npz"}, (
-        "with record and predictions that the command itself writes"
-    )
+    assert {name.rpartition(".")[2] for name in new} == {"json", "npz"}, "record and predictions of the command"
     assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
 
 

@@ -11,10 +11,10 @@ from capsule_lab.studies.measures.reconstruction_detection import (
     threshold,
     winning_reconstruction_error,
 )
-from tests.helpers.fakes import FakeCapsNet, capsule_output, decoded_picture
+from tests.helpers.fakes import FakeCapsNet, decoded_picture, fake_output
 from tests.helpers.networks import small_capsnet
 
-OUTPUT = capsule_output([[3], [1], [0]])
+OUTPUT = fake_output([[3], [1], [0]])
 IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
