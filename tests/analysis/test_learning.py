@@ -160,6 +160,7 @@ def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
     assert [each.keys() for each in classes.iterations] == [{"pose_std", "coupling_entropy"}] * 2
     digits = measure_layers(capsnet(), images())["digits"]
     assert (digits.min_variance, digits.normalised) == (None, False), "there is no floor"
+    assert digits.votes_variance is not None
     with torch.no_grad():
         poses, activations, _ = capsnet()(images()).capsules
     saturated = 100 * ((activations < 0.0257) | (activations > 0.9743)).float().mean()

@@ -90,7 +90,8 @@ def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_missing_packages_are_named(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs onnx, onnxscript, onnxruntime; .* install 'capsule-lab\[export\]'"):
+    message = r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
+    with pytest.raises(ConfigError, match=message):
         export(runs.open(trained.directory), "onnx", tmp_path / "a.onnx")
 
 
