@@ -1,5 +1,3 @@
-"""The command ``list``."""
-
 import json
 import os
 import re
@@ -56,6 +54,7 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
 
 
+<<<<<<< HEAD
 def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str, Path]) -> None:
     for content in ("[]", '{"test": 3, "val": {"error": "low"}, "provenance": []}', "\x00"):
         (folders["damaged"] / "metrics.json").write_text(content)
@@ -87,6 +86,8 @@ def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, P
         assert state in cli("list", "contains=uniform").out
 
 
+=======
+>>>>>>> cut-tests
 def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:
     write_failure(folders["running"], RunError("no disk"))
     assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
