@@ -54,15 +54,6 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
 
 
-<<<<<<< HEAD
-def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str, Path]) -> None:
-    for content in ("[]", '{"test": 3, "val": {"error": "low"}, "provenance": []}', "\x00"):
-        (folders["damaged"] / "metrics.json").write_text(content)
-        ended = cli("list", "contains='seed=3'")
-        assert (ended.status, ended.err) == (0, "")
-        assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
-
-
 def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, Path]) -> None:
     for name, error in (("running", 3.0), ("damaged", 5.0)):
         (folders[name] / "metrics.json").write_text(json.dumps(FINISHED | {"val": {"error": error}}))
@@ -86,8 +77,6 @@ def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, P
         assert state in cli("list", "contains=uniform").out
 
 
-=======
->>>>>>> cut-tests
 def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:
     write_failure(folders["running"], RunError("no disk"))
     assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
