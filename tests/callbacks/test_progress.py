@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
     """What is logged in a run of two epochs of four steps."""
     module, callback = classifier(), ProgressLines(60.0)
     module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER | facts)
+    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER)
     with caplog.at_level(logging.INFO, "capsule_lab"):
         callback.on_train_start(trainer, module)
         for epoch in range(2):
