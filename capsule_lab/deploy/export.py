@@ -142,6 +142,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
         "error": None if (error := metrics.get("test", val).get("error")) is None else round(error, 4),
+        "reconstruction": metrics.get("test", val).get("reconstruction"),
         "seconds": round(run.seconds),
         "command": metrics.get("command"),
         "commit": metrics.get("commit"),

@@ -1,7 +1,7 @@
 """Trained weights by name: those of ``ready/index.json``, which are in this package or are downloaded when first used.
 
-An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error`` on test images in %, ``seconds`` of
-training, ``command``, ``commit`` and ``url``, which is ``null`` for a file in this package.
+An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error`` on test images in %, ``reconstruction``
+(that term of the loss), ``seconds`` of training, ``command``, ``commit`` and ``url``: ``null`` for a file in this package.
 ``python -m capsule_lab.export to=safetensors`` prints an entry.
 """
 
