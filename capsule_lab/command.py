@@ -51,11 +51,7 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
     """Return a decorator for a Hydra command, which prints a user's mistake in one line and exits with status 2.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A command that a signal stops exits with 128 plus the number
-    of the signal, as in a shell.
-
-    Args:
-        name: name of the command and of its configuration in ``conf/``.
-        for_hydra: converts the arguments of the command line to arguments for Hydra.
+    of the signal, as in a shell. ``for_hydra`` converts the arguments of the command line to arguments for Hydra.
     """
 
     def decorate(main: Main) -> Callable[[], None]:

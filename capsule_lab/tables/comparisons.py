@@ -64,10 +64,8 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
     """Answer the comparisons of a table for which both rows have runs.
 
     If the deviation of a sample is smaller than one test image, it is no estimate; the pooled deviation of the
-    samples in the same family and column takes its place.
-
-    Raises:
-        TableError: if networks with ``unit: images`` or ``clusters`` were tested on different images.
+    samples in the same family and column takes its place. Raise a ``TableError`` if networks with ``unit: images`` or
+    ``clusters`` were tested on different images.
     """
     pairs = [*_pairs(table, entries)]
     found = []
@@ -86,11 +84,8 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
 def plan(answers: Sequence[Compared], difference: float, power: float) -> list[str]:
     """Say for each comparison how many seeds find a difference, and how long they take.
 
-    Deviation and duration are those of the runs that have finished.
-
-    Raises:
-        ConfigError: if the difference is not above 0, or the power not between 0.05 and 1.
-        TableError: if there are too few runs to know a deviation.
+    Deviation and duration are those of the runs that have finished. Raise a ``ConfigError`` if the difference is not
+    above 0, or the power not between 0.05 and 1; a ``TableError`` if there are too few runs to know a deviation.
     """
     if not difference > 0 or not statistics.LEVEL < power < 1:
         raise ConfigError(

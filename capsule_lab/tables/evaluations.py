@@ -73,9 +73,7 @@ def _as_value(path: str) -> str:
 def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     """Compose the evaluation's configuration with the training data, and check it against the signatures.
 
-    Raises:
-        ConfigError: for an unknown option or an invalid value.
-        HydraException: if overrides cannot be composed.
+    Raise a ``ConfigError`` for an unknown option or an invalid value, or if overrides cannot be composed.
     """
     from capsule_lab.config.check import check, check_evaluation
 

@@ -25,14 +25,8 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
 
     Seconds are processor time if all runs recorded it, else wall time. Rows whose names differ only in the number at
     the end, such as ``dynamic_1`` and ``dynamic_3``, are joined by a line. Each column has one panel for real data and
-    one for stand-in data.
-
-    Args:
-        entries: from ``summarise``. Rows without runs, evaluations, and columns with medians or with runs on different
-            hardware are left out.
-
-    Returns:
-        ``None`` if no panel has two rows.
+    one for stand-in data. Rows without runs, evaluations, and columns with medians or with runs on different hardware
+    are left out; return ``None`` if no panel has two rows.
     """
     panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
     for entry in entries:

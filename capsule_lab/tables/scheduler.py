@@ -30,17 +30,10 @@ _TO_LAUNCH = (PAUSED, FAILED, MISSING)
 def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf) -> None:
     """Launch every unfinished cell; cells that wait for another row start as soon as it has a result.
 
-    Paused runs continue first; the others follow in the order of the table.
-
-    Args:
-        table: the table to train and evaluate.
-        overrides: for every training run; they take precedence over those of the table.
-        launch: returns when all started jobs have ended; starts none after the deadline.
-        deadline: as of ``time.time``; the remaining cells are left for the next command.
-
-    Raises:
-        TableError: before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
-            paused and none has made a step.
+    Paused runs continue first; the others follow in the order of the table. ``launch`` returns when all started jobs
+    have ended, and starts none after the deadline, as of ``time.time``: the next command runs the other cells. Raise a
+    ``TableError`` before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
+    paused and none has made a step.
     """
     cells = before = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))

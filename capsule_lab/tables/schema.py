@@ -71,11 +71,7 @@ CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
-    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself.
-
-    Raises:
-        ValueError: if a check fails.
-    """
+    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself."""
     key, is_pair, _ = text.partition("=")
     if not (is_pair and key) and not text.startswith("~"):
         raise ValueError("expected key=value")
@@ -315,13 +311,7 @@ class Content(_Part):
 
 
 class Table(Content):
-    """Rows, columns, seeds and published values of a paper's table.
-
-    Attributes:
-        name: name of its file.
-        head: comments in its file.
-        file: the file.
-    """
+    """Rows, columns, seeds and published values of a paper's table, with the name of its file and its comments."""
 
     name: str
     head: str

@@ -53,11 +53,7 @@ def _unpacked(path: Path) -> np.ndarray:
 
 
 def write_matrix(path: Path, array: np.ndarray) -> None:
-    """Write ``array`` to ``path``, gzip-compressed if the name ends in ``.gz``.
-
-    Raises:
-        KeyError: if the format does not have the array's dtype.
-    """
+    """Write ``array``, of a dtype in ``_MAGICS``, to ``path``, gzip-compressed if the name ends in ``.gz``."""
     sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
     magic = _MAGICS[array.dtype.newbyteorder("=")]
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:

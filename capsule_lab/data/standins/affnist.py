@@ -96,10 +96,7 @@ def place(
     """Place the part of each image that is not black uniformly at random, completely inside 40x40 pixels.
 
     A part that is larger, which no digit of MNIST becomes, is centred and loses its edges.
-
-    Returns:
-        The placed images, and the number of pixels by which each was moved down and to the right, relative to the
-        centred image.
+    Also return the number of pixels by which each was moved down and to the right, relative to the centred image.
     """
     side = images.shape[2]
     top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))
