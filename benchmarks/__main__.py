@@ -26,7 +26,7 @@ def main(config: DictConfig) -> None:
     tables.show(report, hardware)
     if config.out:
         extra = {"hardware": hardware, "bench": to_container(config), **environment.of_this_process()}
-        files.write_json(Path(config.out), {**report, **extra})
+        files.write_record(Path(config.out), {**report, **extra})
 
 
 if __name__ == "__main__":

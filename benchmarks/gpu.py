@@ -55,7 +55,7 @@ def main(config: DictConfig) -> None:
             report["rows"].append(row)
             sys.stdout.write(line_of(row))
             sys.stdout.flush()
-        files.write_json(out, report)
+        files.write_record(out, report)
 
 
 def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:

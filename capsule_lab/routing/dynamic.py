@@ -15,7 +15,6 @@ from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import (
     AbstractRouting,
     Call,
-    LayerInfo,
     Normaliser,
     check_iterations,
     check_parents,
@@ -124,20 +123,14 @@ class DynamicRouting(AbstractRouting):
     ) -> None:
         _check(iterations, update, gradient, squash)
         options: dict[str, Any] = {"update": update, "leaky": leaky, "gradient": gradient, "squash": squash}
-        super().__init__(backend=backend, iterations=iterations, **options)
+        super().__init__(backend=backend, iterations=iterations, learned_prior=learned_prior, **options)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.learned_prior = learned_prior
-        self.register_parameter("prior", None)
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
-    def build(self, layer: LayerInfo) -> None:
-        if self.learned_prior:
-            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
-
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        prior = self.require_parameter("prior") if self.learned_prior else None
-        return dynamic_routing(votes, bias=self.bias, prior=prior, **self.options, backend=self.backend, **call)
+        options = {"bias": self.bias, "prior": self.built_prior, **self.options}
+        return dynamic_routing(votes, **options, backend=self.backend, **call)
 
 
 def _check(iterations: int, update: str, gradient: str, squash: str) -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast
@@ -21,7 +20,6 @@ from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import (
     AbstractRouting,
     Call,
-    LayerInfo,
     Normalisation,
     Normaliser,
     check_iterations,
@@ -131,22 +129,17 @@ class NormalisedEMRouting(AbstractRouting):
         numbers = {"temperature": temperature, "min_variance": min_variance, "mass_eps": mass_eps}
         for name, number in numbers.items():
             check_number(f"routing {name}", number, above=0)
-        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, **numbers)
+        super().__init__(
+            backend=backend, normalisation=normalisation, learned_prior=learned_prior, iterations=iterations, **numbers
+        )
         self.evidence_norm = BatchNorm(parents)
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None
-        self.learned_prior = learned_prior
-        self.register_parameter("prior", None)
-
-    def build(self, layer: LayerInfo) -> None:
-        if self.learned_prior:
-            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
         given = votes, self.require_activations(activations)
-        prior = self.require_parameter("prior") if self.learned_prior else None
-        poses, evidence = em_evidence(*given, prior=prior, **self.options, backend=self.backend, **call)
+        poses, evidence = em_evidence(*given, prior=self.built_prior, **self.options, backend=self.backend, **call)
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)

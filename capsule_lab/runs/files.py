@@ -50,9 +50,6 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-write_json = write_record  # name used in benchmarks
-
-
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
     """Read a file of ``write_record``; return ``None`` if it is missing, or, with a warning, if it is damaged."""
     try:

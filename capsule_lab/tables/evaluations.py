@@ -44,7 +44,7 @@ def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[s
     ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
     configuration are trusted, because the configuration does not come from the checkpoint.
     """
-    standard = _standard_trainer()
+    standard = _composed("evaluate", ()).trainer
     names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # attack and analyse use one process
     trainer = training["trainer"]
     devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
@@ -101,9 +101,3 @@ def weights_of(directory: Path, result: dict[str, Any]) -> str:
 def result_file(directory: Path, fingerprint: str) -> Path:
     """Return the file in a run directory for the result of a table's evaluation."""
     return directory / "evaluations" / f"{fingerprint}.json"
-
-
-@functools.cache
-def _standard_trainer() -> DictConfig:
-    trainer: DictConfig = compose("evaluate").trainer
-    return trainer

@@ -40,7 +40,11 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: 
     for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
         verify(cell)
     tried: set[str] = set()
-    while time.time() < deadline and (remaining := _to_launch(cells, tried)):
+    while time.time() < deadline:
+        remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
+        if not remaining:
+            break
+        remaining.sort(key=lambda cell: cell.status != PAUSED)
         failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
@@ -59,11 +63,6 @@ def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) 
         if (error := failures.get(cell.fingerprint)) and not cell.finished:
             lock.record_failure(cell.fingerprint, error)
             vars(cell).pop("status", None)
-
-
-def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
-    remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
-    return sorted(remaining, key=lambda cell: cell.status != PAUSED)
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:

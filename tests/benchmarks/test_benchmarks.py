@@ -190,7 +190,7 @@ def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatc
     """Here on a CPU; CUDA graphs fail there, and other cases go on."""
     written: list[int] = []
     monkeypatch.setattr(
-        gpu.files, "write_json", lambda _, report: written.append(len(report["rows"])) or kept.update(report)
+        gpu.files, "write_record", lambda _, report: written.append(len(report["rows"])) or kept.update(report)
     )
     monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
     kept: dict[str, Any] = {}

@@ -54,9 +54,6 @@ class SyntheticAffNIST(InMemory):
         everything = versions * len(images.labels)
         self.size = everything if size is None else min(size, everything)
 
-    def __len__(self) -> int:
-        return self.size
-
     def to(self, device: torch.device) -> InMemory:
         """Return the set itself: it stays on the CPU for every ``device``."""
         return self
