@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,12 +76,6 @@ def _warn_once(path: Path, reason: str) -> None:
 def sha256(path: Path) -> str | None:
     """Return the SHA-256 of a file; ``None`` if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def check_writable(path: Path) -> None:
-    """Check that ``path`` can be written later."""
-    with writing(path):
-        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def save_figure(figure: Figure, path: Path) -> None:
