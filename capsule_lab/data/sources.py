@@ -40,11 +40,7 @@ class AbstractSource(ABC):
 
 
 class PublishedFiles(AbstractSource):
-    """Published files in one folder, identified by their checksums and downloaded when they are first needed.
-
-    Args:
-        directory: directory of all data sets.
-    """
+    """Published files in one folder, identified by their checksums and downloaded when they are first needed."""
 
     name: ClassVar[str]
     """Name of the data set."""

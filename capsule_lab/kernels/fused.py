@@ -35,14 +35,7 @@ from capsule_lab.types import Votes
 
 
 class FusedVotes(AbstractVotes):
-    """Votes whose sums are computed by fused kernels.
-
-    Args:
-        votes: poses and weight from which votes are computed.
-
-    Raises:
-        ValueError: if their shapes do not match.
-    """
+    """Votes whose sums are computed by fused kernels; raises ``ValueError`` if poses and weight do not match."""
 
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
@@ -95,16 +88,9 @@ class FusedVotes(AbstractVotes):
     ) -> tuple[Tensor, FitOutputs]:
         """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
 
-        Args:
-            activations: activations of the children, ``(batch, child)``.
-            before: parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the first
-                iteration, which has equal log-couplings.
-            normalise: function from log-couplings to couplings.
-            last: whether this is the last iteration; no E-step follows, so distances are not computed.
-            damping, min_variance, mass_eps: see ``em_routing``.
-
-        Raises:
-            ValueError: if activations have a different shape.
+        ``before`` are the parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the
+        first iteration, which has equal log-couplings. No E-step follows the ``last`` one, so distances are not
+        computed. Raise ``ValueError`` if activations are not ``(batch, child)``.
         """
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):

@@ -264,11 +264,8 @@ def training_length(
 ) -> tuple[int, int]:
     """Compute the optimizer steps per epoch and in the whole run; schedules scale to the latter.
 
-    Args:
-        batches: training batches per epoch in one process.
-        accumulate: batches per step; an epoch's last step may have fewer.
-        max_epochs: limit of the run in epochs; -1 for none.
-        max_steps: limits of the run in steps, of which the smallest applies; negative values mean no limit.
+    ``batches`` is their number per epoch and process, ``accumulate`` that per step; the last step of an epoch may have
+    fewer. The smallest limit applies; -1 is none.
 
     >>> training_length(5, accumulate=2, max_epochs=3, max_steps=[8, -1])
     (3, 8)

@@ -21,19 +21,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class Estimate(NamedTuple):
-    """Bytes that training needs, besides those of Python and its packages.
+    """Bytes that training needs, besides those of Python and its packages."""
 
-    Attributes:
-        weights: of parameters and buffers.
-        gradients: of the parameters.
-        optimizer: of its state.
-        activations: of all other tensors that exist at the same time during a step.
-    """
-
-    weights: int
+    weights: int  # parameters and buffers
     gradients: int
-    optimizer: int
-    activations: int
+    optimizer: int  # its state
+    activations: int  # all other tensors that exist at the same time during a step
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items())

@@ -20,7 +20,7 @@ from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
 from capsule_lab.tables.schema import Comparison, Table
-from capsule_lab.tables.statistics import Difference, Spread
+from capsule_lab.tables.statistics import Difference
 from capsule_lab.tables.summary import Entry, Run
 
 
@@ -169,12 +169,8 @@ def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
             common = statistics.pooled([*samples.values()])
         difference = compare(*values, margin=pair.comparison.margin, common=common)
         if common is not None:
-            remarks.append(f"deviations below one test image: pooled over the family ({_degrees(common)})")
+            remarks.append(f"deviations below one test image: pooled over the family ({common})")
     return replace(pair, difference=difference, remark="; ".join(remarks))
-
-
-def _degrees(common: Spread) -> str:
-    return f"{common.std:.3g}, {common.df} degrees of freedom"
 
 
 def _spreads(pair: Compared) -> dict[tuple[str, ...], tuple[list[float], Run]]:

@@ -48,21 +48,16 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: 
         failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
-        _record_failures(cells, failures)
+        for cell in cells:  # jobs that could not record their error: killed, or rejected before their run started
+            if (error := failures.get(cell.fingerprint)) and not cell.finished:
+                lock.record_failure(cell.fingerprint, error)
+                vars(cell).pop("status", None)
     log.info("%s: %s", table.name, _counted(cells))
     stopped = time.time() >= deadline
     _raise_if_failed(table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried])
     if stopped or any(cell.status == PAUSED for cell in cells):
         _raise_if_nothing_done(table, before, cells)
         log.info("%s: %s", table.name, _left(cells))
-
-
-def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
-    """Record errors of jobs that could not do so themselves: killed, or rejected before their run started."""
-    for cell in cells:
-        if (error := failures.get(cell.fingerprint)) and not cell.finished:
-            lock.record_failure(cell.fingerprint, error)
-            vars(cell).pop("status", None)
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:

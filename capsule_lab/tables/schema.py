@@ -144,12 +144,7 @@ class Column(_Part):
 class Row(_Part):
     """One line of a table: training, an evaluation of another row's weights, or only published values.
 
-    Attributes:
-        overrides: overrides of training, by column.
-        takes: keys of the configuration; the value of each is a metric of a row above.
-        of: the row above whose weights are evaluated.
-        by: the command that evaluates them.
-        evaluate: overrides of the evaluation, by column.
+    The overrides of training and of the evaluation are by column; the other fields are explained above.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)

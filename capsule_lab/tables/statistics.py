@@ -73,6 +73,9 @@ class Spread:
     std: float
     df: int
 
+    def __str__(self) -> str:
+        return f"{self.std:.3g}, {self.df} degrees of freedom"
+
 
 def pooled(samples: Sequence[Sequence[float]]) -> Spread | None:
     """Return the common standard deviation of several samples; ``None`` if no sample has two different values."""

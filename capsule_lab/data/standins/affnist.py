@@ -40,13 +40,7 @@ class SyntheticAffNIST(InMemory):
 
     Version ``n`` shows image ``n`` modulo the number of images, so that all images are used equally often. Its
     transformation depends on the seed and ``n`` alone. Everything is computed on the CPU, so that pixels do not depend
-    on the device of the network.
-
-    Args:
-        images: ``(n, 1, 28, 28)`` digits.
-        seed: seed of the draws.
-        versions: number of versions of each image.
-        size: maximum number of versions in total.
+    on the device of the network. Images are ``(n, 1, 28, 28)`` digits; ``size`` limits the number of all versions.
     """
 
     def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
