@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims test test-all campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims docs test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -59,6 +59,16 @@ bench: $(READY) ## time layers and training steps beside textbook forms; models=
 
 gpu: $(READY) ## time them on a GPU that is lent for minutes; limit=540 out=gpu.json
 	@set -f; $(RUN) -m benchmarks.gpu $(OVERRIDES)
+
+DOCS := $(VENV)/.ready-docs
+$(DOCS): $(READY)
+	@if command -v uv >/dev/null; then uv pip install --quiet --python $(RUN) --editable '.[docs]'; \
+	else $(RUN) -m pip install --quiet --editable '.[docs]'; fi
+	@touch $(DOCS)
+
+docs: $(DOCS) ## build the documentation site in build/site, and execute its notebooks
+	@OMP_NUM_THREADS=1 $(RUN) -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
+	@echo "open build/site/index.html"
 
 claims: $(READY) ## write docs/claims.md and its short form in README.md from results/
 	@$(RUN) -m docs.claims

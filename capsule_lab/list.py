@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -34,21 +36,37 @@ def main(config: DictConfig) -> None:
         console.print(f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False)
         return
     shared, differing = differences([shlex.split(described[directory]) for directory in matching])
-    rows = [[*_row(directory), shlex.join(overrides)] for directory, overrides in zip(matching, differing, strict=True)]
+    results = {directory: runs.results.read_metrics(directory) or {} for directory in matching}
+    best = _best(results)
+    rows = [
+        [*_row(directory, results[directory], is_best=directory in best), shlex.join(overrides)]
+        for directory, overrides in zip(matching, differing, strict=True)
+    ]
     lines = aligned([HEADINGS, *rows])
     for left_out in _OPTIONAL if console.is_terminal or "COLUMNS" in os.environ else ():
         if max(map(len, lines)) > console.width:
             for row in rows:
                 row[HEADINGS.index(left_out)] = ""
             lines = aligned([HEADINGS, *rows])
+    if best:
+        lines.append("* lowest validation error of runs with the same data")
     if shared:
         lines.append(f"all runs have {shlex.join(shared)}")
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
 
-def _row(directory: Path) -> list[str]:
-    result = runs.results.read_metrics(directory) or {}
+def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
+    """Return the runs with the lowest validation error of their data, where there are several to choose from."""
+    errors: dict[str, dict[Path, float]] = defaultdict(dict)
+    for directory, result in results.items():
+        if "error" in result.get("val", {}):
+            errors[result["provenance"]["name"]][directory] = result["val"]["error"]
+    return {min(group, key=group.__getitem__) for group in errors.values() if len(group) > 1}
+
+
+def _row(directory: Path, result: Mapping[str, Any], *, is_best: bool) -> list[str]:
     errors = [_error(result.get(split, {})) for split in ("test", "val")]
+    errors[1] += " *" if is_best else ""
     source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
     state = result.get("status") or _unfinished(directory)
@@ -63,13 +81,23 @@ def _error(metrics: Mapping[str, float]) -> str:
 
 
 def _unfinished(directory: Path) -> str:
-    fingerprint = runs.directories.hash_in(directory)
-    if fingerprint is not None and lock.is_locked(fingerprint):
-        return "running"
+    beat = runs.results.read_heartbeat(directory)
+    done = "" if beat is None else f" {100 * beat.steps // max(beat.planned_steps, 1)} %"
+    if lock.is_alive(directory, beat):
+        ends = "" if beat is None or beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
+        return f"running{done}{ends}"
     if paused := runs.results.read_pause(directory):
         return runs.results.describe_pause(paused)
     ended = runs.results.read_status(directory)
-    return str(ended["status"]) if ended else "not finished"
+    if ended:
+        return str(ended["status"])
+    return f"killed at{done}, {_clock(beat.time)}" if beat else "not finished"
+
+
+def _clock(seconds: float) -> str:
+    """Return the time of a day, with the date if it is not today."""
+    time = datetime.fromtimestamp(seconds)
+    return time.strftime("%H:%M" if time.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
 
 
 def _written(config: Path) -> float:

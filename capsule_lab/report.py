@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -14,6 +16,9 @@ from rich.console import Console
 from capsule_lab.command import command
 from capsule_lab.errors import printable
 from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
+
+if TYPE_CHECKING:
+    from capsule_lab.tables.schema import Table
 
 WIDTH = 160  # ours: characters in a line, in files and pipes
 
@@ -33,6 +38,9 @@ def report(config: DictConfig, command_line: str) -> None:
     from capsule_lab.tables.summary import summarise
 
     table = select(read(config.table, config.overrides), rows=config.rows, columns=config.columns, seeds=config.seeds)
+    if config.serve:
+        _serve(table, list(config.overrides), command_line, config.port)
+        return
     entries = summarise(table, list(config.overrides))
     answers = compared(table, entries)
     console = Console(highlight=False)
@@ -70,6 +78,25 @@ def report(config: DictConfig, command_line: str) -> None:
             for kind in ("png", "pdf", "svg"):
                 runs.files.save_figure(figure, folder / f"{table.name}{ending}.{kind}")
             console.print(f"written to {folder / table.name}{ending}.png, .pdf and .svg", markup=False, soft_wrap=True)
+
+
+def _serve(table: Table, overrides: list[str], command_line: str, port: int | None) -> None:
+    from capsule_lab.tables import formats
+    from capsule_lab.tables.comparisons import compared
+    from capsule_lab.tables.figure import error_against_time, figures_by_command
+    from capsule_lab.tables.serve import serve
+    from capsule_lab.tables.summary import summarise
+
+    def page() -> str:
+        entries = summarise(table, overrides)
+        figures, answers = figures_by_command(entries), compared(table, entries)
+        return formats.as_page(table, entries, command_line, error_against_time(entries), figures, answers)
+
+    def state() -> str:
+        text = formats.as_csv(formats.runs_frame(summarise(table, overrides)))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    serve(page, state, port)
 
 
 def main() -> None:

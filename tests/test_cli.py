@@ -68,7 +68,8 @@ HEADS = [
     ),
 ]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "results").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))})
@@ -232,5 +233,5 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    others = "help setup plan bench gpu claims test test-all campaign lint clean"
+    others = "help setup plan bench gpu docs claims test test-all campaign lint clean"
     assert targets() == [*commands(), *others.split()]

@@ -20,7 +20,8 @@ from capsule_lab.config.compose import groups, options_of
 from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
-CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
+RESULTS, DOCS = sorted((ROOT / "results").glob("*.md")), sorted((ROOT / "docs").rglob("*.md"))
+CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
 TOP = sorted(path.name for path in ROOT.iterdir() if not path.name.startswith((".", "_")) and path.name != "runs")
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -203,16 +204,17 @@ def test_readme_states_the_number_of_pitfalls() -> None:
     assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
 
 
-def test_contributing_quotes_the_templates() -> None:
+def test_pages_quote_the_templates() -> None:
     files = [path for path in (ROOT / "tests" / "templates").rglob("*") if path.suffix in (".py", ".yaml")]
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/guides/own_routing.md"))
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
 
-def test_index_links_every_page_of_docs() -> None:
-    index = ROOT / "docs" / "index.md"
+@pytest.mark.parametrize(("name", "pages"), [("docs/index.md", DOCS), ("results/README.md", RESULTS)])
+def test_index_links_every_page(name: str, pages: list[Path]) -> None:
+    index = ROOT / name
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())}
-    missing = {id_of(page) for page in (ROOT / "docs").rglob("*.md") if page != index and page not in linked}
+    missing = {id_of(page) for page in pages if page != index and page not in linked}
     assert missing == set()
 
 

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
 
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError
-from capsule_lab.runs import directories, lock
+from capsule_lab.runs import directories, lock, results
 from capsule_lab.runs.results import write_failure
 from tests.helpers.commands import TINY, Cli
 from tests.helpers.messages import one_sentence
@@ -60,6 +62,29 @@ def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str,
         ended = cli("list", "contains='seed=3'")
         assert (ended.status, ended.err) == (0, "")
         assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
+
+
+def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, Path]) -> None:
+    for name, error in (("running", 3.0), ("damaged", 5.0)):
+        (folders[name] / "metrics.json").write_text(json.dumps(FINISHED | {"val": {"error": error}}))
+    lines = cli("list").out.splitlines()
+    assert [line.split()[0] for line in lines[:-1] if " 3.00 % * " in line] == [folders["running"].name]
+    assert lines[-1].startswith("* lowest validation error")
+    assert not any(" *" in line for line in cli("list", "last=1").out.splitlines())
+
+
+def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, Path]) -> None:
+    run = folders["running"]
+    results.write_heartbeat(run, 30, 120, 3600.0)
+    assert re.search(r"killed at 25 %, \d\d:\d\d ", cli("list", "contains=uniform").out), (
+        "its lock is free on this machine"
+    )
+    with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
+        assert re.search(r"running 25 %, ends .*\d\d:\d\d ", cli("list", "contains=uniform").out)
+    beat = json.loads((run / "heartbeat.json").read_text())
+    for age, state in ((5, "running 25 %"), (120, "killed at 25 %")):
+        (run / "heartbeat.json").write_text(json.dumps(beat | {"host": "another", "time": time.time() - age}))
+        assert state in cli("list", "contains=uniform").out
 
 
 def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> None:

@@ -180,9 +180,10 @@ _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by comman
     "epsilons": list[float] | None,
     "difference": float | None,
     "trust": list[str] | str | None,
+    "compare.runs": list[str] | None,
     "explorer.beside": list[str] | str | None,
     "explorer.precision": Literal["f16", "f32"],
-    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes", "size"), int | None),
+    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes", "size", "port"), int | None),
     **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),
     **dict.fromkeys(("figures.images", "train.seed"), int),
 }

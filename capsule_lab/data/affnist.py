@@ -120,7 +120,7 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
             the same in every epoch; logged as ``affine/error``. It shows how this error and the validation error
             develop together during training, without using the test digits.
         pad: must be 6, which gives affNIST's size.
-        shift, **options: see ``ExpandedMNISTDataModule``.
+        shift, options: see ``ExpandedMNISTDataModule``.
     """
 
     def __init__(self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any) -> None:

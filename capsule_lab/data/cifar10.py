@@ -67,7 +67,7 @@ class CIFAR10DataModule(AbstractDataModule):
         flip: mirror half of the training images.
         brightness: largest number added to all pixels, in grey levels of 255.
         contrast: largest deviation of the contrast factor from 1: 0.8 gives 0.2 to 1.8.
-        eval_batch_size, validation_share, **options: see ``AbstractDataModule``.
+        eval_batch_size, validation_share, options: see ``AbstractDataModule``.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class PackedFolder(AbstractSource):
     The key depends on name, size and time of every file and on all options of reading, so that a changed picture makes
     another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
-    For the other arguments see ``PictureFolder``.
+    Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``.
     """
 
     def __init__(self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any) -> None:
@@ -296,7 +296,7 @@ class PictureFolder(AbstractDataModule):
         augment_with: further random transformations, each the name of a class of ``torchvision.transforms.v2`` or a
             mapping of the name to its arguments; applied before mirroring and shifting.
         workers: number of threads that read pictures, or ``"auto"``.
-        batch_size, eval_batch_size, validation, validation_share, **options: see ``AbstractDataModule``.
+        batch_size, eval_batch_size, validation, validation_share, options: see ``AbstractDataModule``.
 
     Raises:
         DataError: from ``spec`` and ``prepare_data``, if the folder or its pictures cannot be used.

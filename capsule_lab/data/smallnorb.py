@@ -92,7 +92,7 @@ class SmallNORBDataModule(AbstractDataModule):
         validation_instances: number of toys per category to validate on, of five.
         validation_fold: index of the disjoint choice of these toys, from 0, for cross-validation.
         standin: ``"full"`` is as large as smallNORB; ``"small"``, for a quick look, has 900 + 900 pairs.
-        batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
+        batch_size, eval_batch_size, options: see ``AbstractDataModule``.
     """
 
     validations = ("instance", "instance_all_viewpoints", "none")

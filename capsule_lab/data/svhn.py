@@ -55,7 +55,7 @@ class SVHNDataModule(AbstractDataModule):
 
     Args:
         shift: largest shift of training images in each direction, in pixels.
-        validation_share, **options: see ``AbstractDataModule``.
+        validation_share, options: see ``AbstractDataModule``.
     """
 
     spec = DataSpec(image_shape=(3, SIZE, SIZE), num_classes=10)

@@ -141,7 +141,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "sha256": hashlib.sha256(content).hexdigest(),
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
-        "error": metrics.get("test", val).get("error"),
+        "error": None if (error := metrics.get("test", val).get("error")) is None else round(error, 4),
         "seconds": round(run.seconds),
         "command": metrics.get("command"),
         "commit": metrics.get("commit"),

@@ -1,4 +1,4 @@
-"""Architectures as plain ``nn.Module``s.
+"""Architectures as plain modules of ``torch.nn``.
 
 The package exports every network in a file of this folder; a new file needs no entry here.
 """

@@ -65,12 +65,12 @@ def read_any(path: Path) -> dict[str, Any]:
 
 def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Write the weights of a network with its record, in plain containers, as JSON in the metadata."""
-    from safetensors.torch import save_file  # imports torch
+    from safetensors.torch import save  # imports torch
 
     # copies: weights in another memory order or with shared memory cannot be written
     state = {name: weight.contiguous().clone() for name, weight in weights.items()}
     with atomically(path) as temporary:
-        save_file(state, temporary, metadata={"capsule_lab": json.dumps(record)})
+        temporary.write_bytes(save(state, {"capsule_lab": json.dumps(record)}))  # save_file: only its owner may read
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,16 +20,25 @@ from omegaconf import DictConfig
 from pydantic import TypeAdapter
 
 from capsule_lab.errors import InterruptError, RunError
-from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, own_directory, root
+from capsule_lab.runs.directories import (
+    attempts,
+    config_hash,
+    continues_another,
+    hash_in,
+    is_attempt,
+    own_directory,
+    root,
+)
 from capsule_lab.runs.files import read_record as read_file
 from capsule_lab.runs.files import write_record as write_file
-from capsule_lab.runs.results import describe_error, read_result
+from capsule_lab.runs.results import Heartbeat, describe_error, read_result
 from capsule_lab.system import slurm
 from capsule_lab.system.environment import is_first_process
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher sets the file with the output of this process."""
 
+_HEARTBEAT_SECONDS = 60  # ours: six times the interval of ``callbacks/progress.py``
 _TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock briefly
 
 
@@ -139,6 +149,17 @@ def record_queued(fingerprint: str, job: str, log: str) -> None:
     """Record that a SLURM job will train or evaluate the cell with this hash, unless it is already locked."""
     if not is_locked(fingerprint):
         _write_record(fingerprint, LockRecord(f"SLURM job {job}", log, queued=job))
+
+
+def is_alive(directory: Path, beat: Heartbeat | None) -> bool:
+    """Return whether a process trains in a run directory: it holds a lock or, on another machine, gave a sign lately.
+
+    Locks are not visible from other machines on every file system.
+    """
+    fingerprint = hash_in(directory)
+    if _is_held(directory / ".lock") or (fingerprint is not None and is_locked(fingerprint)):
+        return True
+    return beat is not None and beat.host != socket.gethostname() and time.time() - beat.time < _HEARTBEAT_SECONDS
 
 
 def is_locked(fingerprint: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,13 +19,34 @@ from capsule_lab.runs.directories import config_hash
 from capsule_lab.runs.files import read_record, tail, write_record
 from capsule_lab.system.environment import is_first_process
 
-RESULT, STATUS = "metrics.json", "status.json"
+RESULT, STATUS, HEARTBEAT = "metrics.json", "status.json", "heartbeat.json"
 RESULT_VARIABLE = "CAPSULE_LAB_RESULT"
 """Environment variable with the file into which an evaluation for a table writes its result."""
 PAUSED = "paused"
 """Status of a run that reached its time limit before its last step or its test."""
 
 _LOG_LINES = 20  # ours: fits on a terminal
+
+
+class Heartbeat(BaseModel, strict=True):
+    """The last sign of life of a training run, in ``heartbeat.json``; a run that ends by itself removes the file.
+
+    Attributes:
+        time: when it was written, in seconds since 1970.
+        host: the machine.
+        steps: steps so far.
+        planned_steps: steps of the whole run.
+        seconds_left: expected time until training ends, if known.
+    """
+
+    time: float
+    host: str
+    steps: int
+    planned_steps: int
+    seconds_left: float | None
+
+
+_HEARTBEAT = TypeAdapter(Heartbeat)
 
 
 class _Provenance(BaseModel, strict=True):
@@ -152,6 +175,20 @@ def describe_pause(status: Mapping[str, Any]) -> str:
 def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
     """Write ``status.json`` of a paused run: its steps so far, and the planned steps."""
     write_record(directory / STATUS, {"status": PAUSED, "steps": steps, "planned_steps": planned_steps})
+
+
+def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_left: float | None) -> None:
+    """Write a sign of life of a training run."""
+    beat = Heartbeat(
+        time=time.time(), host=socket.gethostname(), steps=steps, planned_steps=planned_steps, seconds_left=seconds_left
+    )
+    write_record(directory / HEARTBEAT, beat.model_dump())
+
+
+def read_heartbeat(directory: Path) -> Heartbeat | None:
+    """Return the last sign of life of a run; ``None`` if it ended by itself or has not trained yet."""
+    content = read_record(directory / HEARTBEAT, _HEARTBEAT)
+    return Heartbeat(**content) if content else None
 
 
 def describe_error(error: BaseException) -> str:

@@ -16,6 +16,12 @@ from tests.helpers.clock import Clock
 from tests.helpers.modules import classifier
 
 STEPS = 8
+OF_EVERY_TRAINER = {
+    "is_global_zero": True,
+    "default_root_dir": ".",
+    "state": SimpleNamespace(fn="fit"),
+    "callbacks": [],
+}
 METRICS = {"train/loss": 0.5, "train/error": 44.0, "val/error": 12.345, "val/dead_capsules": 0.0}
 
 
@@ -32,9 +38,7 @@ def lines(
     """What is logged in a run of two epochs of four steps."""
     module, callback = classifier(), ProgressLines(seconds)
     module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(
-        global_step=0, current_epoch=0, is_global_zero=True, logged_metrics={}, callbacks=[], **facts
-    )
+    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER | facts)
     with caplog.at_level(logging.INFO, "capsule_lab"):
         callback.on_train_start(trainer, module)
         for epoch in range(2):
@@ -70,7 +74,7 @@ def test_time_left_is_not_more_than_a_timer_leaves(clock: Clock, monkeypatch: py
         timer, module, callback = Timer(timedelta(seconds=900)), classifier(), ProgressLines()
         monkeypatch.setattr(timer, "time_remaining", lambda limit=limit: limit)
         module.total_steps = STEPS
-        trainer: Any = SimpleNamespace(global_step=0, callbacks=[timer])
+        trainer: Any = SimpleNamespace(global_step=0, **OF_EVERY_TRAINER | {"callbacks": [timer]})
         callback.on_train_start(trainer, module)
         trainer.global_step, clock.now = 2, clock.now + 500
         callback.left.count(trainer)
@@ -93,8 +97,8 @@ def draw(callback: ProgressBar, clock: Clock) -> None:
     module: Any = classifier()
     module.total_steps = 120_036
     trainer: Any = SimpleNamespace(
-        global_step=120_000, current_epoch=0, max_epochs=3, is_global_zero=True, sanity_checking=False, callbacks=[],
-        logged_metrics={}, num_training_batches=12, num_val_batches=[2], num_test_batches=[3],
+        global_step=120_000, current_epoch=0, max_epochs=3, sanity_checking=False, logged_metrics={},
+        num_training_batches=12, num_val_batches=[2], num_test_batches=[3], **OF_EVERY_TRAINER,
     )  # fmt: skip
     callback.on_train_start(trainer, module)
     for epoch in range(2):
@@ -126,7 +130,7 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
     failing = ProgressBar()
     failing.on_test_start(SimpleNamespace(is_global_zero=True), None)
     assert sys.stdout is not terminal
-    failing.on_exception(None, None, KeyboardInterrupt())
+    failing.on_exception(SimpleNamespace(is_global_zero=False), None, KeyboardInterrupt())
     assert sys.stdout is terminal
     draw(ProgressBar(), clock)
     assert sys.stdout is handler.stream is terminal

@@ -16,6 +16,7 @@ from capsule_lab import runs
 from capsule_lab.deploy.export import export, index_entry
 from capsule_lab.errors import ConfigError, RunError
 from tests.helpers.commands import ROOT, Trained
+from tests.helpers.drawn_digits import drawn_digits
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_name_is_loaded(index: Callable[..., None], trained: Trained) -> None:
     assert runs.open("tiny").directory == runs.directories.root() / "tiny", "commands write results beside runs"
     assert "tiny.safetensors: CapsNet" in repr(capsule_lab.load("tiny"))
     entry = runs.ready_weights.index()["tiny"]
-    assert entry["error"] == trained.result["test"]["error"]
+    assert entry["error"] == pytest.approx(trained.result["test"]["error"], abs=1e-4)
     assert entry["commit"] == trained.result["commit"]
 
 
@@ -160,3 +161,27 @@ def test_files_of_the_package_are_those_of_its_index() -> None:
             assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
         else:
             assert entry["url"].startswith("https://")
+
+
+# --- the files that are shipped ---
+
+SHIPPED = runs.ready_weights.index()
+
+
+def test_shipped_files_are_described_and_small() -> None:
+    page = (ROOT / "docs" / "guides" / "predict.md").read_text()
+    for name, entry in SHIPPED.items():
+        run = runs.open(name)
+        assert sum(weight.numel() for weight in run.network.parameters()) == entry["parameters"]
+        error = "" if entry["error"] is None else f"{entry['error']:.2f} %"
+        size, minutes = f"{entry['bytes'] / 1e6:.2f} MB", f"{entry['seconds'] / 60:.0f} min"
+        row = f"| `{name}` | {error} | {entry['parameters']:,} | {size} | {minutes} | `{entry['command']}` |"
+        assert row in page, row
+    assert sum(entry["bytes"] for entry in SHIPPED.values()) <= 10e6
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if "mnist" in name and SHIPPED[name]["error"] is not None])
+def test_shipped_networks_read_drawn_digits(name: str) -> None:
+    labels, pictures = zip(*drawn_digits(), strict=True)
+    answers = [answer.name for answer in capsule_lab.load(name)(pictures)]
+    assert sum(answer == str(label) for answer, label in zip(answers, labels, strict=True)) >= 19, answers

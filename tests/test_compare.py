@@ -1,0 +1,48 @@
+"""The command ``compare``."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from capsule_lab import runs
+from tests.helpers.commands import Cli, Trained
+from tests.helpers.messages import one_sentence
+
+
+def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(trained.directory, tmp_path / "other"))
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("iterations: 3", "iterations: 1"))
+    found = runs.predictions.read(other, trained.result)
+    wrong = found.wrong.copy()
+    wrong[:8] ^= True  # eight images change
+    changed = np.where(wrong, (found.label + 1) % 10, found.label)
+    arrays = {"label": found.label, "prediction": changed, "margin": found.margin}
+    entry = runs.predictions.write(other, "predictions.npz", arrays)
+    record = trained.result | {"predictions": entry, "steps": 7}
+    (other / "metrics.json").write_text(json.dumps(record))
+    ended = cli("compare", f"runs=[{trained.directory},{other}]")
+    assert (ended.status, ended.err) == (0, "")
+    rows = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if line}
+    assert rows["model.routing.iterations"] == ["3", "1"]
+    assert "seed" not in rows
+    assert rows["test.error"][0] == rows["test.error"][1] == f"{trained.result['test']['error']:.4g}"
+    assert rows["steps"] == [str(trained.result["steps"]), "7"]
+    first, second = int((found.wrong & ~wrong).sum()), int((wrong & ~found.wrong).sum())
+    assert f"{first} images are wrong only in the first run, {second} only in the second" in ended.out
+    assert f"p = {binomtest(first, first + second).pvalue:.3g} " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "runs has 0 entries; expected two run directories"),
+        (["runs=[a,b]"], "a is not a run directory; expected one with a config.yaml"),
+    ],
+)
+def test_mistakes(cli: Cli, arguments: list[str], message: str) -> None:
+    assert message in one_sentence(cli("compare", *arguments))
