@@ -82,10 +82,9 @@ def _test(directories: list[Path], records: list[dict[str, Any]]) -> str:
     """Return the exact test of McNemar on the predictions for the test images."""
     from capsule_lab.tables.statistics import mcnemar
 
-    found = [runs.predictions.read(*pair) for pair in zip(directories, records, strict=True)]
-    if found[0] is None or found[1] is None:
+    first, second = (runs.predictions.read(*pair) for pair in zip(directories, records, strict=True))
+    if first is None or second is None:
         return "no test: a run has no predictions.npz"
-    first, second = found
     if not np.array_equal(first.label, second.label):
         return "no test: the runs were tested on different images"
     answer = mcnemar(first.wrong, second.wrong)

@@ -25,9 +25,6 @@ from tests.helpers.tables import call
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
 
 
-# --- documentation ---------------------------------------------------------------------------------------------------
-
-
 def commands_in(text: str) -> list[str]:
     """The commands of capsule_lab in shell blocks, without comments."""
     blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -136,9 +133,7 @@ def test_overview_lists_every_command_and_every_option_with_its_headline(shown: 
     assert [command for command in commands() if f"python -m {module_of(command)} " not in shown] == []
     lines = [line.split() for line in shown.splitlines()]
     listings = {group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :] for group in groups()}
-    has_headline = {
-        (group, word): len(line) > 2 for group in groups() for line in listings[group][::-1] for word in line[:2]
-    }
+    has_headline = {(g, word): len(line) > 2 for g in groups() for line in listings[g][::-1] for word in line[:2]}
     assert [option for option in OPTIONS if not has_headline.get(option)] == []
 
 
@@ -154,9 +149,7 @@ def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
         assert any(line.startswith("  python -m capsule_lab") for line in rest)
 
 
-def test_stand_in_is_announced_if_there_is_no_network(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stand_in_is_announced_without_a_network(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
@@ -164,9 +157,6 @@ def test_stand_in_is_announced_if_there_is_no_network(
     assert (ended.status, ended.err) == (0, "")
     (line,) = [line for line in ended.out.splitlines() if "STAND-IN DATA" in line]
     assert str(tmp_path) in line
-
-
-# --- make ------------------------------------------------------------------------------------------------------------
 
 
 def make(*arguments: str) -> str:

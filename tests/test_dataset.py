@@ -23,9 +23,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toynorb, "render", painted)
 
 
-# --- toynorb ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("quick")
 def test_toynorb_is_rendered_into_the_data_directory(cli: Cli, tmp_path: Path) -> None:
     ended = cli("dataset", "name=toynorb", "size=9", "workers=1", "directory=there")
@@ -69,9 +66,6 @@ def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch
 class _Nothing:
     def savefig(self, path: Path, **_: object) -> None:
         path.write_bytes(b"")
-
-
-# --- other data -------------------------------------------------------------------------------------------------------
 
 
 def test_real_files_are_checked(cli: Cli, real: Path) -> None:

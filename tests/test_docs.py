@@ -74,9 +74,6 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
 def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(prose(page).splitlines(), start=1):
         for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", line):
@@ -136,9 +133,6 @@ def test_tables_of_switches_are_those_of_the_comments() -> None:
         assert f"<!-- options of {group} -->" in text
 
 
-# --- architecture ----------------------------------------------------------------------------------------------------
-
-
 def test_drawn_layers_are_those_of_the_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
@@ -161,9 +155,6 @@ def test_every_package_is_described_in_the_architecture_page() -> None:
     assert [package for package in packages if package != "capsule_lab" and f"`{package}/`" not in text] == []
 
 
-# --- pitfalls --------------------------------------------------------------------------------------------------------
-
-
 def pitfalls() -> dict[str, str]:
     text = (ROOT / "docs" / "pitfalls.md").read_text()
     sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
@@ -181,9 +172,6 @@ def test_every_pitfall_has_all_fields() -> None:
         threads = re.findall(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"])
         assert threads or "no thread found" in fields["Threads"], f"{title}: link a thread, or say that none was found"
         assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), f"{title}: name the test that holds it"
-
-
-# --- README, CHANGELOG, citation -------------------------------------------------------------------------------------
 
 
 def test_readme_has_at_most_1200_words() -> None:

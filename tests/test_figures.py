@@ -59,9 +59,7 @@ def test_options_choose_images_and_classes(trained: Trained) -> None:
         assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
         below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
         assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
-        assert [row_names(figure) for figure in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(
-            classes
-        )
+        assert [row_names(each) for each in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(classes)
 
 
 def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
@@ -92,9 +90,8 @@ def test_transfer_figure_is_drawn_for_runs_with_affine_validation(a_copy: Path) 
 
 
 def test_curves_show_training_and_validation(trained: Trained, tmp_path: Path) -> None:
-    for axis, label in zip(
-        curves.training_curves(trained.directory / "metrics.csv").axes, ("loss", "error in %"), strict=True
-    ):
+    whole = curves.training_curves(trained.directory / "metrics.csv")
+    for axis, label in zip(whole.axes, ("loss", "error in %"), strict=True):
         assert axis.get_ylabel() == label
         assert [line.get_label() for line in axis.lines] == ["train, a few steps", "train, epoch", "val"]
         assert [line.get_xdata().tolist() for line in axis.lines] == [[3, 6], [4, 8], [4, 8]]
@@ -150,9 +147,6 @@ def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: 
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
     assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == ["curves.png", "predictions.png"]
-
-
-# --- headings, and curves of a single point --------------------------------------------------------------------------
 
 
 def test_figures_of_a_capsnet_name_the_validation_images(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-"""The command ``list``."""
-
 import json
 import os
 import re
@@ -54,14 +52,6 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     running, damaged = rows[folders["running"].name], rows[folders["damaged"].name]
     assert (running[1], running[-2:]) == ("running", OVERRIDES["running"])
     assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
-
-
-def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str, Path]) -> None:
-    for content in ("[]", '{"test": 3, "val": {"error": "low"}, "provenance": []}', "\x00"):
-        (folders["damaged"] / "metrics.json").write_text(content)
-        ended = cli("list", "contains='seed=3'")
-        assert (ended.status, ended.err) == (0, "")
-        assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
 
 
 def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, Path]) -> None:

@@ -8,15 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.losses import (
-    cross_entropy_loss,
-    l2_loss,
-    logits_cross_entropy_loss,
-    margin_loss,
-    reconstruction_loss,
-    sigmoid_cross_entropy_loss,
-    spread_loss,
-)
+from capsule_lab import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, sigmoid_cross_entropy_loss
+from capsule_lab.losses import margin_loss, reconstruction_loss, spread_loss
 from tests.reference.loops import margin_loss_loops
 
 # The unit test of the authors' official code: several classes may be present, lengths may be anything.
@@ -117,9 +110,7 @@ def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     layer = nn.Conv2d(2, 3, 3).double()
     loss = l2_loss(layer.parameters(), weight=0.5)
     assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), "biases do not count"
-    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), (
-        "the default weight is that of the official EM code"
-    )
+    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), "the weight of the official EM code"
     assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
     kernel = torch.full((40, 40), 3.0)
     assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))

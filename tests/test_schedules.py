@@ -9,19 +9,9 @@ from typing import Any
 import pytest
 from hydra.utils import instantiate
 
+from capsule_lab import Constant, Drops, Exponential, Linear, OneCycle, SigmoidRamp, Staircase
 from capsule_lab.config.compose import compose
-from capsule_lab.schedules import (
-    Constant,
-    Drops,
-    Exponential,
-    Linear,
-    OneCycle,
-    Schedule,
-    SigmoidRamp,
-    Staircase,
-    check_schedules,
-    duration_in_steps,
-)
+from capsule_lab.schedules import Schedule, check_schedules, duration_in_steps
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)
 EM_MARGIN = SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)

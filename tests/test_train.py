@@ -28,17 +28,7 @@ from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
-from tests.helpers.training import (
-    SignalAt,
-    add_callback,
-    checkpoint,
-    curves,
-    results,
-    run,
-    spoil_weights,
-    trained_module,
-    weights,
-)  # fmt: skip
+from tests.helpers.training import SignalAt, add_callback, checkpoint, curves, results, run, trained_module, weights
 
 NAMES = ["best", "last"]
 
@@ -111,9 +101,7 @@ def test_log_has_the_steps_and_overrides_of_the_run(trained: Trained) -> None:
     assert (trained.directory / "train.log").read_text() == text, "the log of a finished run does not change"
 
 
-def test_invalid_configuration_is_refused_before_data_is_loaded(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_configuration_loads_no_data(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was loaded"))
     for wrong in ("model.primary.types=0", "trainer.max_time=soon", "routing.iterations=0"):
         with pytest.raises(ConfigError):
@@ -124,10 +112,8 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     for name in NAMES:
         record = checkpoint(trained.directory, name)["capsule_lab"]
-        expected = (
-            "format version config provenance spec input_form seconds cpu_seconds val val_step curves precision threads"
-        )
-        assert set(record) == {*expected.split()}
+        keys = "format version config provenance spec input_form seconds cpu_seconds val val_step curves precision"
+        assert set(record) == {*keys.split(), "threads"}
         assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
         tested = {"test_images": "359 of 359"}  # known at the end of a run only
         assert {**record["provenance"], **tested} == trained.result["provenance"]
@@ -151,11 +137,9 @@ def test_result_depends_on_the_seed_alone(trained: Trained, tiny: Tiny, tmp_path
 
 
 def test_initial_weights_depend_on_the_seed(tiny: Tiny, tmp_path: Path) -> None:
-    first, again, other = (
-        Training(tiny(f"seed={seed}"), tmp_path, [], 0.0).module.network.digits.weight for seed in (0, 0, 1)
-    )
-    assert first.equal(again)
-    assert not first.equal(other)
+    one, same, other = (Training(tiny(f"seed={n}"), tmp_path, [], 0.0).module.network.digits.weight for n in (0, 0, 1))
+    assert one.equal(same)
+    assert not one.equal(other)
 
 
 def test_repeated_run_gets_a_numbered_directory(
@@ -228,9 +212,7 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(a_copy: Path,
     assert len(watch.rates) == 2
     assert (result["steps"], result["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
-    assert runs.directories.attempts(result["config_hash"]) == [], (
-        "a continued run does not count as a run of its configuration"
-    )
+    assert runs.directories.attempts(result["config_hash"]) == [], "continued, it is no run of its configuration"
     assert contents(a_copy) == before
 
 
@@ -257,14 +239,12 @@ def test_signal_outside_of_training_saves_nothing(
 
 
 def test_resuming_without_an_earlier_run_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(
-        "capsule_lab.train.train", lambda _, path, overrides, began: started.append((path.name, overrides)) or {}
-    )
+    started: list[Any] = []
+    monkeypatch.setattr("capsule_lab.train.train", lambda _, *given: started.append(given) or {})
     ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
-    ((directory, overrides),) = started
-    assert directory.startswith("mine-capsnet-mnist-")
+    ((directory, overrides, _),) = started
+    assert directory.name.startswith("mine-capsnet-mnist-")
     assert overrides == ["debug=smoke", *TINY_CAPSNET]
     assert "NOTHING TO RESUME for this configuration: new run in " in ended.out
 
@@ -339,7 +319,9 @@ def test_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path, monke
 
 
 def test_test_with_nan_is_an_error_and_writes_no_result(a_copy: Path, tiny: Tiny) -> None:
-    spoil_weights(a_copy / "checkpoints" / "best.ckpt")
+    content = torch.load(path := a_copy / "checkpoints" / "best.ckpt", weights_only=True)
+    content["state_dict"]["network.conv.weight"].fill_(torch.nan)
+    torch.save(content, path)
     with pytest.raises(RunError, match=r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"):
         train(tiny("train.resume=true", *NO_PICTURES), a_copy)
     assert not (a_copy / "metrics.json").exists()
@@ -442,9 +424,7 @@ def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatc
         main.__wrapped__(compose("train", TINY))
 
 
-def test_log_is_printed_if_no_handler_is_set_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_is_printed_without_a_handler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
     monkeypatch.setattr(Training, "__init__", lambda *_: None)
     monkeypatch.setattr(Training, "run", lambda _: own.info("shown") or {})

@@ -6,7 +6,7 @@ from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstructions
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
-from capsule_lab.callbacks.loggers import MLflow, WeightsAndBiases, close_loggers, log_run_facts, with_names
+from capsule_lab.callbacks.loggers import MLflow, Trackio, WeightsAndBiases, close_loggers, log_run_facts, with_names
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats, StepMetrics
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
@@ -16,6 +16,6 @@ __all__ = [
     "AtEqualError", "AtomicCheckpointIO", "AveragedWeights", "BestCheckpoint", "ConfusionMatrix", "DrawnPairs",
     "EmbedConfig", "LastCheckpoint", "LearningDiagnostics", "MLflow", "MetricsTable", "NonFiniteError",
     "NonFiniteGuard", "NotLearning", "ProgressBar", "ProgressLines", "Reconstructions", "RoutingStats", "StepMetrics",
-    "TimeToAccuracy", "VarianceFloor", "WeightsAndBiases", "close_loggers", "log_run_facts", "pause_at",
+    "TimeToAccuracy", "Trackio", "VarianceFloor", "WeightsAndBiases", "close_loggers", "log_run_facts", "pause_at",
     "progress_callback", "weights_reached", "with_names",
 ]  # fmt: skip

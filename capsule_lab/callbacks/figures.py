@@ -18,6 +18,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from capsule_lab.analysis.plotting import add_heading, image_rows
 from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
+from capsule_lab.callbacks.loggers import Trackio
 from capsule_lab.errors import check_number
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
@@ -157,6 +158,10 @@ def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, st
             logger.log_image(name, [str(path)], step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step)
+        elif isinstance(logger, Trackio):
+            import trackio
+
+            logger.experiment.log({name: trackio.Image(str(path))}, step=step)
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_artifact(logger.run_id, str(path), "figures")
     return path

@@ -1,4 +1,4 @@
-"""Loggers of other packages: the facts that each records about a run, W&B, and MLflow with resumed runs."""
+"""Loggers of other packages: the facts that each records about a run, W&B, MLflow and trackio with resumed runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
-from lightning.pytorch.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from omegaconf import DictConfig
 
 from capsule_lab.config.compose import to_container
@@ -149,6 +149,65 @@ class MLflow(MLFlowLogger):
         self.experiment.log_dict(self.run_id, params, "config.json")
         if not self.continues:
             super().log_hyperparams(params)
+
+
+class Trackio(Logger):
+    """Logs a run to trackio's files on this machine, which ``trackio show`` displays. A resumed run continues there.
+
+    Args:
+        save_dir: the run's directory, whose name is the name of the run.
+        project: trackio's project, a list of runs.
+        group, job_type: the table of the run, and its row in this table, which becomes a part of the configuration.
+    """
+
+    def __init__(
+        self, save_dir: str, project: str = "capsule-lab", group: str | None = None, job_type: str | None = None
+    ) -> None:
+        if find_spec("trackio") is None:
+            raise ValueError("logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'")
+        super().__init__()
+        self.project, self.run_name, self.group = project, Path(save_dir).name, group
+        self.config: dict[str, Any] = {"row": job_type} if job_type else {}
+        self.opened: Any = None
+
+    @property
+    def name(self) -> str:
+        """The project."""
+        return self.project
+
+    @property
+    def version(self) -> str:
+        """The name of the run."""
+        return self.run_name
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The run of trackio."""
+        if self.opened is None:
+            import trackio
+
+            self.opened = trackio.init(
+                self.project, self.run_name, self.group, config=self.config, resume="allow", embed=False
+            )
+        return self.opened
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Keep parameters for the start of the run."""
+        self.config |= params
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Log metrics of a step."""
+        self.experiment.log(dict(metrics), step=step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """End the run."""
+        if self.opened is not None:
+            self.opened.finish()
+            self.opened = None
 
 
 def _check_server(uri: str) -> None:

@@ -14,15 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from capsule_lab.analysis import learning
-from capsule_lab.analysis.learning import (
-    GradientMeasurement,
-    LayerMeasurement,
-    floor_warnings,
-    measure_gradient,
-    measure_layers,
-    quantities,
-    votes_variance,
-)
+from capsule_lab.analysis.learning import floor_warnings, measure_gradient, measure_layers, votes_variance
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
@@ -173,9 +165,8 @@ def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
         poses, activations, _ = capsnet()(images()).capsules
     saturated = 100 * ((activations < 0.0257) | (activations > 0.9743)).float().mean()
     expected = [poses.std(), activations.mean(), activations.std(0).mean(), saturated]
-    assert [digits.pose_std, digits.activation, digits.activation_std, digits.saturated] == pytest.approx(
-        [float(each) for each in expected]
-    )
+    found = [digits.pose_std, digits.activation, digits.activation_std, digits.saturated]
+    assert found == pytest.approx([float(each) for each in expected])
 
 
 def variance_by_loops(votes: Tensor, activations: Tensor) -> float:
@@ -202,8 +193,8 @@ def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_quantities_have_names() -> None:
-    layers = {"low": LayerMeasurement(1.0, 0.5, 0.1, 2.0, ({"pose_std": 0.3, "coupling_entropy": 0.9},), 0.7)}
-    assert quantities(GradientMeasurement(0.1, 0.2, 0.99), layers) == {
+    layers = {"low": learning.LayerMeasurement(1.0, 0.5, 0.1, 2.0, ({"pose_std": 0.3, "coupling_entropy": 0.9},), 0.7)}
+    assert learning.quantities(learning.GradientMeasurement(0.1, 0.2, 0.99), layers) == {
         "loss": 0.1, "gradient_norm": 0.2, "gradient_cosine": 0.99,
         "pose_std_low": 1.0, "activation_low": 0.5, "activation_std_low": 0.1, "saturated_low": 2.0,
         "votes_variance_low": 0.7, "pose_std_low_iteration_1": 0.3, "coupling_entropy_low_iteration_1": 0.9,
@@ -212,7 +203,7 @@ def test_quantities_have_names() -> None:
 
 def test_floor_is_warned_of_where_it_does_harm() -> None:
     iterations = ({"pose_std": 0.5}, {"pose_std": 0.6})
-    classes = LayerMeasurement(0.6, 0.5, 0.2, 10.0, iterations, votes_variance=0.1, min_variance=0.1)
+    classes = learning.LayerMeasurement(0.6, 0.5, 0.2, 10.0, iterations, votes_variance=0.1, min_variance=0.1)
     harmless: tuple[dict[str, Any], ...] = (
         {}, {"min_variance": 5e-4, "iterations": iterations[:1]}, {"min_variance": 20.0, "normalised": True},
         {"min_variance": None}, {"min_variance": 0.0}, {"votes_variance": 0.0}, {"min_variance": 0.0011},

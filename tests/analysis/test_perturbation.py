@@ -6,29 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.analysis.perturbation import (
-    PAPER,
-    Steps,
-    change_of_rows,
-    example_of_each_class,
-    perturbation_figure,
-    perturbation_sheet,
-    perturbed_reconstructions,
-    steps_of,
-)
+from capsule_lab.analysis import perturbation
+from capsule_lab.analysis.perturbation import PAPER, Steps, change_of_rows, perturbation_figure, steps_of
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.types import CapsuleOutput, Capsules
-from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, grey_at, row_names, texts
+from tests.helpers.fakes import FakeCapsNet, captions, decoded_picture, fake_output, grey_at, row_names, texts
 
 CLASSES = torch.tensor([4, 0])
-OUTPUT = capsule_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
+OUTPUT = fake_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
 
 
 @pytest.mark.parametrize("steps", [PAPER, Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))])
 def test_offset_is_added_to_one_component_of_the_label(steps: Steps) -> None:
     """The sum is not squashed again; all other classes are zeroed."""
     units = torch.ones(3) if steps.units is None else steps.units
-    decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
+    decoded = perturbation.perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
     assert decoded.shape == (2, 3, len(steps.values), 1, 5, 3)
     for image, dim, (offset, added) in itertools.product(range(2), range(3), enumerate(steps.values)):
         expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))
@@ -48,12 +40,11 @@ def test_steps_of_poses_that_are_lengths_and_of_others() -> None:
     assert steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER
     steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
     assert (steps.values[5], steps.values[-1]) == pytest.approx((0, 2))
-    assert steps.units is not None
     torch.testing.assert_close(steps.units, poses.flatten(0, 1).std(0))
 
 
 def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> None:
-    figure = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
+    figure = perturbation.perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
     for dim, (column, added) in itertools.product(range(3), [(0, -0.25), (5, 0.0), (9, 0.2)]):
         expected = decoded_picture(OUTPUT, 1, 0)
@@ -67,7 +58,7 @@ def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> No
 
 
 LABELS = torch.tensor([3, 0, 2, 0, 3])
-PREDICTED = capsule_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
+PREDICTED = fake_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
 WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])  # (class, dimension) in the picture
 
 
@@ -97,7 +88,7 @@ def test_figure_shows_the_rows_named() -> None:
 def test_examples_are_recognised_if_any_is() -> None:
     for output, labels, expected in [
         (PREDICTED, LABELS, [1, 2, 4]),
-        (capsule_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
-        (capsule_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
+        (fake_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
+        (fake_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
     ]:
-        assert list(example_of_each_class(output, labels).values()) == expected
+        assert list(perturbation.example_of_each_class(output, labels).values()) == expected

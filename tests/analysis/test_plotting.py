@@ -1,5 +1,3 @@
-"""Pictures in rows and columns."""
-
 from pathlib import Path
 
 import matplotlib.image
@@ -10,15 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import (
-    Column,
-    Group,
-    add_heading,
-    image_rows,
-    label_log_axis,
-    note_on_decoder,
-    picture_grid,
-)
+from capsule_lab.analysis import plotting
+from capsule_lab.analysis.plotting import Column, Group, add_heading, image_rows, note_on_decoder, picture_grid
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
@@ -86,7 +77,7 @@ def test_labels_of_a_logarithmic_axis_are_plain_and_few_over_many_decades() -> N
         figure = Figure()
         axis = figure.subplots()
         axis.plot([1, 2], [lowest, 1])
-        label_log_axis(axis)
+        plotting.label_log_axis(axis)
         figure.draw_without_rendering()
         assert "0.1" in [label.get_text() for label in axis.get_yticklabels()]
         assert any(label.get_text() for label in axis.get_yticklabels(minor=True)) == many

@@ -3,25 +3,21 @@
 import numpy as np
 import torch
 
-from capsule_lab.analysis.reconstructions import (
-    prediction_figure,
-    reconstruction_figure,
-    reconstruction_sheet,
-    select_images,
-)
+from capsule_lab.analysis import reconstructions
+from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_figure, reconstruction_sheet
 from tests.helpers.fakes import (
     FakeCapsNet,
-    capsule_output,
     captions,
     colours,
     decoded_picture,
+    fake_output,
     grey_at,
     row_names,
     texts,
 )
 
 LABELS = torch.tensor([3, 1, 1, 0, 2, 3])
-OUTPUT = capsule_output([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are not recognised
+OUTPUT = fake_output([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are not recognised
 IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -69,7 +65,7 @@ def test_note_when_all_or_none_is_recognised() -> None:
         ([0, 1, 2, 5], "recognised", "none of the 4"),
         ([3, 4], "not recognised", "2 of the 2"),
     ]:
-        output = select_images(OUTPUT, torch.tensor(images))
+        output = reconstructions.select_images(OUTPUT, torch.tensor(images))
         name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
         assert name == group
         assert note.endswith(f"not recognised: {ends} images looked at")
@@ -84,12 +80,10 @@ def test_predictions_stand_under_their_images() -> None:
             ["1, 0, 1, 0 black", "2, 1, 2, 4 red", "2, 4, 2, 3 red", "0, 3, 0, 1 red", "3"],
         ),
     ]:
-        ranking = capsule_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
+        ranking = fake_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
         figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
         *below, _, note = figure.axes[0].texts
-        found = [
-            f"{text.get_text()} {text.get_color()}".replace("true ", "").replace("\npredicted", ",") for text in below
-        ]
-        assert found == expected[:-1]
+        found = [f"{text.get_text()} {text.get_color()}" for text in below]
+        assert [text.replace("true ", "").replace("\npredicted", ",") for text in found] == expected[:-1]
         assert note.get_text().replace("\n", " ") == f"not recognised: {expected[-1]} of the 4 images looked at"
         np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)

@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from capsule_lab.analysis import segmentation
 from capsule_lab.analysis.reconstructions import select_images
-from capsule_lab.analysis.segmentation import (
-    Case,
-    choose_cases,
-    overlaid_reconstructions,
-    overlap,
-    segmentation_figure,
-    segmentation_sheet,
-)
+from capsule_lab.analysis.segmentation import Case, choose_cases, overlap, segmentation_figure
 from tests.helpers import fakes
 
 LABELS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, 1], [1, 3], [2, 0]])
-OUTPUT = fakes.capsule_output(
+OUTPUT = fakes.fake_output(
     [[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]]
 )  # images 2 and 4 are not recognised
 OVERLAPS = torch.tensor([0.1, 0.2, 0.99, 0.9, 0.99, 0.3, 0.8])
@@ -32,7 +26,7 @@ PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
 
 def test_first_is_red_and_second_is_green() -> None:
     for classes in [(1, 4), (4, 1)]:
-        pictures = overlaid_reconstructions(fakes.FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
+        pictures = segmentation.overlaid_reconstructions(fakes.FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
         assert pictures.shape == (7, 3, 5, 3)
         red, green = (torch.from_numpy(fakes.decoded_picture(OUTPUT, 5, each)) for each in classes)
         torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
@@ -98,7 +92,7 @@ def test_note_when_all_or_none_is_recognised() -> None:
 
 
 def test_sheet_decodes_the_predictions() -> None:
-    figure = segmentation_sheet(fakes.FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    figure = segmentation.segmentation_sheet(fakes.FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     for column, decoded in enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]):
         wrong = column in (2, 4)
         first, second = LABELS[column].tolist()

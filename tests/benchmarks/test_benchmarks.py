@@ -109,9 +109,8 @@ def test_sizes_and_forms_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.whole
 def test_every_model_has_a_step() -> None:
     for model in options_of("model"):
-        assert list(cases.sizes_of(configuration("bench"), model, cases.training_config([f"model={model}"]))) == [
-            *cases.SIZES
-        ]
+        sizes = cases.sizes_of(configuration("bench"), model, cases.training_config([f"model={model}"]))
+        assert [*sizes] == [*cases.SIZES]
 
 
 def test_forms_of_a_layer_and_a_network_are_of_the_same_size() -> None:

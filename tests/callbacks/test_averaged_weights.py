@@ -12,11 +12,13 @@ from capsule_lab import runs
 from capsule_lab.evaluate import evaluate
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights
 
 Weights = dict[str, torch.Tensor]
 
 NORMALISED = ["model=cnn_small", "model.channels=[4,4,4]"]  # with batch normalisation
+DECAYED = (0.5, "null", 0)
 SHORT = [*NO_PICTURES, "trainer.max_steps=6", "trainer.precision=32-true", "schedule.learning_rate.initial=0.01"]
 
 
@@ -58,12 +60,8 @@ def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> Non
         torch.testing.assert_close(found[name], expected[name].to(found[name].dtype), msg=name, **tolerance)
 
 
-@pytest.mark.parametrize(
-    ("decay", "start", "first"), [(0.5, "null", 0), pytest.param(None, "1/2 run", 3, marks=pytest.mark.whole)]
-)
-def test_average_is_validated_saved_and_tested(
-    tiny: Tiny, tmp_path: Path, decay: float | None, start: str, first: int
-) -> None:
+@pytest.mark.parametrize(("decay", "start", "first"), whole_but([DECAYED, (None, "1/2 run", 3)], DECAYED))
+def test_average_is_validated_saved_and_tested(tiny: Tiny, tmp_path: Path, decay: Any, start: str, first: int) -> None:
     options = [f"callbacks.averaged_weights.start={start}", f"callbacks.averaged_weights.decay={decay or 'null'}"]
     config = averaged(tiny, *options, "train.test=last")
     recorder = Recorder()
@@ -91,9 +89,7 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> N
     assert_same(recorder.validated[4], recorder.steps[3])
 
 
-@pytest.mark.parametrize(
-    ("start", "stops"), [pytest.param("null", [1, 4], marks=pytest.mark.whole), ("1/2 run", [2, 5])]
-)
+@pytest.mark.parametrize(("start", "stops"), whole_but([("null", [1, 4]), ("1/2 run", [2, 5])], ("1/2 run", [2, 5])))
 def test_run_with_averaged_weights_resumes_exactly(tiny: Tiny, tmp_path: Path, start: str, stops: list[int]) -> None:
     config = averaged(tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9")
     whole = train(config, tmp_path / "whole")

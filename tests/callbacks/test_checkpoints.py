@@ -39,9 +39,7 @@ def saved(callback: EmbedConfig) -> dict[str, Any]:
     return checkpoint
 
 
-def test_another_number_of_threads_is_warned_of(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_number_of_threads_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, threads = saved(embed()), torch.get_num_threads()
     embed().on_load_checkpoint(trainer_for("fit"), None, checkpoint)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 3)

@@ -1,5 +1,3 @@
-"""Pictures drawn while training."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +9,10 @@ from matplotlib.figure import Figure
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.figures import show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
-from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, texts
+from tests.helpers.fakes import FakeCapsNet, captions, fake_output, texts
 
-ONE = capsule_output([[3], [1], [4]])
-TWO = capsule_output([[3, 1], [1, 0], [4, 2]])
+ONE = fake_output([[3], [1], [4]])
+TWO = fake_output([[3, 1], [1, 0], [4, 2]])
 
 
 def batch_of(*, two: bool) -> Batch:

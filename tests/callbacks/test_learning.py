@@ -23,6 +23,7 @@ from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet, small_em_caps
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
 TINY_EM_CAPS = [
@@ -45,9 +46,7 @@ def table(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(
-    "name", ["capsnet", *(pytest.param(each, marks=pytest.mark.whole) for each in ("cnn", "em_caps"))]
-)
+@pytest.mark.parametrize("name", whole_but(MODELS, "capsnet"))
 def test_training_is_the_same_with_and_without(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """With dropout, batch normalisation and accumulated gradients: weights, statistics, state of Adam, curves."""
     without, with_it = tmp_path / "without", tmp_path / "with"
@@ -135,7 +134,6 @@ def test_floor_far_from_the_votes_is_warned_of_once(caplog: pytest.LogCaptureFix
         (message,) = warnings(em_caps(weight_std), caplog)
         assert f"far {where} the variance of the votes: conv_capsules_1 (0.0005 beside " in message
     votes = measure_layers(em_caps(0.1), images().images)["conv_capsules_1"].votes_variance
-    assert votes is not None
     assert 0.0005 / 100 < votes < 0.0005 * 100
     assert warnings(em_caps(10.0), caplog, step=5) == [], "a run that is resumed"
     assert warnings(em_caps(10.0), caplog, first=False) == [], "not the first process"
@@ -158,5 +156,4 @@ def test_first_images_are_whole_records_in_full_precision() -> None:
     batch = images()
     few = first_images(batch._replace(images=batch.images.bfloat16(), factors=torch.arange(8).reshape(4, 2)), 3)
     assert (few.images.dtype, few.images.shape, few.labels.tolist()) == (torch.float32, (3, 1, 17, 17), [0, 1, 2])
-    assert few.factors is not None
     assert (few.factors.dtype, few.factors.tolist(), few.parts) == (torch.int64, [[0, 1], [2, 3], [4, 5]], None)

@@ -107,9 +107,7 @@ class Lit(SimpleNamespace):
         self.logged.append((name, float(value)))
 
 
-def validate(
-    callback: RoutingStats, lit: Lit, sizes: list[int], processes: int = 1, loader: int = 0
-) -> dict[str, float]:
+def validate(callback: Any, lit: Lit, sizes: list[int], processes: int = 1, loader: int = 0) -> dict[str, float]:
     """Validate batches of these sizes, return what is logged."""
     trainer: Any = SimpleNamespace(world_size=processes, is_global_zero=True)
     lit.logged = []

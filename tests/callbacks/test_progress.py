@@ -32,13 +32,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def lines(
-    caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: float, seconds: float = 60.0, **facts: Any
-) -> list[str]:
+def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: float) -> list[str]:
     """What is logged in a run of two epochs of four steps."""
-    module, callback = classifier(), ProgressLines(seconds)
+    module, callback = classifier(), ProgressLines(60.0)
     module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER | facts)
+    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER)
     with caplog.at_level(logging.INFO, "capsule_lab"):
         callback.on_train_start(trainer, module)
         for epoch in range(2):
@@ -61,9 +59,7 @@ def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -
     ]
 
 
-def test_a_long_epoch_has_lines_of_its_own_and_the_first_comes_early(
-    caplog: pytest.LogCaptureFixture, clock: Clock
-) -> None:
+def test_a_long_epoch_has_more_lines_and_the_first_comes_early(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     found = lines(caplog, clock, 40)
     assert found[:2] == ["epoch 1  step 1/8  loss 0.25", "epoch 1  step 3/8  loss 0.25  left 0:03:20"]
     assert [line.split()[1:4:2] for line in found[2:]] == [["1", "4/8"], ["2", "6/8"], ["2", "8/8"], ["2", "8/8"]]
@@ -152,15 +148,9 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("in_notebook", "package", "kind"),
-    [
-        (True, "ipywidgets", ProgressBar),
-        (True, None, ProgressLines),
-        (False, "ipywidgets", ProgressLines),
-    ],
+    [(True, "ipywidgets", ProgressBar), (True, None, ProgressLines), (False, "ipywidgets", ProgressLines)],
 )
-def test_a_notebook_has_a_bar_if_it_can_draw_one(
-    monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: str | None, kind: type
-) -> None:
+def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: Any, kind: type) -> None:
     monkeypatch.setattr(progress, "Console", lambda: SimpleNamespace(is_jupyter=in_notebook))
     monkeypatch.setattr(progress, "find_spec", lambda name: name == package or None)
     assert type(progress_callback()) is kind

@@ -101,9 +101,7 @@ def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )  # wandb leaves it open
-def test_run_that_an_agent_starts_has_the_id_that_it_gave(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_of_an_agent_has_the_id_that_it_gave(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "given.yaml").write_text("wandb_version: 1\nrouting.iterations: {value: 2}\n")
     agent = {"WANDB_SWEEP_ID": "mine", "WANDB_RUN_ID": "given", "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "given.yaml")}
     for name, value in agent.items():

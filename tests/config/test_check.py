@@ -71,9 +71,7 @@ def test_every_option_of_every_part_is_checked(model: str) -> None:
     parts = {path: node for path, node in _targets(config) if "plugins" not in path}
     assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()
     for path, node in parts.items():
-        plain = [
-            key for key in node if isinstance(node[key], bool | int | float | str) and not str(key).startswith("_")
-        ]
+        plain = [key for key in node if isinstance(node[key], bool | int | float | str) and str(key)[0] != "_"]
         for key in plain:
             with pytest.raises(ConfigError, match=rf"^mine\.{key}x does not exist; "):
                 check(OmegaConf.create({"mine": {"_target_": node["_target_"], f"{key}x": 1}}))

@@ -18,7 +18,7 @@ from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs.checkpoints import check_same_source
 from capsule_lab.train import train
-from tests.helpers.affnist_files import IMAGES, LABELS, TRANSFORMS, count_as_affnist, write_affnist
+from tests.helpers.affnist_files import IMAGES, LABELS, TRANSFORMS, count_as_real, write_affnist
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA
 from tests.helpers.data_modules import without_network
 from tests.helpers.mnist_files import ARRAYS
@@ -32,7 +32,7 @@ def written(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def no_network_and_small_real_files(written, monkeypatch) -> None:
     without_network(monkeypatch)
-    count_as_affnist(written, monkeypatch)
+    count_as_real(written, monkeypatch)
 
 
 @pytest.fixture
@@ -48,9 +48,6 @@ def of(*stages: str, source="standin", **options) -> AffNISTDataModule:
     for stage in stages:
         data.setup(stage)
     return data
-
-
-# --- the DataModule on stand-ins
 
 
 @pytest.mark.parametrize(("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))])
@@ -100,9 +97,6 @@ def test_affine_validation_uses_the_validation_digits():
     assert "affine_validation" not in without.provenance
 
 
-# --- real files, and what provenance says
-
-
 @pytest.mark.parametrize("source", ["auto", "real"])
 def test_real_test_images_are_read_exactly(both, source):
     data = of("test", source=source, directory=str(both), eval_batch_size=320)
@@ -130,12 +124,11 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
     assert "no network in tests" in message
     assert "train on real MNIST and test on synthetic affNIST made from its test digits" in message
     assert data.provenance["source"] == "standin"
-    assert data.provenance["name"] == (
-        "real MNIST, placed on 40x40; tested on synthetic affNIST made from real MNIST's test digits"
-    )
+    name = "synthetic affNIST made from real MNIST's test digits"
+    assert data.provenance["name"] == f"real MNIST, placed on 40x40; tested on {name}"
     assert data.provenance["md5"] == MNISTFiles.checksums
     assert data.provenance["affnist"] == {
-        "name": "synthetic affNIST made from real MNIST's test digits",
+        "name": name,
         "generator": "capsule_lab.data.standins.affnist",
         "version": 1,
         "seed": 0,
@@ -153,9 +146,8 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
     data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
     assert data.provenance["source"] == "standin"
-    assert data.provenance["name"] == (
-        f"{STANDIN_NAME}, placed on 40x40; tested on synthetic affNIST made from the stand-in's test digits"
-    )
+    name = "synthetic affNIST made from the stand-in's test digits"
+    assert data.provenance["name"] == f"{STANDIN_NAME}, placed on 40x40; tested on {name}"
     assert data.sets["test"].images.equal(standin_digits(train=False).images)
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
@@ -196,8 +188,6 @@ def test_synthetic_tests_of_real_and_stand_in_digits_are_distinguished(real, tmp
     with pytest.raises(RunError, match=r"was trained on real MNIST, .*, but now there is only stand-in for MNIST"):
         check_same_source(tmp_path, trained.provenance, here.provenance)
 
-
-# --- through the commands
 
 TINY = [*TINY_CAPSNET, *TINY_DATA, *NO_PICTURES, "data.eval_batch_size=40", "trainer.max_epochs=1"]
 

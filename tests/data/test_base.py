@@ -43,9 +43,6 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
     return data
 
 
-# --- the template -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("my_data")
 def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
     options = ["trainer.max_steps=1", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
@@ -73,9 +70,6 @@ def test_only_training_images_are_augmented(my_data: Any, training: bool, augmen
     batch = next(iter(data.train_dataloader()))
     still = batch.images[:, :, 2:18, 2:18] / 255
     assert data.on_after_batch_transfer(batch, 0).images.equal(still) is not (training and augment)
-
-
-# --- where images come from -------------------------------------------------------------------------------------------
 
 
 class Missing(AbstractSource):
@@ -130,9 +124,6 @@ def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCapt
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
     with pytest.raises(NotImplementedError, match=r"^MissingDataModule has no eval_transform; expected one"):
         data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
-
-
-# --- sets and their names ---------------------------------------------------------------------------------------------
 
 
 class InParts(MissingDataModule):

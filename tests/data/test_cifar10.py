@@ -25,9 +25,6 @@ def test_checksums_are_those_of_torchvision():
     assert source.tgz_md5 == cifar10.ARCHIVE_MD5
 
 
-# --- what the network sees --------------------------------------------------------------------------------------------
-
-
 def standardised(image: np.ndarray) -> np.ndarray:
     return (image - image.mean()) / max(image.std(), image.size**-0.5)
 
@@ -77,9 +74,6 @@ def test_every_option_changes_the_data(monkeypatch, option):
             (images.shape, images[..., 0].sum().item(), len(data.val_dataloader()), len(data.sets["train"].labels))
         )
     assert observed[0] != observed[1]
-
-
-# --- the experiment ---------------------------------------------------------------------------------------------------
 
 
 def test_network_of_the_experiment_has_the_published_size():

@@ -103,8 +103,6 @@ def test_failed_fetch_leaves_nothing_and_returns_the_reason(tmp_path, error, rea
     assert "File exists" in fetch(tmp_path / "file" / "raw", download)
 
 
-# --- one file
-
 SERVERS = ("https://first.example/a/", "https://second.example/")
 KNOWN = {name: f"{name}:{hashlib.new(name, b'content').hexdigest()}" for name in ("md5", "sha256")}
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +111,7 @@ AFFNIST = {"objects": matlab(affNISTdata={"image": OBJECTS}), "pickle": PICKLES[
     ],
     ids=["CIFAR10", "SVHN", "affNIST"],
 )
-def test_hostile_file_is_refused_and_runs_nothing(
-    tmp_path: Path, read: Callable[[Path], Any], contents: dict[str, bytes]
-) -> None:
+def test_hostile_file_is_refused_and_runs_nothing(tmp_path: Path, read: Any, contents: dict[str, bytes]) -> None:
     (tmp_path / "SVHN").mkdir()
     for name, content in contents.items():
         with pytest.raises(DataError) as caught:

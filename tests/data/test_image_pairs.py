@@ -50,9 +50,6 @@ def test_shifts_cover_their_range_and_axes_are_independent() -> None:
     assert abs(float(torch.corrcoef(change.t())[0, 1])) < 0.05
 
 
-# --- affine ----------------------------------------------------------------------------------------------------------
-
-
 def blob(x: float, y: float, size: int = 28) -> Tensor:
     """A Gaussian spot at a place in pixels from the centre, x to the right and y down."""
     places = torch.arange(size) - (size - 1) / 2
@@ -101,15 +98,10 @@ def test_affine_change_of_zero_range_is_the_identity() -> None:
     torch.testing.assert_close(change, torch.eye(3).expand(3, 3, 3))
 
 
-# --- the DataModule --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("change", "shape"), [("shift", (2,)), ("affine", (3, 3))])
 def test_batch_has_targets_a_change_and_labels(change: str, shape: tuple[int, ...]) -> None:
     module = data(change=change)
     batch = module.transform_batch(module.dataset("train")[torch.arange(6), 0], "train")
-    assert batch.targets is not None
-    assert batch.change is not None
     assert batch.targets.shape == batch.images.shape == (6, 1, 28, 28)
     assert module.spec.change == batch.change.shape[1:] == shape
     assert batch.labels.equal(module.sets["train"].labels[:6])

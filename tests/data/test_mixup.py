@@ -30,18 +30,12 @@ def mixed(index: torch.Tensor, epoch: int = 0, alpha: float = 0.4) -> Batch:
     return mix(stored._replace(images=stored.images.float()), shares_of(alpha), 3)
 
 
-# --- shares ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
 def test_shares_are_distributed_as_beta(alpha: float) -> None:
     shares = shares_of(alpha).double().numpy()
     beta = stats.beta(alpha, alpha)
     assert stats.kstest(shares, beta.cdf).statistic < 0.02  # float32 rounds what is next to 1
     assert [shares.mean(), shares.var()] == pytest.approx([beta.mean(), beta.var()], rel=1e-3)
-
-
-# --- batches ---------------------------------------------------------------------------------------------------------
 
 
 def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
@@ -56,7 +50,6 @@ def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
     torch.testing.assert_close(batch.images[other, 0, 1, 1], brightness[other])
     assert other.sum() > COUNT / 3
     assert len(partners.unique()) > COUNT / 3
-    assert batch.factors is not None
     assert torch.equal(batch.factors, index[:, None])
     assert torch.equal(batch.key, InMemory(images(), seed=5)[index, 0].key)
     assert len(batch.labels.amax(1).unique()) > COUNT / 3
@@ -93,8 +86,6 @@ def test_loss_of_one_hot_shares_equals_that_of_labels(loss: Any) -> None:
     torch.testing.assert_close(loss(scores, whole), loss(scores, labels))
     assert not torch.allclose(loss(scores, 0.8 * whole + 0.1), loss(scores, labels))
 
-
-# --- runs ------------------------------------------------------------------------------------------------------------
 
 MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", *NO_PICTURES]
 

@@ -17,9 +17,6 @@ def standin(*, training: bool = True, rank: int = 0, world_size: int = 1, **opti
     return data
 
 
-# --- the files
-
-
 def test_only_verified_files_are_read(real):
     """torchvision before 0.9 left its own copy beside the real files."""
     (real / "MNIST" / "processed").mkdir()
@@ -34,24 +31,6 @@ def test_only_verified_files_are_read(real):
 def test_servers_and_checksums_are_those_of_torchvision():
     assert set(MNIST.mirrors) == set(mnist.SERVERS)
     assert {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources} == mnist.ARCHIVES
-
-
-# --- loaded images and provenance
-
-
-@pytest.mark.parametrize("source", ["real", "standin"])
-@pytest.mark.parametrize(("stage", "train"), [("fit", True), ("validate", True), ("test", False)])
-def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, train):
-    data = MNISTDataModule(directory=str(real), source=source)
-    asked = []
-    for origin in ("real_source", "standin_source"):
-        load = getattr(data, origin).load
-        monkeypatch.setattr(
-            getattr(data, origin), "load", lambda *, train, o=origin, f=load: asked.append((o, train)) or f(train=train)
-        )
-    data.setup(stage)
-    data.setup(stage)
-    assert asked == [(f"{source}_source", train)]
 
 
 def test_provenance_distinguishes_splits():
@@ -72,9 +51,6 @@ def test_provenance_distinguishes_splits():
         assert (len(data.sets["train"].labels), len(data.sets["val"].labels)) == sizes
         assert (data.val_dataloader() == []) is (validation == "none")
     assert len(hashes) == 6
-
-
-# --- what the network sees
 
 
 @pytest.mark.parametrize("training", [True, False])

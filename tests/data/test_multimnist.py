@@ -31,9 +31,6 @@ def pairs_of(module: MultiMNISTDataModule, name: str, index: Tensor) -> Batch:
     return module.transform_batch(module.dataset(name)[index, 0], name)
 
 
-# --- choice of pairs -------------------------------------------------------------------------------------------------
-
-
 def test_labels_differ_and_are_those_of_the_images() -> None:
     images = numbered()
     batch = Pairs(images, 0, size=5000, fixed=True)[torch.arange(5000), 0]
@@ -83,9 +80,6 @@ def test_pairs_are_created_on_access() -> None:
     assert last.images[0, 0].equal(pairs.data.images[-1, 0])
 
 
-# --- composition -----------------------------------------------------------------------------------------------------
-
-
 def reference_shift(digit: Tensor, down: int, right: int) -> Tensor:
     """A digit shifted on 36x36 pixels, by slices of a larger canvas."""
     canvas = torch.zeros(48, 48)
@@ -113,7 +107,6 @@ def test_digits_of_a_pair_are_shifted_independently() -> None:
 def test_image_is_the_sum_or_maximum_of_its_parts(name: str) -> None:
     for blend in ("sum", "max"):
         batch = pairs_of(data(blend=blend), name, torch.arange(20))
-        assert batch.parts is not None
         assert batch.parts.shape == (20, 2, 1, 36, 36)
         first, second = batch.parts.unbind(1)
         assert batch.images.equal((first + second).clamp(max=1) if blend == "sum" else torch.maximum(first, second))
@@ -129,7 +122,6 @@ def test_boxes_of_20_pixels_have_the_expected_overlap() -> None:
         module = MultiMNISTDataModule(source="standin", shift=shift)
         batch = Pairs(Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True)
         parts = module.transform_batch(batch[torch.arange(20_000), 0], "train").parts
-        assert parts is not None
         other = parts[:, 1] if moving == 2 else reference_shift(box, 0, 0)
         assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(overlap, abs=0.5)
 
@@ -147,12 +139,8 @@ def test_affine_placing_shrinks_digits_on_28_pixels() -> None:
     batch = pairs_of(module, "train", torch.arange(200))
     stored = module.dataset("train")[torch.arange(200), 0].images / 255
     assert module.spec.image_shape == (1, 28, 28) == tuple(batch.images.shape[1:])
-    assert batch.parts is not None
     shrunk = batch.parts.sum((2, 3, 4)) / stored.sum((2, 3))
     assert 0.2 < shrunk.median() < 0.5  # areas of 0.5^2 to 0.7^2, a few digits being cut off
-
-
-# --- reproducibility -------------------------------------------------------------------------------------------------
 
 
 def test_pairs_have_the_recorded_hash() -> None:
@@ -160,9 +148,6 @@ def test_pairs_have_the_recorded_hash() -> None:
     batch = pairs_of(data("test"), "test", torch.arange(64))
     stored = hashlib.sha256((255 * batch.images).round().to(torch.uint8).numpy().tobytes()).hexdigest()
     assert stored[:16] == "651786a46484438b"
-
-
-# --- facts and errors ------------------------------------------------------------------------------------------------
 
 
 def test_number_of_pairs_follows_the_options() -> None:

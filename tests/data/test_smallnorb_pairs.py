@@ -28,8 +28,6 @@ def angles(*degrees: int) -> list[Tensor]:
     return [torch.tensor([angle]) for angle in degrees]
 
 
-# --- the camera ------------------------------------------------------------------------------------------------------
-
 GOLDEN = [  # computed once by an independent program, from the camera's azimuth and elevation in degrees
     [0.93969262, 0.17101007, -0.29619813],
     [-0.19617469, 0.97889925, -0.05719915],
@@ -63,14 +61,10 @@ def test_rotation_is_that_of_the_rendering_camera(azimuth: int, elevation: int) 
     np.testing.assert_allclose(rotation, frame(elevation, azimuth) @ frame(30, 0).T, atol=1e-5)
 
 
-# --- choice of views -------------------------------------------------------------------------------------------------
-
-
 def test_neighbouring_views_equal_those_of_a_loop() -> None:
     """Azimuths are cyclic and elevations are not."""
     images = toys(elevations=3)
     neighbours, counts = neighbouring_views(images)
-    assert images.factors is not None
     assert {*counts.tolist()} == {6, 9}
     rows = images.factors.tolist()
     for number, (instance, elevation, azimuth, lighting) in enumerate(rows[:40]):
@@ -85,7 +79,6 @@ def test_neighbouring_views_equal_those_of_a_loop() -> None:
 
 def test_pair_has_one_toy_and_lighting_and_the_rotation_between_its_views() -> None:
     images = toys()
-    assert images.factors is not None
     numbers = torch.arange(len(images.labels))
     pixels = torch.stack([numbers // 256, numbers % 256], 1).to(torch.uint8).view(-1, 2, 1, 1)
     pairs = ViewPairs(images._replace(images=pixels), 0, size=len(numbers), fixed=True)
@@ -95,19 +88,13 @@ def test_pair_has_one_toy_and_lighting_and_the_rotation_between_its_views() -> N
     first, second = images.factors, images.factors[partner]
     assert first[:, [0, 3]].equal(second[:, [0, 3]])
     expected = camera_rotation(10 * first[:, 2], 30 + 5 * first[:, 1], 10 * second[:, 2], 30 + 5 * second[:, 1])
-    assert batch.change is not None
     torch.testing.assert_close(batch.change, expected)
     steps = torch.stack([(second[:, 2] - first[:, 2]) % 36, second[:, 1] - first[:, 1]], 1)
     assert len(torch.unique(steps, dim=0)) == 9
     for fixed, same in [(True, True), (False, False)]:
         pairs = ViewPairs(images, 0, size=100, fixed=fixed)
         one, other = (pairs[numbers[:100], epoch].change for epoch in (0, 1))
-        assert one is not None
-        assert other is not None
         assert one.equal(other) is same
-
-
-# --- the DataModule --------------------------------------------------------------------------------------------------
 
 
 def test_pairs_are_whole_images_of_cars(toynorb: Path) -> None:
@@ -119,7 +106,6 @@ def test_pairs_are_whole_images_of_cars(toynorb: Path) -> None:
     for name in ("train", "val", "test"):
         assert {*module.sets[name].labels.tolist()} == {CAR}
         batch = module.transform_batch(module.dataset(name)[torch.arange(3), 0], name)
-        assert batch.targets is not None
         assert batch.targets.shape == batch.images.shape == (3, 2, 48, 48)
         torch.testing.assert_close(batch.images.mean((1, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
         stored = module.dataset(name)[torch.arange(3), 0]

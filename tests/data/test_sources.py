@@ -81,9 +81,6 @@ def downloads(real, monkeypatch, data_set) -> Callable[..., list[str]]:
     return make
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
-
-
 def test_training_files_are_read_back_exactly(data_set, real, source):
     data = data_set.module(directory=str(real), source=source, validation="none")
     data.setup("fit")
@@ -157,9 +154,6 @@ def test_file_of_another_format_is_refused_despite_its_checksum(data_set, real, 
         assert data.sets == {}
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stage", ["fit", "test"])
 def test_source_real_without_network_names_the_missing_files(data_set, tmp_path, monkeypatch, stage):
     without_network(monkeypatch)
@@ -190,9 +184,6 @@ def test_download_of_a_wrong_file_is_named(data_set, tmp_path, downloads):
         message = re.escape(file) + (": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes")
         with pytest.raises(DataError, match=message):
             data_set.module(directory=str(tmp_path / str(number)), source="real").setup("fit")
-
-
-# --- the stand-in -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["auto", "standin"])

@@ -1,5 +1,3 @@
-"""Validation splits: sizes, classes, hashes and errors."""
-
 from fractions import Fraction
 
 import numpy as np

@@ -39,9 +39,7 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
 
 def test_random_bits_are_the_published_splitmix64():
     assert tuple(splitmix(1234567, stream) for stream in range(5)) == PUBLISHED
-    assert [transforms.random_bits(torch.tensor([1234567]), n).item() for n in range(5)] == [
-        word >> 1 for word in PUBLISHED
-    ]
+    assert [transforms.random_bits(torch.tensor([1234567]), n).item() for n in range(5)] == [w >> 1 for w in PUBLISHED]
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
@@ -52,9 +50,7 @@ def test_random_numbers_equal_big_integers(key, stream):
     upper_24_of_63_bits = draw(key, stream) >> 39
     for low, high in [(0.0, 1.0), (-63.0, 63.0), (2.0, 2.0)]:
         expected = low + (high - low) * upper_24_of_63_bits / 2**24
-        assert transforms.random_uniform(keys[0], stream, low, high).item() == pytest.approx(
-            expected, rel=1e-6, abs=1e-5
-        )
+        assert transforms.random_uniform(keys[0], stream, low, high).item() == pytest.approx(expected, 1e-6, 1e-5)
 
 
 def test_sample_key_equals_big_integers_in_any_order():
@@ -65,9 +61,7 @@ def test_sample_key_equals_big_integers_in_any_order():
 
 
 def test_no_two_samples_share_a_key():
-    keys = torch.cat(
-        [transforms.sample_key(seed, epoch, torch.arange(1000)) for seed in range(5) for epoch in range(10)]
-    )
+    keys = torch.cat([transforms.sample_key(*each, torch.arange(1000)) for each in product(range(5), range(10))])
     assert len(keys.unique()) == len(keys)
 
 
@@ -94,9 +88,6 @@ def test_draws_of_one_sample_are_uniform_and_independent(draws):
         transforms.random_integers(transforms.sample_key(0, epoch, index), stream, -2, 2) + 2 for epoch, stream in draws
     )
     assert chi_square(5 * first + second, 25) < 60.8  # 24 degrees of freedom: exceeded once in 20,000
-
-
-# --- whole pixels
 
 
 def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.ndarray:
@@ -136,9 +127,6 @@ def test_thirteen_corners_are_the_centre_and_two_diagonals():
         assert diagonals == [(top, left) for far, near in places for top in (far, near) for left in (far, near)]
 
 
-# --- brightness
-
-
 def test_to_unit_interval_fills_the_interval_evenly():
     pixels = transforms.to_unit_interval(torch.arange(256, dtype=torch.uint8))
     torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
@@ -150,9 +138,6 @@ def test_standardise_limits_the_deviation_from_below():
     standard = transforms.standardise(images)
     assert standard[0].equal(torch.zeros(2, 32, 32))
     torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
-
-
-# --- affine transforms
 
 
 @pytest.mark.parametrize(("around", "rows"), [("border", [[1, 1, 1], [4, 4, 4]]), ("zeros", [[0, 0, 1], [0, 0, 4]])])
@@ -176,13 +161,9 @@ def test_affine_equals_that_of_scipy(rotation, shear, scale_x, scale_y, right, d
     np.testing.assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
 
 
-# --- torchvision's transforms
-
-
 def test_transform_each_seeds_the_pipeline_with_the_key_of_the_image():
-    pipeline = v2.Compose(
-        [v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
-    )
+    whole = v2.ToDtype(torch.float32, scale=True)
+    pipeline = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), whole, v2.GaussianNoise()])
     images = torch.randint(0, 256, (3, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     key = torch.tensor([7, 2**62 + 5, 0])
     before = torch.get_rng_state()

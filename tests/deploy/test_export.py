@@ -37,9 +37,8 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     record = {"spec": {"classes": ["a"]}, "input_form": {"kind": "digit"}}
     monkeypatch.setattr(module, "record_of", lambda run: record)
     monkeypatch.setattr(module, "_images", lambda run: torch.rand(72, *SHAPE))
-    return SimpleNamespace(
-        network=network.eval(), checkpoint=Path("a.ckpt"), check_classifies=lambda name: None, spec=DataSpec(SHAPE, 10)
-    )
+    facts = {"checkpoint": Path("a.ckpt"), "check_classifies": lambda name: None, "spec": DataSpec(SHAPE, 10)}
+    return SimpleNamespace(network=network.eval(), **facts)
 
 
 @pytest.mark.parametrize("to", whole_but(["onnx", "torch_export"], "torch_export"))
@@ -91,9 +90,8 @@ def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_missing_packages_are_named(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
-    ):
+    message = r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
+    with pytest.raises(ConfigError, match=message):
         export(runs.open(trained.directory), "onnx", tmp_path / "a.onnx")
 
 

@@ -1,5 +1,3 @@
-"""An affine transform of an image by scipy."""
-
 import math
 
 import numpy as np

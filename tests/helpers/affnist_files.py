@@ -51,7 +51,7 @@ def write_affnist(folder: Path) -> Path:
     return folder
 
 
-def count_as_affnist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_as_real(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the files of ``write_affnist`` count as the published ones."""
     monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
     checksum = hashlib.sha256((folder / "test.mat.zip").read_bytes()).hexdigest()

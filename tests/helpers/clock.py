@@ -1,5 +1,3 @@
-"""A clock in the place of the module ``time``."""
-
 from dataclasses import dataclass
 
 

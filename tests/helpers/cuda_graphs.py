@@ -45,9 +45,7 @@ class FakeGraphs:
             @staticmethod
             def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
                 computed = gradients(memory.outputs, [value.clone() for value in given])
-                return None, *(
-                    value if value is None else value.detach() for value in memory.keep("gradients", computed)
-                )
+                return None, *(each if each is None else each.detach() for each in memory.keep("gradients", computed))
 
         module.forward = lambda images: Graphed.apply(images, *parameters)  # type: ignore[method-assign]
         return module

@@ -14,10 +14,8 @@ Answer = bytes | Exception
 
 def trainer(*, training: bool = True, testing: bool = False, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
     """The attributes of a Trainer that a data module reads."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(
-        training=training, testing=testing, global_rank=rank, world_size=world_size, strategy=strategy
-    )
+    known = {"training": training, "testing": testing, "global_rank": rank, "world_size": world_size}
+    return SimpleNamespace(**known, strategy=SimpleNamespace(root_device=torch.device("cpu")))
 
 
 def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Answer]) -> list[str]:

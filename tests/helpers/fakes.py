@@ -27,7 +27,6 @@ class FakeCapsNet(CapsNet):
     """Returns the same output for any images; ``weight`` is of the poses' components in the decoded image."""
 
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
-        assert output.capsules is not None
         _, classes, dim = output.capsules.poses.shape
         primary = partial(PrimaryCapsules, types=1)
         super().__init__((1, 17, 17), classes, channels=2, primary=primary, class_dim=dim, decoder=(2,))
@@ -38,7 +37,7 @@ class FakeCapsNet(CapsNet):
         return self.output
 
 
-def capsule_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
+def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
     """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
     scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)  # the highest class comes next
     for number, chosen in enumerate(predictions):
@@ -49,7 +48,6 @@ def capsule_output(predictions: list[list[int]], classes: int = 5, dim: int = 3)
 
 def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
     """The picture that ``PoseDecoder`` decodes from the capsules of these classes."""
-    assert output.capsules is not None
     picture = torch.zeros_like(output.capsules.poses[image])
     for label in classes:
         picture[label] = output.capsules.poses[image, label]

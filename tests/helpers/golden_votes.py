@@ -1,5 +1,3 @@
-"""Votes whose routing was computed by other code, step by step."""
-
 import torch
 from torch import Tensor
 

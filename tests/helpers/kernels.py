@@ -112,9 +112,7 @@ def kernels_of(
             lambda logs: kernels.softmax_by_child(logs, WINDOWS.to(logs.device), CHILDREN), slow_softmax, (logs,)
         ),
         "softmax_by_child_backward": Kernel(
-            lambda shares, given: kernels.softmax_by_child_backward(
-                shares, given, WINDOWS.to(given.device), CHILDREN
-            ),
+            lambda shares, given: kernels.softmax_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN),
             lambda shares, given: gradients(slow_softmax, (shares.log(),), [given])[0],
             (slow_softmax(logs), grad_shares),
         ),

@@ -1,5 +1,3 @@
-"""Error messages of commands."""
-
 from tests.helpers.commands import Ended
 
 

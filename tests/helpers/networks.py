@@ -1,5 +1,3 @@
-"""Small networks."""
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -32,9 +32,7 @@ def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str,
 
     def add(row: dict[str, Any]) -> None:
         for name in sorted(switches.keys() - row.keys(), key=lambda name: (-len(switches[name]), name)):
-            row[name] = max(
-                switches[name], key=lambda value: sum(pair in missing for pair in pairs({**row, name: value}))
-            )
+            row[name] = max(switches[name], key=lambda one: sum(pair in missing for pair in pairs({**row, name: one})))
         for pair in pairs(row):
             missing.pop(pair, None)
         rows.append(row)

@@ -28,9 +28,7 @@ def labels_and_factors(
     return np.array([row[4] for row in rows], dtype=np.int32), factors
 
 
-def write_set(
-    folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence[int]
-) -> Path:
+def write_set(folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence) -> Path:
     """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
     levels = {**LEVELS, **levels}
     folder.mkdir(parents=True, exist_ok=True)

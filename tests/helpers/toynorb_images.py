@@ -1,5 +1,3 @@
-"""Painted images in place of rendered toys."""
-
 from collections.abc import Sequence
 
 import numpy as np

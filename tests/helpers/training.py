@@ -79,15 +79,6 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return checkpoint(directory)["state_dict"]
 
 
-def spoil_weights(path: Path) -> None:
-    """Replace the weights in a checkpoint by NaN, with valid checksums."""
-    content = torch.load(path, weights_only=True)
-    for name, value in content["state_dict"].items():
-        if name.startswith("network."):
-            value.mul_(float("nan"))
-    torch.save(content, path)
-
-
 def trained_module(path: Path) -> Any:
     """The module of a run or a checkpoint."""
     return runs.open(path, trust=["tests"]).module

@@ -1,5 +1,3 @@
-"""Reads offline runs of W&B with W&B's own reader."""
-
 import json
 import subprocess
 import sys

@@ -9,22 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab import dynamic_routing, em_routing, uniform_routing
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import backends, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
-from capsule_lab.routing import (
-    AbstractRouting,
-    DynamicRouting,
-    EMRouting,
-    Normaliser,
-    UniformRouting,
-    dynamic_routing,
-    em_routing,
-    uniform_routing,
-)
+from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, Normaliser, UniformRouting
 from capsule_lab.types import Votes
 from tests.helpers.kernels import assert_exact as exact
 from tests.helpers.kernels import backwards, draw, with_gaps

@@ -31,9 +31,6 @@ KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "soft
 KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 
 
-# ------------------------------------------------------------------------------------------------ interpreted
-
-
 def initialise() -> None:
     """First call in the process of the interpreter."""
     torch.set_num_threads(1)
@@ -65,9 +62,6 @@ def test_interpreted_routing(interpreter: ProcessPoolExecutor) -> None:
     for algorithm, options in gpu_comparison.ROUTINGS:
         interpreter.submit(gpu_comparison.compare_routing, "cpu", algorithm, options).result()
     interpreter.submit(gpu_comparison.compare_convolutional_routing, "cpu").result()
-
-
-# --------------------------------------------------------------------------------------------------- compiled
 
 
 KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}

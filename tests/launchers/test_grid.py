@@ -36,9 +36,8 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, mon
     assert (ended.status, ended.err) == (0, "")
     ((launcher, jobs),) = seen
     assert (launcher.jobs, launcher.show) == (7, False)
-    assert [job.arguments for job in jobs] == [
-        ("-m", "capsule_lab.train", f"seed={seed}", *SMOKE, "train.resume=true") for seed in (3, 4)
-    ]
+    for seed, job in enumerate(jobs, 3):
+        assert job.arguments == ("-m", "capsule_lab.train", f"seed={seed}", *SMOKE, "train.resume=true")
     assert len({job.fingerprint for job in jobs}) == 2
     assert ended.out.splitlines()[-2:] == ["seed=3  0.0      not finished", "seed=4  0.0      not finished"]
 
@@ -51,9 +50,7 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, mon
         ("model.channels=4,five", "model.channels is five; expected a whole number"),
     ],
 )
-def test_invalid_multirun_is_refused_before_the_first_run(
-    cli: Cli, tmp_path: Path, override: str, message: str
-) -> None:
+def test_invalid_multirun_is_refused_before_a_run(cli: Cli, tmp_path: Path, override: str, message: str) -> None:
     assert one_sentence(cli("train", "-m", *SMOKE, override)).startswith(message)
     assert not list(tmp_path.rglob("metrics.csv"))
 

@@ -59,9 +59,7 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
     assert own.items() <= good.items()
     assert good[DEADLINE_VARIABLE] == str(deadline)
-    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), (
-        "two jobs at a time, one on each GPU"
-    )
+    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), "two jobs at a time, one a GPU"
     assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3.lock", "gpu-5.lock"]

@@ -98,9 +98,7 @@ class Executor:
         return SimpleNamespace(job_id=paths.job_id, paths=paths, task=lambda _: SimpleNamespace(paths=paths))
 
 
-def test_queued_job_is_recorded_and_fails_without_a_result(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queued_job_is_recorded_and_needs_a_result(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation is recorded under its own fingerprint."""
     file = write_table(tmp_path, rows=[{"name": "a", "overrides": []}, {"name": "b", "of": "a", "evaluate": []}])
     for cell in expand(read(file))[:2]:

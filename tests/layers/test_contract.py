@@ -11,17 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab import layers
+from capsule_lab import InvertedAttention, RandomCouplings, ScaledDistanceAgreement, SelfRouting, layers
 from capsule_lab.layers.classes import ReceptiveField
-from capsule_lab.routing import (
-    DynamicRouting,
-    EMRouting,
-    InvertedAttention,
-    RandomCouplings,
-    ScaledDistanceAgreement,
-    SelfRouting,
-    UniformRouting,
-)
+from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 from tests.reference.em_bridge import random
 

@@ -7,15 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab import RandomCouplings, ScaledDistanceAgreement
 from capsule_lab.layers import ConvCapsules, ConvStack
-from capsule_lab.routing import (
-    DynamicRouting,
-    EMRouting,
-    InvertedAttention,
-    RandomCouplings,
-    ScaledDistanceAgreement,
-    UniformRouting,
-)
+from capsule_lab.routing import DynamicRouting, EMRouting, InvertedAttention, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_bridge as bridge
 from tests.reference import em_loops as loops

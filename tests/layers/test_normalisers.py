@@ -64,9 +64,7 @@ def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Ten
     (height, width) = geometry[0]
     children = [loops.Child(1.0, type=child % types) for child in range(height * width * types)]
     parents = [loops.Parent(type=j, position=p) for p in range(len(of_image)) for j in range(PARENTS)]
-    edges = [
-        loops.Edge(of_image[p][place], p * PARENTS + j, [], stride_one_child=as_if[p][place]) for p, j, place in index
-    ]
+    edges = [loops.Edge(of_image[p][n], p * PARENTS + j, [], stride_one_child=as_if[p][n]) for p, j, n in index]
     images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
     couplings = [loops.normalise(image, children, parents, edges, normalisation) for image in images]
     return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)

@@ -86,12 +86,7 @@ def test_pixelwise_grouping_is_caught() -> None:
 
 @pytest.mark.parametrize(
     ("options", "share"),
-    [
-        ({}, 1 / 32),
-        ({"leaky": True}, 1 / 33),
-        ({"types": 64, "leaky": True}, 1 / 65),
-        ({"uniform_coupling": False}, 1.0),
-    ],
+    [({}, 1 / 32), ({"leaky": True}, 1 / 33), ({"types": 64, "leaky": True}, 1 / 65), ({"uniform_coupling": False}, 1)],
 )
 def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: float) -> None:
     layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options).double()
@@ -164,6 +159,5 @@ def test_autocast_computes_in_bfloat16_and_gives_float32_gradients() -> None:
     assert output.dtype == torch.bfloat16
     output.float().sum().backward()
     expected = torch.autograd.grad(conv2d(features, conv.weight, stride=2).sum(), conv.weight)[0]
-    assert conv.weight.grad is not None
     assert conv.weight.grad.dtype == torch.float32
     torch.testing.assert_close(conv.weight.grad, expected, rtol=0.02, atol=0.05)

@@ -29,9 +29,7 @@ def test_what_a_position_sees(stem: Any) -> None:
     images = torch.ones(1, 1, 64, 64, dtype=torch.float64, requires_grad=True)
     row, column = (n // 2 for n in built.grid)
     built(images)[0, 0, row, column].backward()
-    assert images.grad is not None
     seen = images.grad[0, 0].nonzero().double()
     axes = axes_of("receptive_field", built.grid, built.field)
-    assert axes is not None
     expected = [axes[0][row].item() * 100 + 32, axes[1][column].item() * 100 + 32]
     assert seen.mean(0).tolist() == pytest.approx(expected, abs=1e-4)

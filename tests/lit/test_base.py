@@ -120,9 +120,7 @@ def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float
 
 
 @pytest.mark.parametrize(("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)])
-def test_crops_of_an_image_are_one_prediction_and_their_losses_a_mean(
-    build: Callable[[], Any], size: int, logits: bool
-) -> None:
+def test_crops_are_one_prediction_and_their_losses_a_mean(build: Callable[[], Any], size: int, logits: bool) -> None:
     lit, images = build().eval(), batch(8, crops=3, size=size)
     assert (lit.network.scores_are == "logits") is logits
     found, (output,) = outcome_of(lit, images)
@@ -222,15 +220,11 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_run_that_is_interrupted_stops_where_it_would_have(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_interrupted_run_stops_where_it_would_have(stopped: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
 
 
-def test_run_that_had_stopped_is_tested_again_and_not_trained_on(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_stopped_run_is_tested_again_and_not_trained_on(stopped: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     directory = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     (directory / "metrics.json").unlink()  # as if it had been killed while testing
     assert results(train(stopping("train.resume=true"), directory)) == results(stopped[1])

@@ -16,6 +16,7 @@ from capsule_lab.train import Training, train
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import classifier
 from tests.helpers.networks import small_capsnet, small_em_caps
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import interrupted_and_resumed, results, weights
 
 NETWORKS: dict[str, Callable[[], AbstractNetwork]] = {
@@ -145,9 +146,7 @@ def test_muon_without_orthogonalisation_is_refused() -> None:
         Muon([torch.ones(2, 2)], ns_steps=0)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(each, marks=[] if each == "muon" else [pytest.mark.whole]) for each in OPTIMIZERS]
-)
+@pytest.mark.parametrize("optimizer", whole_but(OPTIMIZERS, "muon"))
 def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimizer: str) -> None:
     config = tiny(f"optimizer={optimizer}", "trainer.max_epochs=1", "schedule.learning_rate.initial=0.01", *NO_PICTURES)
     whole, began = train(config, tmp_path / "whole"), Training(config, tmp_path / "run", [], 0.0).module.state_dict()

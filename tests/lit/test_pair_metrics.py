@@ -8,14 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.lit.pair_metrics import (
-    ImagePairMetrics,
-    MatrixMetrics,
-    PresenceMetrics,
-    ShiftMetrics,
-    pair_metrics,
-    update_pair_metrics,
-)
+from capsule_lab.lit import pair_metrics
+from capsule_lab.lit.pair_metrics import ImagePairMetrics, MatrixMetrics, PresenceMetrics, ShiftMetrics
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -144,12 +138,12 @@ def test_matrices_follow_from_the_left() -> None:
 def test_quantities_of_a_network(build_network: Callable[..., Any], kinds: dict[str, type]) -> None:
     torch.manual_seed(0)
     built = build_network((1, 8, 8)).eval()
-    metrics = pair_metrics(built)
+    metrics = pair_metrics.pair_metrics(built)
     assert {name: type(metric) for name, metric in metrics.items()} == kinds
     change = torch.randn(50, *built.change_shape)
     with torch.no_grad():
         images = torch.rand(50, 1, 8, 8)
-        update_pair_metrics(metrics, built, images, change, torch.rand(50, 1, 8, 8), built(images, change))
+        pair_metrics.update_pair_metrics(metrics, built, images, change, torch.rand(50, 1, 8, 8), built(images, change))
     found = [name for metric in metrics.values() for name in numbers(metric)]
     expected = [name for metric in metrics.values() for name in metric.quantities]
     assert [name for name in expected if name in found] == found

@@ -57,9 +57,7 @@ def test_all_routings_get_the_value_and_then_their_own(option: str, scheduled: f
     ("build_network", "option", "low", "high"),
     [(em_caps, "iterations", 1, 2), (em_caps, "inverse_temperature", 0.1, 1.0), (normalised, "temperature", 0.1, 2.0)],
 )
-def test_scheduled_option_changes_what_the_network_returns(
-    build_network: Callable[[], EMCaps], option: str, low: float, high: float
-) -> None:
+def test_scheduled_option_changes_the_output(build_network: Any, option: str, low: float, high: float) -> None:
     network, images, found = build_network().eval(), batch(size=24).images, []
     options = ScheduledRouting(network, {f"routing_{option}": Constant(1)})
     for value in (low, high):

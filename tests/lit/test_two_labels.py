@@ -39,7 +39,6 @@ def batch(images: int = 6) -> Batch:
 def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
     """0.0005 times the squared error of each digit, added, averaged over images (Sabour 2017, section 6)."""
     output, total = lit.network(given.images), torch.zeros(())
-    assert given.parts is not None
     for n in range(2):
         decoded = lit.network.reconstruct(output, classes[:, n])
         total = total + 0.0005 * (decoded - given.parts[:, n]).square().sum() / len(given.images)

@@ -50,9 +50,8 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
     torch.manual_seed(0)
     capsules = EfficientCapsNet((1, 28, 28), 10).double().eval()
     options = {"depthwise": True, "batch_norm": True, "decoder": (512, 1024), "channels": (32, 64, 64, 128, 128)}
-    control = (
-        MatchedCNN((1, 28, 28), 10, kernel_sizes=(5, 3, 3, 3, 9), strides=(1, 1, 1, 2, 1), **options).double().eval()
-    )
+    sizes = {"kernel_sizes": (5, 3, 3, 3, 9), "strides": (1, 1, 1, 2, 1)}
+    control = MatchedCNN((1, 28, 28), 10, **sizes, **options).double().eval()
     sizes = [sum(each.numel() for each in network.parameters()) for network in (capsules, control)]
     assert abs(sizes[0] - sizes[1]) <= 200
     copied = [*capsules.features.state_dict().values(), *capsules.primary.conv.state_dict().values()]

@@ -14,17 +14,12 @@ from torch import Tensor, nn
 
 from capsule_lab import layers, networks, routing
 from capsule_lab.config.compose import compose, conf_dir
-from capsule_lab.layers import (
-    ConvStack,
-    CoordinateClassCapsules,
-    DepthwisePrimaryCapsules,
-    LinearPrimaryCapsules,
-    PrimaryCapsules,
-)
+from capsule_lab.layers import ConvStack, CoordinateClassCapsules, DepthwisePrimaryCapsules, PrimaryCapsules
 from capsule_lab.losses import cross_entropy_loss, reconstruction_loss
 from capsule_lab.networks import AbstractPairNetwork, reconstructs
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.networks import IMAGE, count, pictures
+from tests.helpers.tiers import whole_but
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
 SHAPES = {  # images and classes that the heads of presets speak of
@@ -98,9 +93,7 @@ MULTIMNIST = (
 LARGE = {"cnn_baseline", "cnn_multimnist", "inverted_attention_caps"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.whole] if each in LARGE else []) for each in PRESETS]
-)
+@pytest.mark.parametrize("name", whole_but(PRESETS, *{*PRESETS} - LARGE))
 def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     network = preset(name, (1, 32, 32), 4)
@@ -189,7 +182,7 @@ class Small:
 CLASSES = 4
 FROM_POSES = {"primary.activation.weight"}  # of routings that read a child's activation from its pose
 PRIMARY = partial(PrimaryCapsules, types=2, dim=3)
-LINEAR = partial(LinearPrimaryCapsules, types=3)
+LINEAR = partial(layers.LinearPrimaryCapsules, types=3)
 STACK = partial(ConvStack, types=(4, 2))
 CONV = ["primary", "conv_capsules_1", "conv_capsules_2"]
 PARTS: dict[str, Any] = {
@@ -370,10 +363,7 @@ PARTS: dict[str, Any] = {
         ],
         [{"averaged": True, "class_dim": None, "decoder": None}, {"depthwise": True, "batch_norm": True}],
     ),
-    "AveragePoolingNet": (
-        {"planes": 4},
-        {"trunk": "convnet", "planes": 3},
-    ),
+    "AveragePoolingNet": ({"planes": 4}, {"trunk": "convnet", "planes": 3}),
 }  # fmt: skip
 SMALL = {name: Small(getattr(networks, name), *parts) for name, parts in PARTS.items()}
 
@@ -405,7 +395,6 @@ def test_scores_capsules_and_state(name: str) -> None:
     images = pictures()
     output = network(images)
     assert output.scores.shape == (3, CLASSES)
-    assert output.logits is not None
     assert torch.equal(output.scores.argsort(), output.logits.argsort())
     without_bounds = not small.layers and name != "MatchedCNN"  # its scores are sigmoids, as the margin loss expects
     assert (network.scores_are == "logits") == without_bounds

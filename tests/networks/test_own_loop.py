@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from capsule_lab.losses import margin_loss
-from capsule_lab.routing import EMRouting
 from tests.helpers.networks import pictures, small_capsnet
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -43,15 +42,3 @@ def test_same_losses_with_channels_last() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_close(dtype: torch.dtype) -> None:
     assert losses(dtype, channels_last=True) == pytest.approx(losses(None), rel=0.02)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_em_routing_receives_half_precision(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    routing, votes, activations = EMRouting(parents=3, dim=16), torch.randn(2, 5, 3, 16), torch.rand(2, 5)
-    expected = routing(votes, activations)
-    with torch.autocast("cpu", dtype=dtype):
-        found = routing(votes.to(dtype).requires_grad_(), activations.to(dtype))
-    assert found.poses.dtype == torch.float32, "sums of exponentials need it"
-    torch.testing.assert_close(found.poses, expected.poses, rtol=0.05, atol=0.02)
-    torch.testing.assert_close(found.activations, expected.activations, rtol=0.05, atol=0.02)

@@ -297,18 +297,6 @@ def class_votes_loops(
     return torch.tensor(images, dtype=torch.float64)
 
 
-def receptive_field_centres(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
-    """Coordinate of every position of an axis of ``size`` pixels after unpadded ``(kernel, stride)`` layers.
-
-    Pixels have ``(index - size / 2) / 100``; each layer takes the mean under its kernel, as the official code does.
-    """
-    centres = [(pixel - size / 2) / 100 for pixel in range(size)]
-    for kernel, stride in layers:
-        starts = range(0, len(centres) - kernel + 1, stride)
-        centres = [sum(centres[start : start + kernel]) / kernel for start in starts]
-    return centres
-
-
 # ---------------------------------------------------------------------------------------------------- layers
 
 

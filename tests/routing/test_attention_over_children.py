@@ -2,11 +2,10 @@
 
 import math
 
-import pytest
 import torch
 from torch import Tensor, einsum
 
-from capsule_lab.routing import AttentionOverChildren, LayerInfo, attention_over_children
+from capsule_lab.routing import attention_over_children
 from capsule_lab.types import RoutingTrace
 from tests.helpers.waves import cosine, sine
 
@@ -37,11 +36,3 @@ def test_activations_lie_between_0_and_1() -> None:
     parents = attention_over_children(1e3 * VOTES, ATTENTION, WEIGHT, BIAS)
     torch.testing.assert_close(parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), rtol=0, atol=1e-7)
     torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=0, atol=2e-6)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_another_number_of_children_is_refused() -> None:
-    routing = AttentionOverChildren(4, 8)
-    routing.build(LayerInfo(4, 8, 6, 3, shared=False, child_types=6))
-    with pytest.raises(ValueError, match=r"attention has shape \(4, 8, 6, 6\), but the votes have 5 children"):
-        routing(torch.zeros(2, 5, 4, 8))

@@ -10,7 +10,7 @@ from torch import Tensor, einsum, nn
 from capsule_lab import routing as routings
 from capsule_lab.functional import dense_votes, length, with_dense_votes
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
-from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, LayerInfo, UniformRouting
+from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import Capsules, Votes
 from tests.helpers.changes_of_votes import example
 
@@ -76,14 +76,19 @@ def test_with_dense_votes_gives_float32_tensors() -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_votes_of_wrong_shape_are_refused() -> None:
-    for kind, votes, message in [
-        (DynamicRouting, (2, 3, 4), r"votes have shape \(2, 3, 4\); expected \(batch, child, parent"),
-        (DynamicRouting, (2, 6, 5, 16), r"bias has shape \(10, 16\), but the votes have 6 children, 5 p"),
-        (UniformRouting, (2, 6, 10, 8), r"bias has shape \(10, 16\), but the votes have 6 children, 10 p"),
-        (EMRouting, (2, 6, 5, 16), r"beta_u has shape \(10,\), but the votes have 6 children, 5 p"),
+    """Also by routings that are built for seven children."""
+    for name, votes, message in [
+        ("DynamicRouting", (2, 3, 4), r"votes have shape \(2, 3, 4\); expected \(batch, child, parent"),
+        ("DynamicRouting", (2, 6, 5, 16), r"bias has shape \(10, 16\), but the votes have 6 children, 5 p"),
+        ("UniformRouting", (2, 6, 10, 8), r"bias has shape \(10, 16\), but the votes have 6 children, 10 p"),
+        ("EMRouting", (2, 6, 5, 16), r"beta_u has shape \(10,\), but the votes have 6 children, 5 p"),
+        ("RandomCouplings", (2, 6, 10, 16), r"log-couplings has shape \(10, 7\), but the votes have 6 children"),
+        ("AttentionOverChildren", (2, 6, 10, 16), r"attention has shape \(10, 16, 7, 7\), but the votes have 6 chi"),
     ]:
+        routing = getattr(routings, name)(10, 16)
+        routing.build(LayerInfo(10, 16, 7, 3, shared=False, child_types=7))
         with pytest.raises(ValueError, match=message):
-            kind(10, 16)(torch.zeros(votes), torch.zeros(2, 6))
+            routing(torch.zeros(votes), torch.zeros(2, 6))
 
 
 WITHOUT_BIAS = ("DynamicRouting", "UniformRouting", "RandomCouplings", "ScaledDistanceAgreement", "HeinsenRouting")

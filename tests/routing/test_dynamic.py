@@ -8,31 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, zeros
 
+from capsule_lab import RandomCouplings, ScaledDistanceAgreement, dynamic_routing, uniform_routing
 from capsule_lab.functional import SQUASHES, squash
-from capsule_lab.routing import (
-    AbstractRouting,
-    DynamicRouting,
-    Normaliser,
-    RandomCouplings,
-    ScaledDistanceAgreement,
-    UniformRouting,
-    dynamic_routing,
-    uniform_routing,
-)
+from capsule_lab.routing import AbstractRouting, DynamicRouting, Normaliser, UniformRouting
 from capsule_lab.types import RoutingTrace
-from tests.helpers.routing_contract import (
-    CHILDREN,
-    DIM,
-    PARENTS,
-    build,
-    case_in_errors,
-    check_gradient,
-    in_form,
-    random_votes,
-    route_of,
-)
+from tests.helpers import routing_contract as checks
+from tests.helpers.routing_contract import CHILDREN, DIM, PARENTS, build, in_form, random_votes
 from tests.reference.contract import BACKENDS
 from tests.reference.loops import dynamic_routing_loops, length_loops, squash_vector
 from tests.reference.self_attention_loops import exponential_squash_vector
@@ -48,7 +31,7 @@ def test_gradient_last_treats_couplings_as_constants() -> None:
         options["backend"] = "auto" if backend == "dense" else backend
         poses = dynamic_routing(in_form(votes, backend), on_iteration=traces.append, **options).poses
         expected = squash(torch.einsum("bij,bijd->bjd", traces[-1].couplings.detach(), votes) + bias)
-        with case_in_errors(options):
+        with checks.case_in_errors(options):
             gradients = (torch.autograd.grad(each.square().sum(), (votes, bias)) for each in (poses, expected))
             close(*gradients, rtol=0, atol=1e-12)
 
@@ -57,7 +40,7 @@ def test_gradient_last_changes_gradients_and_no_value() -> None:
     full, last = (dynamic_routing(random_votes(), gradient=gradient).poses for gradient in ("full", "last"))
     assert torch.equal(full, last)
     with pytest.raises(AssertionError):
-        check_gradient(route_of(build(DynamicRouting, gradient="last")))
+        checks.check_gradient(checks.route_of(build(DynamicRouting, gradient="last")))
 
 
 def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
@@ -72,16 +55,8 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("routing", "options", "message"),
     [
-        (
-            dynamic_routing,
-            {"prior": torch.zeros(3, 1)},
-            "the routing's prior has shape (3, 1), but the votes have 5 ch",
-        ),
-        (
-            dynamic_routing,
-            {"prior": torch.zeros(4, 2)},
-            "the routing's prior has shape (4, 2), but the votes have 5 ch",
-        ),
+        (dynamic_routing, {"prior": zeros(3, 1)}, "the routing's prior has shape (3, 1), but the votes have 5 ch"),
+        (dynamic_routing, {"prior": zeros(4, 2)}, "the routing's prior has shape (4, 2), but the votes have 5 ch"),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (dynamic_routing, {"gradient": "none"}, "gradient is 'none'; expected"),
@@ -89,9 +64,7 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
         (dynamic_routing, {"iterations": 0}, "iterations is 0; expected 1 (no routing) or more"),
     ],
 )
-def test_wrong_arguments_of_the_function_are_named(
-    routing: Callable[..., Any], options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_of_functions(routing: Callable[..., Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         routing(random_votes(), **options)
 

@@ -67,7 +67,5 @@ def test_initial_scores_are_zero_and_only_betas_learn() -> None:
     parents = layer(torch.randn(2, 6, 4), torch.rand(2, 6))
     assert torch.equal(parents.logits, torch.zeros(2, 5))
     parents.logits[:, 1].sum().backward()
-    moved = {
-        name for name, parameter in layer.named_parameters() if parameter.grad is not None and parameter.grad.any()
-    }
+    moved = {name for name, p in layer.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved == {"routing.beta_use", "routing.beta_ignore"}

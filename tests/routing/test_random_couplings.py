@@ -62,9 +62,3 @@ def test_couplings_are_saved_and_not_trained() -> None:
     assert "routing.log_couplings" not in dict(layer.named_parameters())
     other.load_state_dict(layer.state_dict())
     exact(other(*below()).poses, layer(*below()).poses)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_another_number_of_children_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"log-couplings has shape \(4, 12\), but the votes have 5 children"):
-        build("dense").routing(torch.zeros(2, 5, 4, 8).double())

@@ -86,9 +86,8 @@ def test_couplings_come_from_poses_without_coordinates() -> None:
 def test_routing_without_poses_has_no_transformations() -> None:
     classes = {"rows": 2, "coordinates": torch.rand(3, 4)}
     for kind, sizes, options in [(DenseCapsules, (6, 4, 5, 4), {}), (ClassCapsules, (3, 2, 4, 5, 4), classes)]:
-        with_poses, without = (
-            kind(*sizes, routing=partial(SelfRouting, poses=poses), **options) for poses in (True, False)
-        )
+        routings = (partial(SelfRouting, poses=poses) for poses in (True, False))
+        with_poses, without = (kind(*sizes, routing=routing, **options) for routing in routings)
         parameters = [sum(parameter.numel() for parameter in layer.parameters()) for layer in (with_poses, without)]
         assert parameters[0] - parameters[1] == with_poses.weight.numel() > 0
         given = torch.randn(2, 6, 4), torch.rand(2, 6)

@@ -46,12 +46,6 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return jobs
 
 
-def record_of(fingerprint: str) -> lock.LockRecord:
-    record = lock.read_record(fingerprint)
-    assert record is not None
-    return record
-
-
 def is_refused(config: DictConfig, message: str = "already trains this configuration") -> bool:
     with pytest.raises(RunError, match=message), lock.train_lock(config):
         pass
@@ -114,7 +108,7 @@ def test_second_process_is_refused_and_changes_nothing(
         assert ended.err.startswith(f"capsule_lab: process {os.getpid()} on ")
         assert "already trains this configuration (log: first.log); wait for it or stop it, or train " in ended.err
         lock.record_failure(fingerprint, "refused")
-        assert record_of(fingerprint).error is None, "the first still trains"
+        assert lock.read_record(fingerprint).error is None, "the first still trains"
         assert sorted(Path().rglob("*")) == before
     assert [*Path().iterdir()] == [], "nothing is left"
 
@@ -130,9 +124,9 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     assert lock.is_locked(fingerprint) is requeued
     queue.clear()
     assert not lock.is_locked(fingerprint)
-    assert record_of(fingerprint).error == "stopped"
+    assert lock.read_record(fingerprint).error == "stopped"
     with lock.train_lock(config):
-        record = record_of(fingerprint)
+        record = lock.read_record(fingerprint)
         assert record.error is None, "it continues"
     lock._write_record(fingerprint, record)  # what kill -9 leaves, or the failure of a machine
     queue.append("7")

@@ -1,5 +1,3 @@
-"""The estimate of the memory that training needs."""
-
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -48,9 +46,7 @@ def test_the_estimate_is_near_what_is_measured(model: str, tmp_path: Path) -> No
     assert 0.8 < float(ended.out) < 1.2, ended.err
 
 
-def test_an_estimate_changes_nothing_and_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_estimate_is_logged_and_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     config = compose("train", ["model=capsnet_slim", "data=folder", "trainer.accelerator=cpu"])
     spec = DataSpec((3, 32, 32), 3)
     module = build.build_module(config, spec)

@@ -1,5 +1,3 @@
-"""Predictions of a test, image by image."""
-
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +7,12 @@ from capsule_lab import runs
 from capsule_lab.errors import RunError
 from tests.helpers.commands import Trained
 
-ARRAYS = {
-    "label": np.array([[1, 2], [0, 3]]),
-    "prediction": np.array([[1, 2], [0, 2]]),
-    "margin": np.array([0.5, -1.0]),
-}
+VALUES = {"label": [[1, 2], [0, 3]], "prediction": [[1, 2], [0, 2]], "margin": [0.5, -1.0]}
+ARRAYS = {name: np.array(values) for name, values in VALUES.items()}
 
 
 def test_a_run_leaves_the_predictions_of_its_test(trained: Trained) -> None:
     found = runs.predictions.read(trained.directory, trained.result)
-    assert found is not None
     assert 100 * found.wrong.mean() == pytest.approx(trained.result["test"]["error"])
     assert ((found.margin < 0) == found.wrong).all()
     assert found.label.shape == found.prediction.shape
@@ -29,7 +23,6 @@ def test_a_run_leaves_the_predictions_of_its_test(trained: Trained) -> None:
 def test_predictions_of_several_labels_are_wrong_if_one_is(tmp_path: Path) -> None:
     record = {"predictions": runs.predictions.write(tmp_path, "a/b.npz", ARRAYS)}
     found = runs.predictions.read(tmp_path, record)
-    assert found is not None
     assert found.wrong.tolist() == [False, True]
 
 

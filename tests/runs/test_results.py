@@ -1,5 +1,3 @@
-"""The status and the results in a run directory."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ def test_failure_is_recorded_in_the_directory(tmp_path: Path) -> None:
         with pytest.raises(type(error)), results.recording_failure(tmp_path):
             raise error
         content = results.read_status(tmp_path)
-        assert content is not None
         assert (content["status"], content["error"]) == (status, message)
         assert content["log"] == [f"line {number}" for number in range(30, 50)]
     (tmp_path / "file").write_text("")

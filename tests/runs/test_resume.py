@@ -35,8 +35,6 @@ def test_run_interrupted_several_times_equals_an_uninterrupted_run(tmp_path: Pat
     assert differences(train(config, cut), cut, expected, whole) == []
 
 
-# --- interruptions at every point ------------------------------------------------------------------------------------
-
 SHORT = [*TINY_DATA, *NO_PICTURES, "data.train_images=128", "data.batch_size=32"]  # four steps an epoch
 SHORT += ["trainer.limit_test_batches=1"]
 KINDS = {

@@ -39,9 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 @pytest.mark.whole
-def test_four_slices_and_a_move_equal_one_run(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
-) -> None:
+def test_four_slices_equal_one_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]) -> None:
     whole = home("whole") / "run"
     expected = train(compose("train", RUN), whole)
     before = home("before")
@@ -49,10 +47,9 @@ def test_four_slices_and_a_move_equal_one_run(
     for step, percent in ((11, 27), (22, 55)):
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
-        assert ended.out.splitlines()[-1].startswith(
-            f"PAUSED at step {step} of 40 because the time is over; to continue: "
-        )
-        assert ended.out.splitlines()[-1].endswith("train.resume=true")
+        *_, last = ended.out.splitlines()
+        assert last.startswith(f"PAUSED at step {step} of 40 because the time is over; to continue: ")
+        assert last.endswith("train.resume=true")
         (directory,) = before.glob("cnn*")
         assert not (directory / "metrics.json").exists()
         assert f"paused {percent} %" in cli("list").out
@@ -68,9 +65,8 @@ def test_four_slices_and_a_move_equal_one_run(
     assert str(before) not in (moved / "config.yaml").read_text()
     result = json.loads((moved / "metrics.json").read_text())
     assert differences(result, moved, expected, whole) == []
-    assert {key: result[key] for key in result if key not in DIFFERS} == {
-        key: expected[key] for key in expected if key not in DIFFERS
-    }
+    same, other = ({key: each[key] for key in each if key not in DIFFERS} for each in (result, expected))
+    assert same == other
     assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 

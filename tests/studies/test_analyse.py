@@ -45,9 +45,7 @@ def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Pat
 
 
 @pytest.mark.parametrize("value", [float("nan"), pytest.param(1e38, marks=pytest.mark.whole)])
-def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_written(
-    cli: Cli, a_copy: Path, value: float
-) -> None:
+def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(cli: Cli, a_copy: Path, value: float) -> None:
     path = a_copy / "checkpoints" / "best.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     for weight in checkpoint["state_dict"].values():

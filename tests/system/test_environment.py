@@ -1,5 +1,3 @@
-"""The description of the machine and of the code in a result."""
-
 from pathlib import Path
 
 import pytest

@@ -114,8 +114,6 @@ def test_closed_pipe_ends_a_command_without_a_message(tmp_path: Path) -> None:
         [sys.executable, "-c", CLOSED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline() == b"INFO:root:line 0\n"
         process.stdout.close()
         assert process.stderr.read() == b""

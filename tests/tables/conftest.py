@@ -1,5 +1,3 @@
-"""Fixtures for tests of tables."""
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path

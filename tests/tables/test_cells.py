@@ -112,18 +112,14 @@ def test_wrong_override_names_its_row(table_file) -> None:
         expand(read(table_file(rows=rows)))
 
 
-# --- status ----------------------------------------------------------------------------------------------------------
-
-
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
     assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it"
 
 
-@pytest.mark.parametrize("attempt", ["", "-2", "-12"])
-def test_finished_run_is_done(cells, attempt: str) -> None:
-    directory = write_run(cells[0], attempt=attempt)
+def test_finished_run_is_done(cells) -> None:
+    directory = write_run(cells[0])
     assert (cells[0].status, cells[1].status) == ("done", "missing")
     assert cells[0].finished[0] == directory
 
@@ -149,13 +145,6 @@ def test_damaged_curves_have_no_value(cells) -> None:
     runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
     with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
         cells[0].value("train/error")
-
-
-def test_damaged_record_of_a_failure_counts_as_missing(cells) -> None:
-    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "no disk"))
-    file = lock._record_file(cells[0].fingerprint)
-    file.write_text(file.read_text()[:-5])
-    assert [cell.status for cell in cells] == ["missing"] * 4
 
 
 def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells) -> None:

@@ -187,11 +187,9 @@ def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
     assert frame["difference"].tolist() == pytest.approx([-0.5, -0.5])
     assert frame["equivalent"].fillna("").tolist() == ["yes", ""]
     figure = comparison_formats.differences(found)
-    assert figure is not None
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a against b"] * 2
     table = read(tmp_path / "mine.yaml")
     dots = comparison_formats.runs_as_dots(summarise(table))
-    assert dots is not None
     assert sorted(dots.axes[0].lines[0].get_xdata()) == ERRORS["a"]
 
 

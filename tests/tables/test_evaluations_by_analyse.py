@@ -1,5 +1,3 @@
-"""Rows of tables that the command ``analyse`` evaluates."""
-
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,6 @@ ROWS: list[dict[str, Any]] = [
     {"name": "one", "overrides": []},
     {"name": "inside", "of": "one", "by": "analyse", "evaluate": ["what=couplings", "images=20", "split=test"]},
 ]
-
-
-def test_column_shows_only_rows_with_its_metric(table_file) -> None:
-    table = read(table_file(rows=ROWS, columns=COLUMNS, seeds=[0]))
-    shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
-    assert shown == {"clean": ["one"], "t_score": ["inside"], "untrained": ["inside"], "static": ["inside"]}
 
 
 @pytest.mark.whole

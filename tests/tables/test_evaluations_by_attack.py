@@ -1,5 +1,3 @@
-"""Rows of tables that the command ``attack`` evaluates."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,10 +113,7 @@ def test_failed_check_is_part_of_the_state(file: Path) -> None:
     one, *_ = distinct(expand(read(file)))
     write_run(one)
     *_, white_box, _ = distinct(expand(read(file)))
-    checks = [
-        {"name": "large budget", "passed": False, "found": "12.0 %"},
-        {"name": "loss", "passed": None, "found": ""},
-    ]
+    checks = [{"name": "large budget", "passed": False, "found": "12 %"}, {"name": "loss", "passed": None, "found": ""}]
     attacked = {**ATTACKED, "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks}
     write_evaluation(white_box, error=1.0, **attacked)
     entries = [entry for entry in summarise(read(file)) if entry.row.name == "white_box"]

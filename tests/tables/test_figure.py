@@ -1,5 +1,3 @@
-"""The figure of error against training time."""
-
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,6 @@ def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None
     for cell, error, seconds in zip(cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True):
         write_run(cell, error=error, training_cpu_seconds=seconds)
     figure = error_against_time(summarise(read(file)))
-    assert figure is not None
     (axis,) = figure.axes
     assert points(axis) == {"EM 2018": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
     assert [text.get_text() for text in axis.texts] == ["1", "3"]
@@ -47,16 +44,13 @@ def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
-def test_rows_whose_labels_have_no_common_start_have_their_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_whose_labels_share_no_start_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     rows = [{"name": "capsules_4", "label": "4 capsules"}, {"name": "capsules_2", "label": "2 capsules"}]
     file = write_table(tmp_path, rows=[row | {"overrides": [f"data.batch_size={row['label'][0]}"]} for row in rows])
     for cell in expand(read(file)):
         write_run(cell, error=1.0)
     figure = error_against_time(summarise(read(file)))
-    assert figure is not None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["capsules"]
 
 
@@ -66,7 +60,6 @@ def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
         for cell in expand(read(file), overrides):
             write_run(cell, error=1.0, training_cpu_seconds=None, **more)
     figure = error_against_time(summarise(read(file)))
-    assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["error", "error, stand-in"]
     assert {axis.get_xlabel() for axis in figure.axes} == {"seconds, training"}
     assert points(figure.axes[1])["a CNN"] == ([90], [1])

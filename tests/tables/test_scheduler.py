@@ -26,6 +26,7 @@ ROWS = [
     {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "val/error"]}},
     {"name": "evaluated", "of": "two", "evaluate": ["data.eval_images=50"]},
 ]
+LEFT = "; the same command continues"
 
 
 class Launcher:
@@ -58,11 +59,7 @@ def file(table_file) -> Path:
 def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
     launcher = Launcher(file)
     run_table(read(file), [], launcher.launch)
-    assert launcher.launched == [
-        ["one seed 0", "one seed 1"],
-        ["two seed 0", "two seed 1"],
-        ["evaluated seed 0", "evaluated seed 1"],
-    ]
+    assert launcher.launched == [[f"{row} seed {seed}" for seed in (0, 1)] for row in ("one", "two", "evaluated")]
     cells = expand(read(file))
     assert {cell.status for cell in cells} == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
@@ -123,11 +120,10 @@ class Slice(Launcher):
 def test_sweep_with_a_budget_continues_paused_runs_first(table_file, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
-    left = "; the same command continues"
     for jobs, message, statuses in (
-        (1, f"0 of 4 runs complete, 1 paused, 3 not started{left}", ["paused", "waiting", "waiting", "missing"]),
-        (2, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
-        (1, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
+        (1, f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}", ["paused", "waiting", "waiting", "missing"]),
+        (2, f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}", ["done", "missing", "waiting", "paused"]),
+        (1, f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}", ["done", "missing", "waiting", "paused"]),
         (9, "4 done", ["done"] * 4),
     ):
         launcher = Slice(file, jobs, steps=20 + jobs * 10 if jobs > 1 else 50)
@@ -153,9 +149,7 @@ def test_earlier_failure_outside_the_budget_is_no_error(table_file, caplog: pyte
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()
-    assert caplog.messages[-1] == (
-        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command continues"
-    )
+    assert caplog.messages[-1] == f"mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed{LEFT}"
 
 
 def test_nothing_is_launched_if_any_row_is_invalid(table_file) -> None:

@@ -1,5 +1,3 @@
-"""The schema of table files, and the shipped tables."""
-
 import re
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,14 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read, select
 from capsule_lab.tables.schema import Published
+from tests.helpers.tiers import whole_but
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
 
 QUICK = ("smoke", "hinton2018_viewpoints")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.whole) for name in SHIPPED]
-)
+@pytest.mark.parametrize("name", whole_but(SHIPPED, *QUICK))
 def test_every_cell_of_a_shipped_table_is_valid(name: str) -> None:
     cells = expand(select(read(name), seeds=[0]))
     for cell in distinct(cells):

@@ -1,5 +1,3 @@
-"""The contact sheet of toys."""
-
 from pathlib import Path
 
 import matplotlib.image

@@ -27,9 +27,6 @@ def truck() -> np.ndarray:
     return render(3, 2, ELEVATION, AZIMUTH, LIGHTING, size=16)
 
 
-# --- reproducible pixels ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.whole
 def test_pixels_have_the_recorded_hashes():
     for category, known in enumerate(SHA256):
@@ -73,9 +70,6 @@ def test_levels_are_those_of_smallnorb():
     assert ELEVATIONS == (30, 35, 40, 45, 50, 55, 60, 65, 70)
     assert AZIMUTHS == (0, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240, 260, 280, 300, 320, 340)
     assert LIGHTINGS == 6
-
-
-# --- orientation ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -123,9 +117,6 @@ def test_left_eye_comes_first_and_is_to_the_left():
     for mark, sign in ((0.8, 1), (-0.8, -1)):  # what is near lies to the right for the left eye
         left, right = (place_of((mark, 0, 0.3), 30, 0, eye)[0] for eye in (-1, 1))
         assert sign * (left - right) > 1
-
-
-# --- light ------------------------------------------------------------------------------------------------------------
 
 
 def test_toys_cast_shadows():

@@ -18,7 +18,7 @@ from tests.helpers.affnist_files import (
     IMAGES,
     LABELS,
     TRANSFORMS,
-    count_as_affnist,
+    count_as_real,
     fields,
     write_affnist,
     zipped,
@@ -36,7 +36,7 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def counts_as_real(written, monkeypatch) -> None:
-    count_as_affnist(written, monkeypatch)
+    count_as_real(written, monkeypatch)
 
 
 def refusal(function: Callable[..., Any], *arguments: Any) -> str:

@@ -1,5 +1,3 @@
-"""The stand-in of CIFAR10 and SVHN."""
-
 import torch
 
 from capsule_lab.data.sources import tensor_hash

@@ -1,5 +1,3 @@
-"""The stand-in for MNIST."""
-
 import torch
 
 from capsule_lab.data.sources import tensor_hash

@@ -46,9 +46,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- the format -------------------------------------------------------------------------------------------------------
-
-
 def test_labels_are_those_of_the_real_files(tmp_path):
     """By the MD5 sums of the real files in the oodd package."""
     for instances in (toynorb.TRAIN_INSTANCES, toynorb.TEST_INSTANCES):
@@ -81,9 +78,6 @@ def test_files_have_the_published_names_and_a_record(tmp_path):
         "name": files.STANDIN_NAME, "generator": "toynorb", "version": files.VERSION,
         "size": 8, "elevations": [0, 4, 8], "azimuths": [0, 9], "lightings": [1, 5], "seed": 7, "sha256": hashes,
     }  # fmt: skip
-
-
-# --- complete sets only -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
@@ -156,9 +150,7 @@ def test_second_process_waits_for_the_first(tmp_path, asked, caplog, monkeypatch
     with caplog.at_level(logging.INFO, files.__name__):
         render_files(folder, **LEVELS, workers=1)
         second.join(60)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"waiting for another process that renders into {folder}"
-    ]
+    assert caplog.messages == [f"waiting for another process that renders into {folder}"]
     assert not second.is_alive()
     assert len(asked) == 50
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

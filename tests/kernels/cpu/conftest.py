@@ -1,5 +1,3 @@
-"""Threads of both kinds."""
-
 from collections.abc import Callable, Iterator
 
 import pytest

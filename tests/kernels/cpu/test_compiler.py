@@ -30,14 +30,12 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert Path(em._fit._cache._cache_file._index_path).parent == compiler._FOLDER
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", str(tmp_path / "mine"))
     folder = compiler.make_cache_folder()
-    assert folder is not None
     assert (folder.is_dir(), folder.parent) == (True, tmp_path / "mine" / "capsule_lab")
     compiler.jit(lambda x: x)
     assert str(tmp_path / "mine") == compiler.CONFIG.CACHE_DIR
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = compiler.make_cache_folder()
-    assert folder is not None
     assert folder.parent == tmp_path / "capsule_lab"
 
 
@@ -71,7 +69,5 @@ def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
 def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.CONFIG, "DISABLE_JIT", 1)
     spec = importlib.util.find_spec(compiler.__name__)
-    assert spec is not None
-    assert spec.loader is not None
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

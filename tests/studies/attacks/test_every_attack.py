@@ -78,9 +78,7 @@ def test_every_option_has_a_row() -> None:
 
 
 @each_attack
-def test_an_image_is_attacked_as_it_would_be_alone_and_nothing_else_changes(
-    name: str, network: nn.Module, images: Tensor
-) -> None:
+def test_an_image_is_attacked_as_alone_and_nothing_else_changes(name: str, network: nn.Module, images: Tensor) -> None:
     given, state = images.clone(), torch.get_rng_state()
     weights = {key: value.clone() for key, value in network.state_dict().items()}
     attack, strength = bound(name), ROWS[name].strength

@@ -1,5 +1,3 @@
-"""Curves of attacks: panels, networks, data."""
-
 from typing import Any
 
 import pytest

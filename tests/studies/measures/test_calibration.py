@@ -22,9 +22,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
 def rows(confidences: list[float]) -> Tensor:
     """Of four classes, the first of which is the most probable."""
     rest = [[(1 - confidence) / 3] * 3 for confidence in confidences]
-    return torch.tensor(
-        [[first, *others] for first, others in zip(confidences, rest, strict=True)], dtype=torch.float64
-    )
+    return torch.tensor([[one, *others] for one, others in zip(confidences, rest, strict=True)], dtype=torch.float64)
 
 
 PROBABILITIES = rows(CONFIDENCES)

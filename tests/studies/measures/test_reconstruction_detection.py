@@ -1,7 +1,6 @@
 """Thresholds and areas worked out by hand; errors of a network whose decoder is known."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from capsule_lab.studies.measures.reconstruction_detection import (
     threshold,
     winning_reconstruction_error,
 )
-from tests.helpers.fakes import FakeCapsNet, capsule_output, decoded_picture
+from tests.helpers.fakes import FakeCapsNet, decoded_picture, fake_output
 from tests.helpers.networks import small_capsnet
 
-OUTPUT = capsule_output([[3], [1], [0]])
+OUTPUT = fake_output([[3], [1], [0]])
 IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
@@ -64,8 +63,6 @@ def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_wrong_input() -> None:
-    call: Any
-    arguments: Any
     none, infinite, fine = torch.ones(0), torch.tensor([1.0, float("inf")]), torch.ones(2)
     for call, arguments, message in [
         (threshold, (none,), "errors has no errors; expected one finite number for each image"),

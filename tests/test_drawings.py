@@ -1,0 +1,25 @@
+"""The drawings of the documentation are those of the code."""
+
+import xml.etree.ElementTree as ET
+
+from docs import drawings
+
+
+def test_files_are_those_of_the_configurations() -> None:
+    made = dict(drawings.drawings())
+    files = {path.name: path.read_text() for path in drawings.FOLDER.glob("*.svg")}
+    assert files == made, "python -m docs.drawings writes them anew"
+    for text in made.values():
+        ET.fromstring(text)  # noqa: S314  # ours
+
+
+def test_numbers_of_the_capsnet_are_those_of_the_paper() -> None:
+    text = dict(drawings.drawings())["capsnet.svg"]
+    for published in (
+        "20x20x256",
+        "each sees 9x9 pixels",
+        "1,152 of 8 components",
+        "10 of 16 components",
+        "3 iterations",
+    ):
+        assert published in text
