@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, options_of, user_message
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.kernels.backends import fused_kernels
+from capsule_lab.runs.files import writing
 
 TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
 """The textbook form of the models that have one."""
@@ -86,6 +88,12 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{one_line(error)}; expected key=value with keys of benchmarks/conf/{name}.yaml") from error
+
+
+def check_writable(path: Path) -> None:
+    """Check that ``path`` can be written later."""
+    with writing(path):
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def device_named(name: str) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.breakdown import profile_case
-from benchmarks.cases import Case, check_bench, configuration, device_named, layer_groups, model_groups
+from benchmarks.cases import Case, check_bench, check_writable, configuration, device_named, layer_groups, model_groups
 from benchmarks.roofline import Work, beside_roofline, count, machine_rates
 from benchmarks.timing import CaseTimer, row_of
 from capsule_lab.config.compose import to_container
@@ -38,7 +38,7 @@ def main(config: DictConfig) -> None:
     cases = cases_of(config)
     device = device_named(config.device)
     out = Path(str(config.out))
-    files.check_writable(out)
+    check_writable(out)
     report: dict[str, Any] = {"hardware": environment.hardware(device), **facts(device)}
     report |= {"gpu": to_container(config), **environment.of_this_process()}
     report["rates"] = machine_rates(device, bfloat16=True)
@@ -55,7 +55,7 @@ def main(config: DictConfig) -> None:
             report["rows"].append(row)
             sys.stdout.write(line_of(row))
             sys.stdout.flush()
-        files.write_json(out, report)
+        files.write_record(out, report)
 
 
 def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:

@@ -13,17 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab import __version__
+from capsule_lab.config import compose
 from capsule_lab.config.arguments import own_folders
-from capsule_lab.config.compose import (
-    commands,
-    conf_dir,
-    described_options,
-    groups,
-    head,
-    module_of,
-    searching,
-    sweeps_dir,
-)
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system.terminal import usable_streams
 
@@ -40,31 +31,32 @@ def main() -> None:
 
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
-    if first in commands():
+    if first in compose.commands():
         sys.argv[1:] = arguments[1:]
-        runpy.run_module(module_of(first), run_name="__main__", alter_sys=True)
+        runpy.run_module(compose.module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {__version__}\n")
     elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
         if "=" in first or first.startswith(("-", "~")):
             raise ConfigError(f"{first} is not a command; put a command before it, such as capsule-lab train {first}")
-        raise ConfigError(f"{first} is not a command; {suggest(first, commands())}")
+        raise ConfigError(f"{first} is not a command; {suggest(first, compose.commands())}")
     else:
-        with searching(own_folders([argument for argument in arguments if argument not in ("--help", "-h")])):
+        with compose.searching(own_folders([argument for argument in arguments if argument not in ("--help", "-h")])):
             _list()
 
 
 def _list() -> None:
     console = Console(highlight=False)
-    listed = [(f"python -m {module_of(name)}", _headline(head(conf_dir() / f"{name}.yaml"))) for name in commands()]
+    heads = {name: compose.head(compose.conf_dir() / f"{name}.yaml") for name in compose.commands()}
+    listed = [(f"python -m {compose.module_of(name)}", _headline(head)) for name, head in heads.items()]
     console.print(_table("commands", listed))
     options = [
         (f"[bold]{group}[/]" if not number else "", option, _headline(comments))
-        for group in groups()
-        for number, (option, comments) in enumerate(described_options(group).items())
+        for group in compose.groups()
+        for number, (option, comments) in enumerate(compose.described_options(group).items())
     ]
     console.print(_table("\noptions: python -m capsule_lab.train group=option any.key=value …", options))
-    tables = [(file.stem, _headline(head(file))) for file in sorted(sweeps_dir().glob("*.yaml"))]
+    tables = [(file.stem, _headline(compose.head(file))) for file in sorted(compose.sweeps_dir().glob("*.yaml"))]
     console.print(_table("\ntables: table=", tables))
     console.print("\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job")
 

@@ -24,16 +24,8 @@ from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
+from capsule_lab.config import compose
 from capsule_lab.config.arguments import own_folders, prepared
-from capsule_lab.config.compose import (
-    check_options,
-    conf_dir,
-    default_options,
-    head,
-    options_of,
-    searching,
-    user_message,
-)
 from capsule_lab.config.options import store_options_without_file
 from capsule_lab.errors import InterruptError, printable
 from capsule_lab.runs import lock, results
@@ -51,11 +43,7 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
     """Return a decorator for a Hydra command, which prints a user's mistake in one line and exits with status 2.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A command that a signal stops exits with 128 plus the number
-    of the signal, as in a shell.
-
-    Args:
-        name: name of the command and of its configuration in ``conf/``.
-        for_hydra: converts the arguments of the command line to arguments for Hydra.
+    of the signal, as in a shell. ``for_hydra`` converts the arguments of the command line to arguments for Hydra.
     """
 
     def decorate(main: Main) -> Callable[[], None]:
@@ -63,7 +51,7 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
         def job(config: DictConfig) -> None:
             try:
                 with interruptible():
-                    check_options(config, name)
+                    compose.check_options(config, name)
                     _for_table(main)(config)
             except Exception as error:  # Hydra would print a traceback
                 _exit_if_user_error(error, name)
@@ -80,14 +68,14 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         return
                     with interruptible():
                         arguments = for_hydra(sys.argv[1:])
-                        stack.enter_context(searching(own_folders(arguments)))
+                        stack.enter_context(compose.searching(own_folders(arguments)))
                         sys.argv[1:] = prepared(arguments, name)
                         # private functions of hydra-core 1.3.8: Hydra now raises errors instead of printing them and
                         # exiting, and does not compose a second time to look for `hydra.mode`
                         hydra_utils.run_and_report = lambda func: func()
                         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
                         store_options_without_file()
-                        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
+                        hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name=name)(job)()
                 except InterruptError as error:
                     before = install(signal.SIG_IGN)  # SLURM's next signal must not end ``scontrol requeue``
                     requeue(error.signum)
@@ -121,13 +109,14 @@ def _for_table(main: Main) -> Main:
 
 def _help(name: str) -> str:
     """Return the comments at the head of a command's configuration, and its configuration groups."""
-    groups = [f"  {group}: {', '.join(options_of(group))}" for group in sorted(default_options(name))]
-    lines = [*head(conf_dir() / f"{name}.yaml"), "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
+    groups = [f"  {group}: {', '.join(compose.options_of(group))}" for group in sorted(compose.default_options(name))]
+    comments = compose.head(compose.conf_dir() / f"{name}.yaml")
+    lines = [*comments, "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
     return "\n".join(lines).replace("$", "$$")  # Hydra treats it as a template
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
-    message = None if os.environ.get("HYDRA_FULL_ERROR") else user_message(error, name, sys.argv[1:])
+    message = None if os.environ.get("HYDRA_FULL_ERROR") else compose.user_message(error, name, sys.argv[1:])
     if message is not None:
         _exit(message, 2)
 

@@ -61,13 +61,9 @@ def figure(run: runs.Run | str | Path, name: str, **options: Any) -> Figure:
 def keep_figures(
     run: runs.Run, figures: Iterable[tuple[str, Figure]], logger: Mapping[str, DictConfig] | None, *, pdf: bool = False
 ) -> Iterator[Path]:
-    """Save figures to ``figures/`` of the run and to its loggers; yield the path of each file.
+    """Save figures, by name, to ``figures/`` of the run and to its loggers; yield the path of each file.
 
-    Args:
-        run: the run that the figures show.
-        figures: pairs of a name and a figure.
-        logger: options of ``conf/logger``; ``None`` for no logger.
-        pdf: also save each figure as PDF, for print.
+    ``logger`` are options of ``conf/logger``, ``None`` for no logger; ``pdf`` also saves each figure as PDF, for print.
     """
     from capsule_lab import callbacks
     from capsule_lab.callbacks.figures import keep_figure
@@ -107,14 +103,8 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure: curves of the logged metrics, then predictions for held-out images.
 
     For a network with a decoder, reconstructions; without a decoder or with several labels, a sheet of predictions.
-
-    Args:
-        run: as returned by ``runs.open``.
-        config: options of ``conf/figures.yaml``.
-
-    Raises:
-        DataError: if the training data is missing.
-        RunError: if a class of ``sheet_classes`` has no held-out image.
+    Raise a ``DataError`` if the training data is missing, and a ``RunError`` if a class of ``sheet_classes`` has no
+    held-out image.
     """
     from capsule_lab.analysis.curves import figures
     from capsule_lab.analysis.plotting import add_heading

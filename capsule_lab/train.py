@@ -145,7 +145,7 @@ class Training:
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
             try:
-                result = self.fit() | self.at_equal_error() | self.time_to_accuracy() | self.test()
+                result = self.fit() | self.time_to_accuracy() | self.test()
                 failed = False
             except PauseError:
                 failed = False
@@ -156,6 +156,7 @@ class Training:
 
     def fit(self) -> dict[str, Any]:
         """Train; return why training ended, the last validation, which must be finite, and the best one."""
+        from capsule_lab import callbacks
         from capsule_lab.lit import lightning_internals
 
         self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
@@ -163,6 +164,7 @@ class Training:
         runs.results.check_finite(embed.val, f"the last validation, at step {embed.val_step},")
         path = runs.checkpoints.checkpoint_to_test("best", self.directory)
         best = runs.checkpoints.read(path) if path and path.stem == "best" else None
+        at_equal_error = callbacks.AtEqualError.of(self.trainer)
         return {
             "stopped_by": lightning_internals.stop_reason(self.trainer, self.module.total_steps),
             "val": embed.val,
@@ -170,14 +172,8 @@ class Training:
             "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
             "training_seconds": round(embed.seconds, 1),
             "training_cpu_seconds": round(embed.cpu_seconds, 1),
+            **({"at_equal_error": at_equal_error.results()} if at_equal_error else {}),
         }
-
-    def at_equal_error(self) -> dict[str, Any]:
-        """Return the record of ``AtEqualError``."""
-        from capsule_lab import callbacks
-
-        callback = callbacks.AtEqualError.of(self.trainer)
-        return {"at_equal_error": callback.results()} if callback else {}
 
     def time_to_accuracy(self) -> dict[str, Any]:
         """Return the record of ``TimeToAccuracy``, with the test error at each threshold."""

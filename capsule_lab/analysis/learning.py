@@ -57,13 +57,9 @@ def measure_gradient(
     If the gradient changes its direction after a change as small as an optimizer step, descent fails. Each weight ``w``
     becomes ``w (1 + relative_change z)``, with z from the standard normal. Dropout masks are the same in all passes.
 
-    Args:
-        network: a network in training or in evaluation mode.
-        loss: the loss of a network on one batch: ``lambda network: spread_loss(network(images).scores, labels)``. It
-            must call its argument, which is a copy of ``network``.
-        relative_change: standard deviation of the change.
-        changes: number of changes, all of the original weights.
-        seed: seed of the changes and of dropout.
+    ``loss`` is that of a network on one batch: ``lambda network: spread_loss(network(images).scores, labels)``. It must
+    call its argument, which is a copy of ``network``. All ``changes`` are of the original weights; ``seed`` is that of
+    the changes and of dropout.
     """
     check_number("relative_change", relative_change, above=0)
     check_number("changes", changes, 1)

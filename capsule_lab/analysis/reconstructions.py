@@ -27,13 +27,8 @@ def reconstruction_sheet(
 ) -> Figure:
     """Draw two rows: the images, and the reconstructions from the predicted class's capsule.
 
-    Captions contain label and prediction; wrong predictions are red.
-
-    Args:
-        network: a network with a decoder.
-        output: the output of ``network`` for ``images``.
-        images: images in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
-        labels, names: the labels of the images, and the names of all classes, if any.
+    Captions contain label and prediction, with the ``names`` of classes, if any; wrong predictions are red. Images are
+    in [0, 1], or standardised and drawn from their darkest to their brightest pixel; ``output`` is the network's.
     """
     predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)

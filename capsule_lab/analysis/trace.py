@@ -151,16 +151,11 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     return replace(
         first,
         iterations=tuple(iterations),
-        children=joined_capsules([trace.children for trace in traces]),
-        parents=joined_capsules([trace.parents for trace in traces]),
+        children=Capsules(*joined(*(trace.children for trace in traces))),
+        parents=Capsules(*joined(*(trace.parents for trace in traces))),
         given=inputs,
         present=torch.cat([trace.present for trace in traces]),
     )
-
-
-def joined_capsules(records: Sequence[Capsules]) -> Capsules:
-    """Concatenate the capsules of several batches."""
-    return Capsules(*joined(*records))
 
 
 def joined_outputs(outputs: Sequence[CapsuleOutput]) -> CapsuleOutput:
@@ -168,7 +163,7 @@ def joined_outputs(outputs: Sequence[CapsuleOutput]) -> CapsuleOutput:
     scores, capsules, logits = zip(*outputs, strict=True)
     return CapsuleOutput(
         torch.cat(scores),
-        None if capsules[0] is None else joined_capsules(capsules),
+        None if capsules[0] is None else Capsules(*joined(*capsules)),
         None if logits[0] is None else torch.cat(logits),
     )
 

@@ -21,12 +21,8 @@ class AtEqualError(L.Callback):
     fits a line, by least squares, to the other error as a function of the first. It uses the validations whose first
     error is between two thirds of the level and one and a half times the level, because a single validation is partly
     chance. The value of the line at the level is the result. A level that the run does not pass, or with fewer than
-    three validations in its range, has no result.
-
-    Args:
-        levels: percentages of the first error.
-        first: name of the logged error that is made equal.
-        other: name of the logged error that is compared.
+    three validations in its range, has no result. ``levels`` are percentages of the logged error ``first``, which is
+    made equal; ``other`` is the one that is compared.
     """
 
     def __init__(self, levels: Sequence[float], *, first: str = "val/error", other: str = "novel_val/error") -> None:

@@ -10,22 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_lab.data import transforms
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.download import download_file
 from capsule_lab.data.formats.cifar10 import CLASSES, NAME, SIZE, read_batch
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.coloured_digits import ColouredDigits
-from capsule_lab.data.transforms import (
-    as_float,
-    centre_corner,
-    contrast,
-    crop,
-    crop_at,
-    random_integers,
-    random_uniform,
-    standardise,
-)
 from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
@@ -112,12 +103,13 @@ class CIFAR10DataModule(AbstractDataModule):
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
-            return standardise(as_float(crop_at(images, centre_corner(SIZE, self.crop), self.crop)))
-        top, left = (random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT))
-        pixels = crop(images, top, left, self.crop).float()
+            corner = transforms.centre_corner(SIZE, self.crop)
+            return transforms.standardise(transforms.as_float(transforms.crop_at(images, corner, self.crop)))
+        top, left = (transforms.random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT))
+        pixels = transforms.crop(images, top, left, self.crop).float()
         if self.flip:
-            mirrored = random_integers(key, _MIRROR, 0, 1).bool()
+            mirrored = transforms.random_integers(key, _MIRROR, 0, 1).bool()
             pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
-        added = random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
-        pixels = pixels + added[:, None, None, None]
-        return standardise(contrast(pixels, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)))
+        added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
+        factor = transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
+        return transforms.standardise(transforms.contrast(pixels + added[:, None, None, None], factor))

@@ -40,16 +40,9 @@ def sha256(path: Path) -> str:
 
 
 def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Literal["md5", "sha256"] = "md5") -> bool:
-    """Return whether ``folder`` contains all files with the right checksums; ``False`` if it contains none of them.
+    """Return whether ``folder`` contains all files with these checksums, by name; ``False`` if it has none of them.
 
-    Args:
-        folder: folder of the files.
-        checksums: checksum of each file, by file name.
-        name: name of the data set, for messages.
-        algorithm: algorithm of the checksums, see ``md5`` and ``sha256``.
-
-    Raises:
-        DataError: if only some files exist, or a file is truncated or is another file.
+    Raise a ``DataError`` about the data set ``name`` if only some files exist, or one is truncated or is another file.
     """
     missing = [file for file in checksums if not (folder / file).is_file()]
     if len(missing) == len(checksums):
@@ -87,16 +80,10 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 
 def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path) -> Path:
-    """Download a file into ``folder`` and return its path; for the ``download`` argument of ``fetch``.
+    """Download a file into ``folder``, once it is complete, and return its path; for the ``download`` of ``fetch``.
 
-    Args:
-        name: name of the file, on the servers and in the folder.
-        checksum: expected checksum, such as ``"md5:…"`` or ``"sha256:…"``.
-        servers: addresses, each ending in a slash, tried in this order.
-        folder: receives the file once it is complete.
-
-    Raises:
-        OSError: if every server fails, with the reason of the first one.
+    The checksum is ``"md5:…"`` or ``"sha256:…"``. The addresses in ``servers`` end in a slash and are tried in this
+    order; raise an ``OSError`` with the reason of the first one if all fail.
     """
     import pooch  # here, since training on existing files does not need HTTP
     from requests import exceptions

@@ -68,12 +68,8 @@ class Listing(NamedTuple):
 def list_folder(path: Path, known: tuple[str, ...] = ()) -> Listing:
     """List the pictures in ``<path>/<class>/**``, or in ``<path>/train/<class>/**`` and the same for val and test.
 
-    Args:
-        path: the folder.
-        known: classes of a trained network, which number the folders; by default the classes are the folders.
-
-    Raises:
-        DataError: if there is no such folder, or if its folders are not those of two or more classes.
+    ``known`` are the classes of a trained network, which number the folders; by default the classes are the folders.
+    Raise a ``DataError`` if there is no such folder, or if its folders are not those of two or more classes.
     """
     top = _folders(path)
     has_parts = "train" in top
@@ -120,13 +116,8 @@ class PackedFolder(AbstractSource):
 
     The key depends on name, size and time of every file and on all options of reading, so that a changed picture makes
     another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names.
-
-    Args:
-        path: the folder, or ``None`` in a configuration that does not name it.
-        directory: directory of all data sets.
-        bad: ``"fail"`` or ``"skip"`` pictures that cannot be read.
-        workers: number of threads.
-        reading: ``size``, ``fit`` and ``background``.
+    ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
+    Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``.
     """
 
     def __init__(self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any) -> None:
@@ -423,10 +414,7 @@ def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
     """Build the option ``augment_with``, or return ``None`` if it is empty, after a trial on a black image.
 
     Only classes of ``torchvision.transforms.v2`` with plain arguments are built, because a configuration may come from
-    a file of others.
-
-    Raises:
-        ValueError: if a name is not such a class, or if arguments or result are not suitable.
+    a file of others. Raise a ``ValueError`` if a name is not such a class, or if arguments or result are not suitable.
     """
     if not names:
         return None

@@ -89,11 +89,7 @@ class Images(NamedTuple):
 
 
 def check_images(images: Images, classes: int, what: str) -> None:
-    """Check that a set has uint8 images, and for each image a label below ``classes``.
-
-    Raises:
-        DataError: if it does not; ``what`` names the set in the message.
-    """
+    """Raise a ``DataError`` about ``what`` unless it has uint8 images, and for each image a label below ``classes``."""
     pixels, labels, factors = images
     if pixels.dtype != torch.uint8 or pixels.ndim != 4:
         found = f"images of {pixels.dtype} and shape {tuple(pixels.shape)}"
@@ -116,11 +112,8 @@ def check_images(images: Images, classes: int, what: str) -> None:
 class InMemory(Dataset[Batch]):
     """A dataset that is indexed by whole batches: ``dataset[indices, epoch] -> Batch``, on the device of ``data``.
 
-    Args:
-        images: the stored images.
-        seed: seed of the keys.
-        size: number of samples in an epoch; default: the number of images.
-        fixed: use the keys of the first epoch in every epoch, so that random transformations stay the same.
+    An epoch has ``size`` samples, by default as many as images. ``fixed`` uses the keys of the first epoch, which
+    derive from ``seed``, in every epoch, so that random transformations stay the same.
     """
 
     def __init__(self, images: Images, seed: int, *, size: int | None = None, fixed: bool = False) -> None:
@@ -163,9 +156,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
     the processes, so that together they process the images that a single process would.
 
     Args:
-        size: number of images.
         batch_size: images per batch and process.
-        seed: seed of the order.
         shuffle: ``False`` keeps the stored order.
         drop_last: leave out the images that do not fill a batch (in training, so that all steps have equal weight);
             a set smaller than one batch is always one batch.

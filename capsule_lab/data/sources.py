@@ -40,11 +40,7 @@ class AbstractSource(ABC):
 
 
 class PublishedFiles(AbstractSource):
-    """Published files in one folder, identified by their checksums and downloaded when they are first needed.
-
-    Args:
-        directory: directory of all data sets.
-    """
+    """Published files in one folder, identified by their checksums and downloaded when they are first needed."""
 
     name: ClassVar[str]
     """Name of the data set."""
@@ -93,15 +89,9 @@ class PublishedFiles(AbstractSource):
 def choose_source(option: str, real: AbstractSource, standin: AbstractSource | None, name: str) -> AbstractSource:
     """Return ``real`` or ``standin``, after finding its images; log a warning if it is the stand-in.
 
-    Args:
-        option: ``"auto"``, ``"real"`` or ``"standin"``.
-        real: source of the real images.
-        standin: source of the stand-in data, if there is one.
-        name: name of the data set's class, for messages.
-
-    Raises:
-        MissingDataError: if the real images are missing, and there is no stand-in or ``option`` is ``"real"``.
-        DataError: if files are damaged, or ``option`` is ``"standin"`` and there is no stand-in.
+    ``option`` is ``"auto"``, ``"real"`` or ``"standin"``; ``name`` is the data set's class, for messages. Raise a
+    ``MissingDataError`` if the real images are missing, and there is no stand-in or ``option`` is ``"real"``; a
+    ``DataError`` if files are damaged, or ``option`` is ``"standin"`` and there is no stand-in.
     """
     reason = "data.source is standin"
     if option != "standin":

@@ -34,15 +34,9 @@ def split_validation(
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the validation images.
 
-    Args:
-        labels: class of every image in the training set.
-        validation: ``"first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's
-            60,000; ``"stratified"`` draws the same share of every class; ``"none"`` uses all images for training.
-        share: share of the images to validate on.
-        seed: seed of the stratified draw.
-
-    Raises:
-        ValueError: if the share leaves one side without any image, or without an image of every class.
+    ``validation="first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's 60,000;
+    ``"stratified"`` draws the same share of every class, by ``seed``; ``"none"`` uses all images for training. Raise a
+    ``ValueError`` if the share leaves one side without any image, or without an image of every class.
     """
     everything = np.arange(len(labels), dtype=np.int64)
     size = round(len(labels) * share)
@@ -87,15 +81,9 @@ def split_by_instance(
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the validation images, so that no object is on both sides.
 
-    Views of one object are nearly identical: a split that ignores objects measures memorisation.
-
-    Args:
-        labels: class of every image.
-        instances: index of the object in its class, for every image.
-        held_out: number of objects per class to validate on, drawn separately for each class.
-        seed: seed of the draw.
-        fold: index of the draw with this seed. No two folds have an object in common: together they are a
-            cross-validation.
+    Views of one object are nearly identical: a split that ignores objects measures memorisation. ``instances`` are the
+    indices of the objects in their classes; ``held_out`` of them validate, drawn separately for each class. ``fold`` is
+    the index of the draw with this seed. No two folds have an object in common: together they are a cross-validation.
     """
     validation = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

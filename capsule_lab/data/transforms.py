@@ -16,9 +16,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*shape"]:
     """Draw 63 random bits per key with SplitMix64; they depend neither on the device nor on the batching of the keys.
 
-    Args:
-        key: determines the draw.
-        stream: number of the draw; one key gives an independent draw per stream.
+    ``stream`` is the number of the draw; one key gives an independent draw per stream.
     """
     bits = key + _as_int64((stream + 1) * _INCREMENT)
     for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
@@ -115,7 +113,6 @@ def affine(
     """Scale, shear, rotate about the centre, and shift each image, in this order, with bilinear interpolation.
 
     Args:
-        images: a batch.
         rotation: radians, counter-clockwise in the displayed image.
         shear: pixels to the right per pixel above the centre.
         scale_x, scale_y: factors; 1 keeps the size.

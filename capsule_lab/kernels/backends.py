@@ -41,21 +41,16 @@ def _imported(device_type: str) -> ModuleType | str:
 
 
 def check_backend(backend: Backend) -> Backend:
-    """Return ``backend`` after checking it.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
+    """Return ``backend``; raise ``ValueError`` if it is unknown."""
     check_choice("routing backend", backend, get_args(Backend))
     return backend
 
 
 def select_backend(backend: Backend, votes: Tensor | Votes) -> Backend:
-    """Return the backend to use: ``reference``, ``matmul`` or ``fused``.
+    """Return the backend to use: ``reference``, ``matmul`` or ``fused``; raise ``ValueError`` for an unknown one.
 
-    Raises:
-        ValueError: for an unknown backend; ``ConfigError`` if ``fused`` is not available, for example in
-            ``torch.func.vmap`` and ``jvp``, for which its gradients have no rules.
+    Raise ``ConfigError`` if ``fused`` is not available, for example in ``torch.func.vmap`` and ``jvp``, for which its
+    gradients have no rules.
     """
     if check_backend(backend) in ("reference", "matmul"):
         return backend

@@ -22,13 +22,9 @@ class Normalise(Protocol):
 
 
 class AbstractVotes(ABC):
-    """Votes of all children for all parents, as a tensor or as the poses and weight that determine them.
+    """Votes of all children for all parents, as a tensor or as the poses and weight that determine them."""
 
-    Attributes:
-        shape: ``(batch, child, parent, dim)``.
-    """
-
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, int, int, int]  # (batch, child, parent, dim)
 
     @abstractmethod
     def dense(self) -> Float[Tensor, "batch child parent dim"]:

@@ -8,11 +8,7 @@ from capsule_lab.kernels.base import AbstractVotes
 
 
 class PlainVotes(AbstractVotes):
-    """Explicit sums over the whole vote tensor as in the papers: slow, but easy to check.
-
-    Args:
-        votes: ``(batch, child, parent, dim)``, in any memory order.
-    """
+    """Explicit sums over the whole vote tensor, in any memory order, as in the papers: slow, but easy to check."""
 
     def __init__(self, votes: Tensor) -> None:
         batch, child, parent, dim = votes.shape

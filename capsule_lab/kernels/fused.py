@@ -35,14 +35,7 @@ from capsule_lab.types import Votes
 
 
 class FusedVotes(AbstractVotes):
-    """Votes whose sums are computed by fused kernels.
-
-    Args:
-        votes: poses and weight from which votes are computed.
-
-    Raises:
-        ValueError: if their shapes do not match.
-    """
+    """Votes whose sums are computed by fused kernels; raises ``ValueError`` if poses and weight do not match."""
 
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
@@ -95,16 +88,9 @@ class FusedVotes(AbstractVotes):
     ) -> tuple[Tensor, FitOutputs]:
         """Run ``e_step`` and ``m_step`` of ``capsule_lab.routing.em``; return couplings and the fitted parents.
 
-        Args:
-            activations: activations of the children, ``(batch, child)``.
-            before: parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the first
-                iteration, which has equal log-couplings.
-            normalise: function from log-couplings to couplings.
-            last: whether this is the last iteration; no E-step follows, so distances are not computed.
-            damping, min_variance, mass_eps: see ``em_routing``.
-
-        Raises:
-            ValueError: if activations have a different shape.
+        ``before`` are the parents of the previous iteration and their ``log_height``, see ``e_step``; ``None`` in the
+        first iteration, which has equal log-couplings. No E-step follows the ``last`` one, so distances are not
+        computed. Raise ``ValueError`` if activations are not ``(batch, child)``.
         """
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
@@ -158,42 +144,25 @@ class _EMStep(torch.autograd.Function):
         return couplings, mass, parents, variances, distances
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        _: None,
-        to_mass: Tensor | None,
-        to_parents: Tensor | None,
-        to_variances: Tensor | None,
-        to_distances: Tensor | None,
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, _: None, *gradients: Tensor | None) -> tuple[Any, ...]:
+        *of_fitted, to_distances = gradients  # of mass, parents and variances; of distances
         *given, mass, parents, variances, log_height, old_poses, old_variances = ctx.saved_tensors
         poses, weight, activations, previous = given
-        inner, damping, min_variance, *_ = ctx.options
+        options = ctx.options[:3]  # inner, damping and the smallest variance
         if log_height is None:
             couplings = _first_couplings(ctx.normalise, poses, weight)
         else:
-            old_distances = ops.distances(poses, weight, old_poses, old_variances, inner)
+            old_distances = ops.distances(poses, weight, old_poses, old_variances, options[0])
             with torch.enable_grad():
                 logs = log_height.detach().requires_grad_().unsqueeze(2) - old_distances
                 couplings = ctx.normalise.fused(logs)
                 of_logs = get_gradient_edge(logs)  # the values are not needed any more
             del logs, old_distances
+        fitted = mass, parents, variances
+        to_fitted = [torch.zeros_like(value) if to is None else to for value, to in zip(fitted, of_fitted, strict=True)]
+        to_distances = mass.new_empty(*mass.shape, 0) if to_distances is None else to_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
-            poses,
-            weight,
-            activations,
-            couplings.detach(),
-            previous,
-            mass,
-            parents,
-            variances,
-            torch.zeros_like(mass) if to_mass is None else to_mass,
-            torch.zeros_like(parents) if to_parents is None else to_parents,
-            torch.zeros_like(variances) if to_variances is None else to_variances,
-            mass.new_empty(*mass.shape, 0) if to_distances is None else to_distances,
-            inner,
-            damping,
-            min_variance,
+            poses, weight, activations, couplings.detach(), previous, *fitted, *to_fitted, to_distances, *options
         )
         to_height = to_logs = None
         if log_height is not None and couplings.requires_grad:

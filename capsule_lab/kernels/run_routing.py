@@ -34,9 +34,7 @@ def route(
 
     On a CPU, ``matmul`` runs the procedure on as many images at a time as keep their votes in cache, or on all images
     if there is an ``on_iteration``, which expects all of them. The other arguments are those of the routing function.
-
-    Raises:
-        ValueError: if votes do not have 4 dimensions.
+    Raise ``ValueError`` if votes do not have 4 dimensions.
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:
         raise ValueError(f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")

@@ -26,9 +26,7 @@ _UNPREFIXED = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node"
 class SlurmLauncher:
     """Launcher with one array job per run; a job that is pre-empted or out of time is requeued and continues.
 
-    Args:
-        submitit_folder: folder for the output of jobs.
-        options: options of submitit's executor for SLURM.
+    ``submitit_folder`` receives the output of jobs; ``options`` are those of submitit's executor for SLURM.
     """
 
     def __init__(self, submitit_folder: str, **options: Any) -> None:

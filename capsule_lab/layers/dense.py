@@ -43,11 +43,7 @@ class DenseCapsules(nn.Module):
         self.routing = built_routing
 
     def forward(
-        self,
-        poses: ChildPoses,
-        activations: ChildActivations | None = None,
-        *,
-        on_iteration: OnIteration | None = None,
+        self, poses: ChildPoses, activations: ChildActivations | None = None, *, on_iteration: OnIteration | None = None
     ) -> Capsules:
         return self.routing(Votes(poses, self.weight), activations, on_iteration=on_iteration)
 

@@ -2,8 +2,7 @@
 
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.capsnet import CapsNetModule
-from capsule_lab.lit.classification import AbstractClassifierModule
-from capsule_lab.lit.classifier import ClassifierModule
+from capsule_lab.lit.classification import AbstractClassifierModule, ClassifierModule
 from capsule_lab.lit.pairs import PairsModule
 
 __all__ = ["AbstractClassifierModule", "AbstractModule", "CapsNetModule", "ClassifierModule", "PairsModule"]

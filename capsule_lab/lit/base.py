@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import lightning as L
@@ -17,7 +18,6 @@ from capsule_lab.lit.lightning_internals import batch_index, batches_per_epoch, 
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
-from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
 from capsule_lab.schedules import Schedule, check_schedules
@@ -257,3 +257,25 @@ class AbstractModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.metrics.load_state(checkpoint.get("metrics", {}), self.device)
+
+
+def training_length(
+    batches: float, *, accumulate: int = 1, max_epochs: int = -1, max_steps: Iterable[int] = ()
+) -> tuple[int, int]:
+    """Compute the optimizer steps per epoch and in the whole run; schedules scale to the latter.
+
+    ``batches`` is their number per epoch and process, ``accumulate`` that per step; the last step of an epoch may have
+    fewer. The smallest limit applies; -1 is none.
+
+    >>> training_length(5, accumulate=2, max_epochs=3, max_steps=[8, -1])
+    (3, 8)
+    >>> training_length(4, max_epochs=0), training_length(4, max_steps=[-1, 7]), training_length(4, max_epochs=2)
+    ((4, 4), (4, 7), (4, 8))
+    """
+    per_epoch = math.ceil(batches / accumulate)
+    limits = [steps for steps in max_steps if steps >= 0]
+    if max_epochs != -1:
+        limits.append(per_epoch * max(max_epochs, 1))
+    if not limits:
+        raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps; schedules scale to it")
+    return per_epoch, min(limits)

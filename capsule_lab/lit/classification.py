@@ -125,6 +125,13 @@ class AbstractClassifierModule(AbstractModule):
         return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
 
 
+class ClassifierModule(AbstractClassifierModule):
+    """Classification alone (baselines of Sabour 2017, section 5; Hinton 2018, section 4)."""
+
+    def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+        return self.classification_term(batch, output, schedule)
+
+
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     function = _function(loss)
     if not isinstance(network, AbstractCapsuleNetwork) or getattr(function, "expects", None) != "activations":

@@ -24,13 +24,7 @@ from torch import nn
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.functional import he_std
 from capsule_lab.layers import DenseCapsules, DepthwisePrimaryCapsules
-from capsule_lab.networks.base import (
-    AbstractReconstructingNetwork,
-    build_decoder,
-    check_equal_lengths,
-    he_conv,
-    smallest_side,
-)
+from capsule_lab.networks import base
 from capsule_lab.routing import RoutingFactory, SelfAttentionRouting
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
@@ -45,7 +39,7 @@ NORMALISATION_EPS = 1e-3  # Keras's default
 INITIAL_SCALE = 0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
 
 
-class EfficientCapsNet(AbstractReconstructingNetwork):
+class EfficientCapsNet(base.AbstractReconstructingNetwork):
     """The networks of Mazzia 2021; the defaults are those for MNIST.
 
     Args:
@@ -84,12 +78,12 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         check_widths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
         check_choice("activation", activation, get_args(Activation))
         check_choice("normalisation", normalisation, get_args(Normalisation))
-        check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
-        channel, height, width = self.set_image_shape(image_shape, smallest_side(kernel_sizes, strides))
+        base.check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
+        channel, height, width = self.set_image_shape(image_shape, base.smallest_side(kernel_sizes, strides))
 
         features: list[nn.Module] = []
         for (inputs, outputs), size, stride in zip(pairwise((channel, *channels)), kernel_sizes, strides, strict=True):
-            conv = he_conv(inputs, outputs, size, stride)  # official code
+            conv = base.he_conv(inputs, outputs, size, stride)  # official code
             rectifier = nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK)
             features += [conv, rectifier, _normalisation(normalisation, outputs)]
             height, width = ((n - size) // stride + 1 for n in (height, width))
@@ -106,7 +100,7 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         children, dim = self.primary.count, self.primary.dim
         weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras derives it from the shape
         self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)
-        self.decoder = build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
+        self.decoder = base.build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
 
     def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
         self.check_images(images)

@@ -101,6 +101,7 @@ class AbstractRouting(nn.Module, ABC):
         parents, dim: number of parents (of parent types in a convolutional layer), components of a pose.
         backend: how votes are summed; affects time and memory, not results. See ``capsule_lab.kernels.Backend``.
         normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
+        learned_prior: learn ``prior``, one number for each parent and kind of child, which starts at zero.
         options: keyword arguments that ``forward`` passes to the routing function.
 
     Attributes:
@@ -120,7 +121,12 @@ class AbstractRouting(nn.Module, ABC):
     poses: bool = True
 
     def __init__(
-        self, *, backend: Backend = "auto", normalisation: Normalisation = "all_parents", **options: Any
+        self,
+        *,
+        backend: Backend = "auto",
+        normalisation: Normalisation = "all_parents",
+        learned_prior: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         check_choice("routing normalisation", normalisation, get_args(Normalisation))
@@ -128,9 +134,18 @@ class AbstractRouting(nn.Module, ABC):
         self.backend = check_backend(backend)
         self.normalisation: Normalisation = normalisation
         self.options = options
+        self.learned_prior = learned_prior
+        self.register_parameter("prior", None)
 
     def build(self, layer: LayerInfo) -> None:
         """Create parameters that depend on the children. The layer calls this once in its constructor."""
+        if self.learned_prior:
+            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
+
+    @property
+    def built_prior(self) -> Tensor | None:
+        """``prior`` if it is learned; raise ``ValueError`` if ``build`` was not called."""
+        return self.require_parameter("prior") if self.learned_prior else None
 
     def scheduled_options(self) -> dict[str, Any]:
         """Return the mapping from which ``forward`` reads the ``scheduled`` options, to change them there."""

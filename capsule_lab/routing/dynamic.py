@@ -12,16 +12,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    Call,
-    LayerInfo,
-    Normaliser,
-    check_iterations,
-    check_parents,
-    leaky_normaliser,
-    prior_of_every_child,
-)
+from capsule_lab.routing import base
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["DynamicRouting", "dynamic_routing"]
@@ -41,7 +32,7 @@ def dynamic_routing(
     leaky: bool = False,
     gradient: Gradient = "full",
     squash: Squash = "squash",  # Sabour 2017, equation 1
-    normalise: Normaliser | None = None,
+    normalise: base.Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
@@ -72,12 +63,12 @@ def dynamic_routing(
     """
     _check(iterations, update, gradient, squash)
     functions = SQUASHES[squash]
-    normalise = leaky_normaliser(leaky, normalise)
+    normalise = base.leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
-        check_parents(votes, "bias", bias)
+        base.check_parents(votes, "bias", bias)
         start = votes.zero_logits()  # [b j i]
-        start = start if prior is None else start + prior_of_every_child(prior, votes)
+        start = start if prior is None else start + base.prior_of_every_child(prior, votes)
         logits = start  # b_ij
         for iteration in range(iterations):
             couplings = normalise(logits)  # c_ij [b j i]
@@ -96,7 +87,7 @@ def dynamic_routing(
     return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
 
 
-class DynamicRouting(AbstractRouting):
+class DynamicRouting(base.AbstractRouting):
     """``dynamic_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
@@ -124,24 +115,18 @@ class DynamicRouting(AbstractRouting):
     ) -> None:
         _check(iterations, update, gradient, squash)
         options: dict[str, Any] = {"update": update, "leaky": leaky, "gradient": gradient, "squash": squash}
-        super().__init__(backend=backend, iterations=iterations, **options)
+        super().__init__(backend=backend, iterations=iterations, learned_prior=learned_prior, **options)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.learned_prior = learned_prior
-        self.register_parameter("prior", None)
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
-    def build(self, layer: LayerInfo) -> None:
-        if self.learned_prior:
-            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
-
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        prior = self.require_parameter("prior") if self.learned_prior else None
-        return dynamic_routing(votes, bias=self.bias, prior=prior, **self.options, backend=self.backend, **call)
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
+        options = {"bias": self.bias, "prior": self.built_prior, **self.options}
+        return dynamic_routing(votes, **options, backend=self.backend, **call)
 
 
 def _check(iterations: int, update: str, gradient: str, squash: str) -> None:
-    check_iterations(iterations)
+    base.check_iterations(iterations)
     check_choice("routing update", update, get_args(Update))
     check_choice("routing gradient", gradient, get_args(Gradient))
     check_choice("routing squash", squash, get_args(Squash))

@@ -11,22 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Unpack
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    Call,
-    LayerInfo,
-    Normalisation,
-    Normaliser,
-    check_iterations,
-    prior_of_every_child,
-)
+from capsule_lab.routing import base
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em import make_em_step
 from capsule_lab.routing.em_costs import LOG_2PI
@@ -35,10 +26,10 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 __all__ = ["NormalisedEMRouting", "em_evidence"]
 
 
-class Adjusted(Normaliser):
+class Adjusted(base.Normaliser):
     """Normaliser of log-couplings after division by a temperature and addition of a prior, ``(parent, child)``."""
 
-    def __init__(self, normalise: Normaliser, temperature: float, prior: Tensor | None) -> None:
+    def __init__(self, normalise: base.Normaliser, temperature: float, prior: Tensor | None) -> None:
         super().__init__()
         self.normalise, self.temperature, self.prior = normalise, temperature, prior
         self.rows_per_image = normalise.rows_per_image
@@ -64,7 +55,7 @@ def em_evidence(
     min_variance: float = 1.0,  # ours: see the top of this file
     mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
     prior: Float[Tensor, "parent type"] | None = None,
-    normalise: Normaliser | None = None,
+    normalise: base.Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> tuple[Float[Tensor, "batch parent dim"], Float[Tensor, "batch parent"]]:
@@ -74,12 +65,12 @@ def em_evidence(
     ``prior`` is added to the log-couplings of every iteration, see ``dynamic_routing``: with one iteration, couplings
     are then the same for every image, and votes are stored. For the other arguments see ``em_routing``.
     """
-    check_iterations(iterations)
-    of_the_layer = normalise or Normaliser()
+    base.check_iterations(iterations)
+    of_the_layer = normalise or base.Normaliser()
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor]:
         dim = votes.shape[3]
-        shift = None if prior is None else prior_of_every_child(prior, votes)
+        shift = None if prior is None else base.prior_of_every_child(prior, votes)
         plain = temperature == 1 and shift is None
         normalise = of_the_layer if plain else Adjusted(of_the_layer, temperature, shift)
         em_step = make_em_step(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
@@ -100,7 +91,7 @@ def em_evidence(
     return poses, evidence
 
 
-class NormalisedEMRouting(AbstractRouting):
+class NormalisedEMRouting(base.AbstractRouting):
     """Batch-normalised ``em_evidence``; see the top of this file.
 
     Running statistics include all processes, see ``BatchNorm``, with one pair for each type of capsule.
@@ -120,7 +111,7 @@ class NormalisedEMRouting(AbstractRouting):
         dim: int,
         *,
         iterations: int = 2,  # ours
-        normalisation: Normalisation = "all_parents",
+        normalisation: base.Normalisation = "all_parents",
         temperature: float = 1.0,
         min_variance: float = 1.0,  # ours: see the top of this file
         mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
@@ -131,22 +122,17 @@ class NormalisedEMRouting(AbstractRouting):
         numbers = {"temperature": temperature, "min_variance": min_variance, "mass_eps": mass_eps}
         for name, number in numbers.items():
             check_number(f"routing {name}", number, above=0)
-        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, **numbers)
+        super().__init__(
+            backend=backend, normalisation=normalisation, learned_prior=learned_prior, iterations=iterations, **numbers
+        )
         self.evidence_norm = BatchNorm(parents)
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None
-        self.learned_prior = learned_prior
-        self.register_parameter("prior", None)
 
-    def build(self, layer: LayerInfo) -> None:
-        if self.learned_prior:
-            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))
-
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
         given = votes, self.require_activations(activations)
-        prior = self.require_parameter("prior") if self.learned_prior else None
-        poses, evidence = em_evidence(*given, prior=prior, **self.options, backend=self.backend, **call)
+        poses, evidence = em_evidence(*given, prior=self.built_prior, **self.options, backend=self.backend, **call)
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import add_to_votes, float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    Call,
-    LayerInfo,
-    Normalisation,
-    Normaliser,
-    check_child_types,
-    check_iterations,
-)
+from capsule_lab.routing import base
 from capsule_lab.routing.em import make_em_step
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -37,7 +29,7 @@ def heinsen_routing(
     *,
     bias: Float[Tensor, "type parent dim"] | None = None,
     iterations: int = 3,  # Heinsen 2019, section 3
-    normalise: Normaliser | None = None,
+    normalise: base.Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
@@ -56,9 +48,9 @@ def heinsen_routing(
 
     Returns poses ``mu_j``; activations, the logistic of the scores; logits, the scores.
     """
-    check_iterations(iterations)
-    normalise = normalise or Normaliser()
-    positions = check_child_types(len(beta_use), activations.shape[1])
+    base.check_iterations(iterations)
+    normalise = normalise or base.Normaliser()
+    positions = base.check_child_types(len(beta_use), activations.shape[1])
     benefit, cost = (beta.t().repeat(1, positions) for beta in (beta_use, beta_ignore))  # [j i]
     votes = votes if bias is None else _biased(votes, bias)
 
@@ -86,11 +78,11 @@ def heinsen_routing(
 
 def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Tensor | Votes:
     children = (votes.poses if isinstance(votes, Votes) else votes).shape[1]
-    added = bias.repeat(check_child_types(len(bias), children), 1, 1)  # [i j d]
+    added = bias.repeat(base.check_child_types(len(bias), children), 1, 1)  # [i j d]
     return add_to_votes(votes, added) if isinstance(votes, Votes) else votes + added
 
 
-class HeinsenRouting(AbstractRouting):
+class HeinsenRouting(base.AbstractRouting):
     """``heinsen_routing`` with learned betas and biases, which start at zero.
 
     Args:
@@ -107,7 +99,7 @@ class HeinsenRouting(AbstractRouting):
         *,
         iterations: int = 3,  # Heinsen 2019, section 3
         bias: bool = True,
-        normalisation: Normalisation = "all_parents",
+        normalisation: base.Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
@@ -115,7 +107,7 @@ class HeinsenRouting(AbstractRouting):
         for name in ("beta_use", "beta_ignore", "bias"):  # fixes the order in the saved state of an optimiser
             self.register_parameter(name, None)
 
-    def build(self, layer: LayerInfo) -> None:
+    def build(self, layer: base.LayerInfo) -> None:
         self.beta_use = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
         self.beta_ignore = nn.Parameter(torch.zeros(layer.child_types, layer.parents))
         if self.with_bias:
@@ -124,10 +116,7 @@ class HeinsenRouting(AbstractRouting):
     def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        learned = (
-            self.require_activations(activations),
-            self.require_parameter("beta_use"),
-            self.require_parameter("beta_ignore"),
-        )
-        return heinsen_routing(votes, *learned, bias=self.bias, **self.options, backend=self.backend, **call)
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
+        given = votes, self.require_activations(activations)
+        betas = self.require_parameter("beta_use"), self.require_parameter("beta_ignore")
+        return heinsen_routing(*given, *betas, bias=self.bias, **self.options, backend=self.backend, **call)

@@ -12,11 +12,11 @@ from typing import Unpack
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, Normalisation, Normaliser, prior_of_every_child
+from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, prior_of_every_child
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["SelfAttentionRouting", "self_attention_routing"]
@@ -80,14 +80,7 @@ class SelfAttentionRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
-        super().__init__(backend=backend, normalisation=normalisation)
-        self.learns_prior = prior
-        self.register_parameter("prior", None)
-
-    def build(self, layer: LayerInfo) -> None:
-        if self.learns_prior:
-            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))  # zeros: official code
+        super().__init__(backend=backend, normalisation=normalisation, learned_prior=prior)  # zeros: official code
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        prior = self.require_parameter("prior") if self.learns_prior else None
-        return self_attention_routing(votes, prior=prior, backend=self.backend, **call)
+        return self_attention_routing(votes, prior=self.built_prior, backend=self.backend, **call)

@@ -97,9 +97,5 @@ class SelfRouting(AbstractRouting):
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if not isinstance(votes, Votes):
             raise ValueError("self-routing received a tensor of votes; expected Votes(poses, weight)")  # noqa: TRY004
-        learned = (
-            self.require_activations(activations),
-            self.require_parameter("weight"),
-            self.require_parameter("bias"),
-        )
-        return self_routing(votes, *learned, backend=self.backend, **call)
+        learned = self.require_parameter("weight"), self.require_parameter("bias")
+        return self_routing(votes, self.require_activations(activations), *learned, backend=self.backend, **call)

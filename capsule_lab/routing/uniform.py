@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    Call,
-    Normaliser,
-    check_parents,
-    leaky_normaliser,
-    raise_shape_error,
-)
+from capsule_lab.routing import base
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["UniformRouting", "uniform_routing"]
@@ -37,7 +30,7 @@ def uniform_routing(
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
     squash: Squash = "squash",  # Sabour 2017, equation 1
-    normalise: Normaliser | None = None,
+    normalise: base.Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
@@ -53,14 +46,14 @@ def uniform_routing(
     """
     check_choice("routing squash", squash, get_args(Squash))
     functions = SQUASHES[squash]
-    normalise = leaky_normaliser(leaky, normalise)
+    normalise = base.leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
-        check_parents(votes, "bias", bias)
+        base.check_parents(votes, "bias", bias)
         logits = votes.zero_logits()  # [b j i]
         if log_couplings is not None:
             if log_couplings.shape != logits.shape[1:]:
-                raise_shape_error(votes, "matrix of log-couplings", log_couplings)
+                base.raise_shape_error(votes, "matrix of log-couplings", log_couplings)
             logits = logits + log_couplings
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
@@ -75,7 +68,7 @@ def uniform_routing(
     return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
 
 
-class UniformRouting(AbstractRouting):
+class UniformRouting(base.AbstractRouting):
     """``uniform_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
@@ -103,5 +96,5 @@ class UniformRouting(AbstractRouting):
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
         self.gain = nn.Parameter(torch.ones(())) if learned_gain else None
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
         return uniform_routing(votes, bias=self.bias, gain=self.gain, **self.options, backend=self.backend, **call)

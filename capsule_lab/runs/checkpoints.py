@@ -76,8 +76,7 @@ def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping
 def read_safetensors(path: Path) -> dict[str, Any]:
     """Read a file of ``write_safetensors`` in the form of a checkpoint.
 
-    Raises:
-        RunError: if it is damaged, has a header of more than 1 MB, or was not written by ``write_safetensors``.
+    Raise a ``RunError`` if it is damaged, has a header of more than 1 MB, or was not written by ``write_safetensors``.
     """
     from safetensors import safe_open
 

@@ -103,12 +103,9 @@ def own_directory(config: DictConfig) -> Path | None:
 def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False) -> Path:
     """Return the directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Nothing is created. Later processes that Lightning starts read the directory from the environment.
-
-    Args:
-        config: the whole configuration.
-        name: part of the directory name between ``config.name`` and the hash.
-        skip: returns whether the run in a directory must not be resumed, so that a new one starts.
+    Nothing is created. Later processes that Lightning starts read the directory from the environment. ``name`` is the
+    part of the directory's name between ``config.name`` and the hash; ``skip`` returns whether the run in a directory
+    must not be resumed, so that a new one starts.
     """
     own_name = config.get("name")
     if own_name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)):

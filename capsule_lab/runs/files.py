@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,9 +49,6 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-write_json = write_record  # name used in benchmarks
-
-
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
     """Read a file of ``write_record``; return ``None`` if it is missing, or, with a warning, if it is damaged."""
     try:
@@ -80,12 +76,6 @@ def _warn_once(path: Path, reason: str) -> None:
 def sha256(path: Path) -> str | None:
     """Return the SHA-256 of a file; ``None`` if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def check_writable(path: Path) -> None:
-    """Check that ``path`` can be written later."""
-    with writing(path):
-        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def save_figure(figure: Figure, path: Path) -> None:

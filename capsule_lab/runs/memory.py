@@ -21,19 +21,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class Estimate(NamedTuple):
-    """Bytes that training needs, besides those of Python and its packages.
+    """Bytes that training needs, besides those of Python and its packages."""
 
-    Attributes:
-        weights: of parameters and buffers.
-        gradients: of the parameters.
-        optimizer: of its state.
-        activations: of all other tensors that exist at the same time during a step.
-    """
-
-    weights: int
+    weights: int  # parameters and buffers
     gradients: int
-    optimizer: int
-    activations: int
+    optimizer: int  # its state
+    activations: int  # all other tensors that exist at the same time during a step
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items())
@@ -45,16 +38,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory of the training steps of a classifier, see ``run_without_values``.
 
-    Of a decoder, weights, gradients and the optimizer's state are included.
-
-    Args:
-        module: the LightningModule, on the CPU. It is not changed.
-        image_shape: ``(channel, height, width)``.
-        batch_size: images per step and process.
-        context: the context of the forward pass, such as the autocast of a precision.
-
-    Raises:
-        Exception: of any kind, if the network cannot run without values.
+    Of a decoder, weights, gradients and the optimizer's state are included. ``module`` is on the CPU and not changed;
+    ``context`` is that of the forward pass, such as the autocast of a precision. A network that cannot run without
+    values raises an error of any kind.
     """
     network = module.network
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}

@@ -68,12 +68,7 @@ def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, 
 def read(directory: Path, record: Mapping[str, Any]) -> Predictions | None:
     """Read the predictions of a run or an evaluation; ``None`` if its record has none, or the file is gone.
 
-    Args:
-        directory: the run directory.
-        record: ``metrics.json`` of the run, or the record of the evaluation.
-
-    Raises:
-        RunError: if the file is not the recorded one.
+    ``record`` is ``metrics.json`` of the run, or that of the evaluation. Raise a ``RunError`` for another file.
     """
     entry = record.get("predictions")
     if not entry:

@@ -62,11 +62,9 @@ def run_study(
     *,
     cpu_batch: int | None = None,
 ) -> StudyOutput:
-    """Run a study of ``config.ckpt``; the path of its output is in ``folder`` of the run. Writes nothing.
+    """Run a study of ``config.ckpt``, an attack or question in ``group``; its path is in ``folder`` of the run.
 
-    Args:
-        group: the key of the attack or question in ``config``.
-        cpu_batch: the largest batch size on a CPU; ``None`` for the run's batch size.
+    It writes nothing. ``cpu_batch`` is the largest batch size on a CPU; ``None`` for the run's batch size.
     """
     import torch
     from hydra.utils import instantiate

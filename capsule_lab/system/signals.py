@@ -45,10 +45,8 @@ def restore(handlers: dict[int, Any]) -> None:
 def interruptible(message: str = "") -> Iterator[None]:
     """Raise ``InterruptError`` for ``SIGNALS`` in this block, which has nothing to save.
 
-    The error is raised again at the end of the block if it was suppressed, for example in a destructor.
-
-    Args:
-        message: message of the error; by default it names the signal.
+    By default the message names the signal. The error is raised again at the end of the block if it was suppressed, for
+    example in a destructor.
     """
     received: list[InterruptError] = []
 
@@ -95,9 +93,8 @@ class StopRequest:
 def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:
     """Stop this process, which may save, when its parent has ended; kill it after another 8 seconds.
 
-    Args:
-        grace: seconds in which it may end by itself.
-        parent: process id of the parent; by default the current one, which may have adopted this process.
+    It may end by itself within ``grace`` seconds. ``parent`` is a process id; by default that of the current parent,
+    which may have adopted this process.
     """
     parent = os.getppid() if parent is None else parent
 

@@ -26,11 +26,7 @@ DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = "done", "running", "paused", "
 
 
 class SeededConfig:
-    """A configuration that is composed once and used for any seed.
-
-    Args:
-        config: as returned by ``compose``.
-    """
+    """A configuration, as returned by ``compose``, that is composed once and used for any seed."""
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
@@ -175,8 +171,7 @@ class Cell(ABC):
     def value(self, metric: str) -> float | None:
         """Return a metric such as ``test/error``; ``None`` without a result, infinity if it was not reached.
 
-        Raises:
-            TableError: if the metric was not measured.
+        Raise a ``TableError`` if the metric was not measured.
         """
         if self.finished is None:
             return None

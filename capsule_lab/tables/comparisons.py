@@ -20,7 +20,7 @@ from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
 from capsule_lab.tables.schema import Comparison, Table
-from capsule_lab.tables.statistics import Difference, Spread
+from capsule_lab.tables.statistics import Difference
 from capsule_lab.tables.summary import Entry, Run
 
 
@@ -64,10 +64,8 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
     """Answer the comparisons of a table for which both rows have runs.
 
     If the deviation of a sample is smaller than one test image, it is no estimate; the pooled deviation of the
-    samples in the same family and column takes its place.
-
-    Raises:
-        TableError: if networks with ``unit: images`` or ``clusters`` were tested on different images.
+    samples in the same family and column takes its place. Raise a ``TableError`` if networks with ``unit: images`` or
+    ``clusters`` were tested on different images.
     """
     pairs = [*_pairs(table, entries)]
     found = []
@@ -86,11 +84,8 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
 def plan(answers: Sequence[Compared], difference: float, power: float) -> list[str]:
     """Say for each comparison how many seeds find a difference, and how long they take.
 
-    Deviation and duration are those of the runs that have finished.
-
-    Raises:
-        ConfigError: if the difference is not above 0, or the power not between 0.05 and 1.
-        TableError: if there are too few runs to know a deviation.
+    Deviation and duration are those of the runs that have finished. Raise a ``ConfigError`` if the difference is not
+    above 0, or the power not between 0.05 and 1; a ``TableError`` if there are too few runs to know a deviation.
     """
     if not difference > 0 or not statistics.LEVEL < power < 1:
         raise ConfigError(
@@ -174,12 +169,8 @@ def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
             common = statistics.pooled([*samples.values()])
         difference = compare(*values, margin=pair.comparison.margin, common=common)
         if common is not None:
-            remarks.append(f"deviations below one test image: pooled over the family ({_degrees(common)})")
+            remarks.append(f"deviations below one test image: pooled over the family ({common})")
     return replace(pair, difference=difference, remark="; ".join(remarks))
-
-
-def _degrees(common: Spread) -> str:
-    return f"{common.std:.3g}, {common.df} degrees of freedom"
 
 
 def _spreads(pair: Compared) -> dict[tuple[str, ...], tuple[list[float], Run]]:

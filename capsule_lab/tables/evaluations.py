@@ -44,7 +44,7 @@ def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[s
     ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
     configuration are trusted, because the configuration does not come from the checkpoint.
     """
-    standard = _standard_trainer()
+    standard = _composed("evaluate", ()).trainer
     names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # attack and analyse use one process
     trainer = training["trainer"]
     devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
@@ -73,9 +73,7 @@ def _as_value(path: str) -> str:
 def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     """Compose the evaluation's configuration with the training data, and check it against the signatures.
 
-    Raises:
-        ConfigError: for an unknown option or an invalid value.
-        HydraException: if overrides cannot be composed.
+    Raise a ``ConfigError`` for an unknown option or an invalid value, or if overrides cannot be composed.
     """
     from capsule_lab.config.check import check, check_evaluation
 
@@ -103,9 +101,3 @@ def weights_of(directory: Path, result: dict[str, Any]) -> str:
 def result_file(directory: Path, fingerprint: str) -> Path:
     """Return the file in a run directory for the result of a table's evaluation."""
     return directory / "evaluations" / f"{fingerprint}.json"
-
-
-@functools.cache
-def _standard_trainer() -> DictConfig:
-    trainer: DictConfig = compose("evaluate").trainer
-    return trainer

@@ -38,17 +38,13 @@ def expand(
     standin: bool = False,
     composed: Composed | None = None,
 ) -> list[Cell]:
-    """Return every cell of a table, row by row.
+    """Return every cell of a table, row by row; raise a ``TableError`` if overrides do not fit together.
 
     Args:
-        table: what to train and evaluate.
         overrides: for every training run; they take precedence over those of the table.
         any_precision: see ``runs.select_run.finished_run``.
         standin: whether all runs are on stand-in data, regardless of the overrides.
         composed: configurations that are already composed; new ones are added.
-
-    Raises:
-        TableError: if overrides do not fit together.
     """
     overrides = check_overrides("every run", overrides)
     options = _Options(table, overrides, any_precision, standin, {} if composed is None else composed)
@@ -75,11 +71,7 @@ def distinct(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def verify(cell: Cell) -> None:
-    """Check the cell's configuration against the signatures of its targets.
-
-    Raises:
-        TableError: for an unknown option or an invalid value.
-    """
+    """Check the cell's configuration; raise a ``TableError`` for an unknown option or an invalid value."""
     if isinstance(cell, EvaluationCell):
         with _named_in_errors(cell.row, cell.column, cell.row.by):
             evaluations.verify(cell.training.config, cell.row.by, cell.overrides)

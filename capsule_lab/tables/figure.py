@@ -25,14 +25,8 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
 
     Seconds are processor time if all runs recorded it, else wall time. Rows whose names differ only in the number at
     the end, such as ``dynamic_1`` and ``dynamic_3``, are joined by a line. Each column has one panel for real data and
-    one for stand-in data.
-
-    Args:
-        entries: from ``summarise``. Rows without runs, evaluations, and columns with medians or with runs on different
-            hardware are left out.
-
-    Returns:
-        ``None`` if no panel has two rows.
+    one for stand-in data. Rows without runs, evaluations, and columns with medians or with runs on different hardware
+    are left out; return ``None`` if no panel has two rows.
     """
     panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
     for entry in entries:
@@ -92,14 +86,11 @@ def _families(entries: Sequence[Entry]) -> dict[str, str]:
     labels: dict[str, list[str]] = {}
     for entry in entries:
         labels.setdefault(_family(entry), []).append(entry.row.label)
-    return {
-        family: _common_start(texts) or family if len({*texts}) > 1 else texts[0] for family, texts in labels.items()
+    starts = {  # "Heinsen 2019" of "Heinsen 2019, 1 iteration" and "Heinsen 2019, 12 iterations"
+        family: re.sub(r"\d+$", "", os.path.commonprefix(texts)).rstrip(" ,:(")  # noqa: RUF071
+        for family, texts in labels.items()
     }
-
-
-def _common_start(labels: Sequence[str]) -> str:
-    """Return ``Heinsen 2019`` for ``Heinsen 2019, 1 iteration`` and ``Heinsen 2019, 12 iterations``."""
-    return re.sub(r"\d+$", "", os.path.commonprefix(labels)).rstrip(" ,:(")  # noqa: RUF071
+    return {family: starts[family] or family if len({*texts}) > 1 else texts[0] for family, texts in labels.items()}
 
 
 def _family(entry: Entry) -> str:

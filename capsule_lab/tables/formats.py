@@ -233,13 +233,7 @@ def as_page(
 ) -> str:
     """Format as a self-contained HTML page: tables, curves of every run, figures of the best runs, commands.
 
-    Args:
-        table: the table.
-        entries: from ``summarise``.
-        command: the command that creates the page.
-        costs: from ``error_against_time``.
-        attacks: from ``figures_by_command``.
-        answers: from ``comparisons.compared``.
+    ``command`` creates the page; ``costs`` is from ``error_against_time``, ``attacks`` from ``figures_by_command``.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined

@@ -19,14 +19,9 @@ from capsule_lab.tables.schema import Column, Comparison, Content, Row, Seeds, T
 
 
 def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
-    """Read a table by its name in ``sweeps/``, or from another file.
+    """Read a table by its name in ``sweeps/``, or from another file; its overrides may include a mistyped ``table=``.
 
-    Args:
-        table: the name or the file.
-        overrides: overrides of its runs, which may include a mistyped ``table=``.
-
-    Raises:
-        TableError: if the table does not exist or is invalid.
+    Raise a ``TableError`` if the table does not exist or is invalid.
     """
     names = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
     if table is None:
@@ -63,8 +58,7 @@ def select(
 ) -> Table:
     """Return a table with only these rows, columns and seeds, or all for ``None``; rows that others need remain.
 
-    Raises:
-        TableError: if a row or column does not exist, or a seed is not a whole number.
+    Raise a ``TableError`` if a row or column does not exist, or a seed is not a whole number.
     """
     selected = {*_among("rows", rows, [row.name for row in table.rows], table.name)}
     selected_columns = _among("columns", columns, [column.name for column in table.columns], table.name)
@@ -80,11 +74,7 @@ def select(
 
 
 def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Check overrides of training runs and return them.
-
-    Raises:
-        TableError: if one is not an override, or sets a key that the table sets itself.
-    """
+    """Return overrides of training runs; raise a ``TableError`` if one is none, or sets a key that the table sets."""
     for override in overrides:
         try:
             check_override(override)

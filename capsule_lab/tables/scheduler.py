@@ -30,47 +30,34 @@ _TO_LAUNCH = (PAUSED, FAILED, MISSING)
 def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf) -> None:
     """Launch every unfinished cell; cells that wait for another row start as soon as it has a result.
 
-    Paused runs continue first; the others follow in the order of the table.
-
-    Args:
-        table: the table to train and evaluate.
-        overrides: for every training run; they take precedence over those of the table.
-        launch: returns when all started jobs have ended; starts none after the deadline.
-        deadline: as of ``time.time``; the remaining cells are left for the next command.
-
-    Raises:
-        TableError: before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
-            paused and none has made a step.
+    Paused runs continue first; the others follow in the order of the table. ``launch`` returns when all started jobs
+    have ended, and starts none after the deadline, as of ``time.time``: the next command runs the other cells. Raise a
+    ``TableError`` before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
+    paused and none has made a step.
     """
     cells = before = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))
     for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
         verify(cell)
     tried: set[str] = set()
-    while time.time() < deadline and (remaining := _to_launch(cells, tried)):
+    while time.time() < deadline:
+        remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
+        if not remaining:
+            break
+        remaining.sort(key=lambda cell: cell.status != PAUSED)
         failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
-        _record_failures(cells, failures)
+        for cell in cells:  # jobs that could not record their error: killed, or rejected before their run started
+            if (error := failures.get(cell.fingerprint)) and not cell.finished:
+                lock.record_failure(cell.fingerprint, error)
+                vars(cell).pop("status", None)
     log.info("%s: %s", table.name, _counted(cells))
     stopped = time.time() >= deadline
     _raise_if_failed(table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried])
     if stopped or any(cell.status == PAUSED for cell in cells):
         _raise_if_nothing_done(table, before, cells)
         log.info("%s: %s", table.name, _left(cells))
-
-
-def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
-    """Record errors of jobs that could not do so themselves: killed, or rejected before their run started."""
-    for cell in cells:
-        if (error := failures.get(cell.fingerprint)) and not cell.finished:
-            lock.record_failure(cell.fingerprint, error)
-            vars(cell).pop("status", None)
-
-
-def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
-    remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
-    return sorted(remaining, key=lambda cell: cell.status != PAUSED)
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:

@@ -71,11 +71,7 @@ CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
-    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself.
-
-    Raises:
-        ValueError: if a check fails.
-    """
+    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself."""
     key, is_pair, _ = text.partition("=")
     if not (is_pair and key) and not text.startswith("~"):
         raise ValueError("expected key=value")
@@ -148,12 +144,7 @@ class Column(_Part):
 class Row(_Part):
     """One line of a table: training, an evaluation of another row's weights, or only published values.
 
-    Attributes:
-        overrides: overrides of training, by column.
-        takes: keys of the configuration; the value of each is a metric of a row above.
-        of: the row above whose weights are evaluated.
-        by: the command that evaluates them.
-        evaluate: overrides of the evaluation, by column.
+    The overrides of training and of the evaluation are by column; the other fields are explained above.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
@@ -315,13 +306,7 @@ class Content(_Part):
 
 
 class Table(Content):
-    """Rows, columns, seeds and published values of a paper's table.
-
-    Attributes:
-        name: name of its file.
-        head: comments in its file.
-        file: the file.
-    """
+    """Rows, columns, seeds and published values of a paper's table, with the name of its file and its comments."""
 
     name: str
     head: str

@@ -73,6 +73,9 @@ class Spread:
     std: float
     df: int
 
+    def __str__(self) -> str:
+        return f"{self.std:.3g}, {self.df} degrees of freedom"
+
 
 def pooled(samples: Sequence[Sequence[float]]) -> Spread | None:
     """Return the common standard deviation of several samples; ``None`` if no sample has two different values."""
@@ -86,10 +89,7 @@ def unpaired_difference(
 ) -> Difference:
     """Compare two independent samples by Welch's t-test, or with a ``common`` deviation by Student's.
 
-    Args:
-        first, second: one value per run.
-        margin: the largest difference that counts as none.
-        common: deviation to use in place of the samples' own ones.
+    ``margin`` is the largest difference that counts as none.
     """
     counts, unit = (len(first), len(second)), math.sqrt(1 / len(first) + 1 / len(second))
     if common is not None:

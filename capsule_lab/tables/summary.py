@@ -76,11 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images.
-
-    Attributes:
-        center: the mean.
-    """
+    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images."""
 
     center: float
     std: float | None
@@ -101,12 +97,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Median:
-    """Median, smallest and largest value over seeds; infinity means "not reached".
-
-    Attributes:
-        center: the median.
-        reached: number of runs that reached the value.
-    """
+    """Median, smallest and largest value over seeds; infinity means "not reached", ``reached`` counts the others."""
 
     center: float
     smallest: float
@@ -229,10 +220,8 @@ class Entry:
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     """Return an entry for each row and column with runs or published values.
 
-    Runs of the same configuration on stand-in data are added even if they are not requested.
-
-    Raises:
-        TableError: if runs of a column on the same kind of data used different precisions.
+    Runs of the same configuration on stand-in data are added even if they are not requested. Raise a ``TableError`` if
+    runs of a column on the same kind of data used different precisions.
     """
     composed: Composed = {}
     asked = expand(table, overrides, any_precision=True, composed=composed)

@@ -15,7 +15,7 @@ from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling,
 from benchmarks.cases import Case, configuration
 from benchmarks.roofline import Work
 from capsule_lab.config.compose import options_of
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, RunError
 
 SMALL = [
     "device=cpu", "rounds=2", "steps=1", "precisions=[32-true]", "backends=[matmul]", "batch_size=2",
@@ -184,12 +184,20 @@ def test_profile_and_scaling(calls: list[tuple[str, str]], capsys: Any) -> None:
         assert [case.sizes[cases.AXES[axis]] for case in found] == values
 
 
+def test_path_that_is_not_writable_is_named_before_the_work(calls: list[tuple[str, str]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "bench.json"
+    with pytest.raises(RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"):
+        bench.main(configuration("bench", [*SMALL, f"out={path}"]))
+    assert not calls
+
+
 @pytest.mark.whole
 def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Here on a CPU; CUDA graphs fail there, and other cases go on."""
     written: list[int] = []
     monkeypatch.setattr(
-        gpu.files, "write_json", lambda _, report: written.append(len(report["rows"])) or kept.update(report)
+        gpu.files, "write_record", lambda _, report: written.append(len(report["rows"])) or kept.update(report)
     )
     monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
     kept: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from torchvision import datasets
 
 from capsule_lab.config import build
 from capsule_lab.config.compose import compose
-from capsule_lab.data import CIFAR10DataModule, cifar10
+from capsule_lab.data import CIFAR10DataModule, cifar10, transforms
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
 
 RANDOM = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
     """Five random numbers per image, from its key. The last step undoes brightness, so it is also compared before."""
     data = CIFAR10DataModule(source="standin")
     seen = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-    monkeypatch.setattr(cifar10, "standardise", lambda images: images)
+    monkeypatch.setattr(transforms, "standardise", lambda images: images)
     before = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     top, left, mirrored = (random_integers(KEYS, stream, 0, most).tolist() for stream, most in enumerate((8, 8, 1)))
     added = random_uniform(KEYS, 3, -63.0, 63.0).tolist()
@@ -64,7 +64,7 @@ CHANGED = {"crop": 20, "flip": False, "brightness": 5.0, "contrast": 0.3, "eval_
     "option", [name for name in inspect.signature(CIFAR10DataModule).parameters if name != "options"]
 )
 def test_every_option_changes_the_data(monkeypatch, option):
-    monkeypatch.setattr(cifar10, "standardise", lambda images: images)
+    monkeypatch.setattr(transforms, "standardise", lambda images: images)
     observed = []
     for options in ({}, {option: CHANGED[option]}):  # with and without
         data = CIFAR10DataModule(source="standin", **options)

@@ -70,7 +70,6 @@ def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file" / "figure.png"
     for write in (
         lambda: files.write_text(path, ""),
-        lambda: files.check_writable(path),
         lambda: files.save_figure(None, path),
         lambda: files.logging_to(path).__enter__(),
     ):

@@ -36,10 +36,7 @@ def check(folder: Path) -> dict[str, str]:
     """Return the name and SHA-256 of the file that ``load`` would read; empty if there is none.
 
     The archive must be the published one. The unpacked file has no published checksum; it is read instead, which takes
-    seconds, so that damage is found before training.
-
-    Raises:
-        DataError: if the file is incomplete, or not affNIST's.
+    seconds, so that damage is found before training. Raise a ``DataError`` if it is incomplete, or not affNIST's.
     """
     if verify(folder, {ARCHIVE: SHA256}, NAME, algorithm="sha256"):
         return {ARCHIVE: SHA256}
@@ -52,10 +49,8 @@ def check(folder: Path) -> dict[str, str]:
 def load(folder: Path) -> Images:
     """Load the test set: ``(320000, 1, 40, 40)`` uint8, labels, and ``human_readable_transform`` as float factors.
 
-    It is read from ``test.mat.zip`` in ``folder``, else from ``test.mat``.
-
-    Raises:
-        DataError: if the file is missing or unreadable, or does not contain 32 versions of each MNIST test digit.
+    It is read from ``test.mat.zip`` in ``folder``, else from ``test.mat``. Raise a ``DataError`` if that is missing or
+    unreadable, or does not contain 32 versions of each MNIST test digit.
     """
     archive, path = folder / ARCHIVE, folder / FILE
     if archive.is_file():
@@ -78,12 +73,8 @@ def load(folder: Path) -> Images:
 def load_mat(path: Path, opened: Any = None) -> Images:
     """Read one ``.mat`` file: ``(n, 1, 40, 40)`` uint8, labels, and ``(n, k)`` parameters of the transforms.
 
-    Args:
-        path: path of the file.
-        opened: the file, open in binary mode, if it is in a zip.
-
-    Raises:
-        DataError: if it is truncated, is not a MATLAB file, or lacks a field with the right shape and type.
+    ``opened`` is the file, open in binary mode, if it is in a zip. Raise a ``DataError`` if it is truncated, is not a
+    MATLAB file, or lacks a field with the right shape and type.
     """
     with reading(path, NAME):
         struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[_VARIABLE][0, 0]

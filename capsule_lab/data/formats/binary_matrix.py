@@ -35,7 +35,10 @@ def read_matrix(path: Path) -> np.ndarray:
         DataError: if the file cannot be read, has another format, or does not have the length that its header states.
     """
     try:
-        content: Any = np.memmap(path, np.uint8, "r") if path.suffix == ".mat" else _unpacked(path)
+        if path.suffix == ".mat":
+            content: Any = np.memmap(path, np.uint8, "r")
+        else:
+            content = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
         magic, dimensions = struct.unpack_from("<Ii", content)
         sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
         shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # raises for negative sizes
@@ -47,17 +50,8 @@ def read_matrix(path: Path) -> np.ndarray:
         ) from error
 
 
-def _unpacked(path: Path) -> np.ndarray:
-    with gzip.open(path) as file:
-        return np.frombuffer(file.read(), np.uint8)
-
-
 def write_matrix(path: Path, array: np.ndarray) -> None:
-    """Write ``array`` to ``path``, gzip-compressed if the name ends in ``.gz``.
-
-    Raises:
-        KeyError: if the format does not have the array's dtype.
-    """
+    """Write ``array``, of a dtype in ``_MAGICS``, to ``path``, gzip-compressed if the name ends in ``.gz``."""
     sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
     magic = _MAGICS[array.dtype.newbyteorder("=")]
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:

@@ -87,14 +87,9 @@ def download(scratch: Path) -> None:
 def load_part(folder: Path, part: Part, resize: Resize) -> Images:
     """Load the training or test images in ``folder``, ``(n, 2, 48, 48)``, with their factors.
 
-    Args:
-        folder: folder with the files of one set, as ``.mat`` or ``.mat.gz``.
-        part: ``"training"`` or ``"testing"``.
-        resize: ``"subsample"`` takes every second pixel, like TensorFlow 1's bilinear resize to half the size, which
-            the official code uses; ``"area"`` takes the mean of 2x2 pixels, rounded to whole grey levels.
-
-    Raises:
-        DataError: if a file is missing or incomplete, or does not fit the others.
+    The files are ``.mat`` or ``.mat.gz``. ``resize="subsample"`` takes every second pixel, like TensorFlow 1's bilinear
+    resize to half the size, which the official code uses; ``"area"`` takes the mean of 2x2 pixels, rounded to whole
+    grey levels. Raise a ``DataError`` if a file is missing or incomplete, or does not fit the others.
     """
     labels = read_matrix(_find(folder, part, "cat"))
     factors = read_matrix(_find(folder, part, "info"))

@@ -40,22 +40,13 @@ class SyntheticAffNIST(InMemory):
 
     Version ``n`` shows image ``n`` modulo the number of images, so that all images are used equally often. Its
     transformation depends on the seed and ``n`` alone. Everything is computed on the CPU, so that pixels do not depend
-    on the device of the network.
-
-    Args:
-        images: ``(n, 1, 28, 28)`` digits.
-        seed: seed of the draws.
-        versions: number of versions of each image.
-        size: maximum number of versions in total.
+    on the device of the network. Images are ``(n, 1, 28, 28)`` digits; ``size`` limits the number of all versions.
     """
 
     def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
         super().__init__(images, seed)
         everything = versions * len(images.labels)
         self.size = everything if size is None else min(size, everything)
-
-    def __len__(self) -> int:
-        return self.size
 
     def to(self, device: torch.device) -> InMemory:
         """Return the set itself: it stays on the CPU for every ``device``."""
@@ -96,10 +87,7 @@ def place(
     """Place the part of each image that is not black uniformly at random, completely inside 40x40 pixels.
 
     A part that is larger, which no digit of MNIST becomes, is centred and loses its edges.
-
-    Returns:
-        The placed images, and the number of pixels by which each was moved down and to the right, relative to the
-        centred image.
+    Also return the number of pixels by which each was moved down and to the right, relative to the centred image.
     """
     side = images.shape[2]
     top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))

@@ -100,13 +100,7 @@ def labels_and_info(
 def is_as_rendered(
     record: Mapping[str, Any], split: str, images: np.ndarray, labels: np.ndarray, info: np.ndarray
 ) -> bool:
-    """Return whether these are the arrays that ``render_files`` wrote, according to its record; takes 0.1 s.
-
-    Args:
-        record: content of ``provenance.json``.
-        split: ``"training"`` or ``"testing"``.
-        images, labels, info: arrays of the three files.
-    """
+    """Return whether these are the arrays of a split that ``render_files`` wrote, by its record; takes 0.1 s."""
     try:
         levels = [record[name] for name in _LEVELS]
         expected, known = labels_and_info(_SPLITS[split], *levels), record["sha256"][split]
@@ -119,8 +113,7 @@ def is_as_rendered(
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
     """Return whether the record matches this plan, and the six files exist and are complete.
 
-    Raises:
-        DataError: if ``folder`` contains files of another data set, which would be replaced.
+    Raise a ``DataError`` if ``folder`` contains files of another data set, which would be replaced.
     """
     try:
         record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))

@@ -78,10 +78,7 @@ def fit_backward(
     weight_tiles = tiles_of_weight(inputs.weight)
     grad_weight_tiles = weight_tiles.new_zeros(number_of_parts(row), *weight_tiles.shape)  # one per thread
     scratch = scratch_for(sizes, like=inputs.poses)
-    grad_tiles = GradTiles(
-        workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses),
-        grad_weight_tiles.numpy(),
-    )
+    grad_tiles = GradTiles(workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses), grad_weight_tiles.numpy())
     counts = Coefficients(parent * dim, parent * dim, parent * dim, parent)
     coefficients = Coefficients(*(workspace(row, count, like=inputs.poses) for count in counts))
     given = FitInputs(*flat(*inputs._replace(weight=weight_tiles)))

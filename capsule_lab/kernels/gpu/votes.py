@@ -10,16 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import (
-    PROGRAMS,
-    compute_votes,
-    launch,
-    load,
-    load_rows,
-    number_type,
-    sizes,
-    store,
-)
+from capsule_lab.kernels.gpu.blocks import PROGRAMS, compute_votes, launch, load, load_rows, number_type, sizes, store
 
 # ours, not tuned, but chosen so that the compiler spills no registers in the layers of the papers
 ROWS_PER_PROGRAM = 4  # a program loads a weight once for this many rows

@@ -70,10 +70,7 @@ def checks(
         parts = [gradient_of(attacked.objective(loss, batch), batch.images).cpu() for batch in attacked.batches]
         return Gradients.of(torch.cat(parts))
 
-    statistics, of_baseline = (
-        gradients(few),
-        None if baseline is None else gradients(baseline.first(images)),
-    )
+    statistics, of_baseline = gradients(few), None if baseline is None else gradients(baseline.first(images))
     yield zero_gradients(statistics, of_baseline)
     yield gradient_size(statistics, of_baseline)
     attacked_rate = accuracy(attack)
@@ -175,10 +172,7 @@ def gradient_error(
 
     Of several step sizes, the one that agrees best counts: a large step may cross the kink of a rectified linear unit,
     of which a network has thousands. No step size agrees with a gradient whose graph is cut.
-
-    Args:
-        objective, images: in float64.
-        directions, steps: the number of random lines; the step sizes of the differences, per pixel.
+    Objective and images are in float64; ``directions`` is the number of random lines, ``steps`` are per pixel.
     """
     gradient = gradient_of(objective, images)
     generator = torch.Generator().manual_seed(0)

@@ -174,12 +174,9 @@ class Attacked:
     def measure(
         self, attack: AttackFunction, loss: LossName, epsilons: Sequence[float], targets: Iterable[int | None] = (None,)
     ) -> Measured:
-        """Attack every batch with every budget, and keep the network's outputs.
+        """Attack every batch with every budget, in units of the space, and keep the network's outputs.
 
-        Args:
-            attack, loss: an attack of this package with its options bound, and the loss that it maximises.
-            epsilons: budgets, in units of the space.
-            targets: target classes, one attack each.
+        ``attack`` has its options bound and maximises ``loss``; there is one attack for each target class.
         """
         parts: dict[Any, list[tuple[Tensor, ...]]] = {}
 

@@ -117,12 +117,9 @@ def fit_factor_analysers(
 ) -> Fit:
     """Fit the mixture with several restarts, and return the one with the largest likelihood.
 
-    Args:
-        points: standardised points.
-        components, factors: their numbers; without factors, a mixture of Gaussians with independent dimensions.
-        steps: most EM steps of a restart, which ends when the mean log-likelihood gains less than ``tolerance``.
-        restarts: number of restarts, each with new centres (k-means++) and loadings.
-        floor: smallest variance of the noise.
+    Points are standardised. Without factors, it is a mixture of Gaussians with independent dimensions. Each restart has
+    new centres (k-means++) and loadings, and ends after ``steps`` EM steps or when the mean log-likelihood gains less
+    than ``tolerance``. ``floor`` is the smallest variance of the noise.
     """
     for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
         check_number(name, value, 1)

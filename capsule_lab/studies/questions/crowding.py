@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from capsule_lab.data import transforms
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
 from capsule_lab.studies.measures.features import of_label
@@ -103,16 +104,9 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
         chosen.append(members)
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
-    placed = zip(index.flatten().tolist(), moves.flatten(0, 1).tolist(), strict=True)
-    pictures = torch.stack([moved(subject.images[number], *move) for number, move in placed]).unflatten(0, index.shape)
+    down, right = moves.flatten(0, 1).to(subject.images.device).unbind(1)
+    pictures = transforms.shift(subject.images[index.flatten()], down, right, shift).unflatten(0, index.shape)
     return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
-
-
-def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -> Tensor:
-    """Move an image by whole pixels; pixels from outside are 0."""
-    height, width = image.shape[1:]
-    around = torch.nn.functional.pad(image, (abs(right), abs(right), abs(down), abs(down)))
-    return around[:, abs(down) - down :, abs(right) - right :][:, :height, :width]
 
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:

@@ -184,7 +184,4 @@ def _distances(network: Any, means: Sequence[Couplings], batches: Sequence[Batch
     images = sum(len(batch.labels) for batch in batches)
     equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))[1]
     apart = sum(float((mean - shares).abs().sum()) / 2 for mean, shares in zip(means, equal, strict=True))
-    return {
-        "distance_of_own_from_mean": own / images / children,
-        "distance_of_mean_from_equal": apart / children,
-    }
+    return {"distance_of_own_from_mean": own / images / children, "distance_of_mean_from_equal": apart / children}

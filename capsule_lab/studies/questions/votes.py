@@ -92,7 +92,9 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         order = ratio.nan_to_num().argsort(descending=True)
         images = order[torch.linspace(0, len(order) - 1, shown).long().to(order.device)].tolist()
         predicted = means.argmin(1) if layer.parents.logits is None else layer.parents.logits.argmax(1)
-        edges = torch.linspace(0, _end(distances[-1], predicted) if longest is None else longest, _BINS + 1)
+        of_predicted = of_label(distances[-1].transpose(1, 2), predicted).float()
+        largest = of_predicted.quantile(0.99) if of_predicted.numel() < 2**24 else of_predicted.max()  # torch's limit
+        edges = torch.linspace(0, float(largest) if longest is None else longest, _BINS + 1)
         figures = {
             f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
             for number, image in enumerate(images, start=1)
@@ -101,11 +103,6 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         return figures
 
     return Answer(numbers, draw=draw)
-
-
-def _end(distances: Tensor, predicted: Tensor) -> float:
-    of_predicted = of_label(distances.transpose(1, 2), predicted)
-    return float(of_predicted.float().quantile(0.99)) if of_predicted.numel() < 2**24 else float(of_predicted.max())
 
 
 def _points(subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image: int, shift: int) -> Figure:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.studies.questions.crowding import _second_by_image, crowding, mixtures, moved
+from capsule_lab.studies.questions.crowding import _second_by_image, crowding, mixtures
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.networks import small_capsnet
 from tests.helpers.subjects import CLASSES, subject
@@ -23,16 +23,6 @@ def test_parts_of_one_class_and_of_several() -> None:
     for parts in [2, 3]:
         labels = mixtures(with_decoder(), parts, 2, 0, same_class=False).labels
         assert all(len({*row}) == parts for row in labels.tolist())
-
-
-def test_moved_by_whole_pixels() -> None:
-    assert moved(torch.ones(1, 4, 4), 0, 3).sum() == 4, "what moves out does not come back"
-    for down, right in [(0, 0), (2, 0), (-2, 0), (0, 3), (0, -3), (1, -1)]:
-        image = torch.zeros(1, 9, 9)
-        image[0, 4, 4] = 1
-        expected = torch.zeros(1, 9, 9)
-        expected[0, 4 + down, 4 + right] = 1
-        assert torch.equal(moved(image, down, right), expected)
 
 
 def test_single_images_are_those_of_the_subject_moved() -> None:
