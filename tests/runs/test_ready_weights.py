@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,18 @@ def test_shipped_files_are_described_and_small() -> None:
         row = f"| `{name}` | {error} | {entry['parameters']:,} | {size} | {minutes} | `{entry['command']}` |"
         assert row in page, row
     assert sum(entry["bytes"] for entry in SHIPPED.values()) <= 10e6
+
+
+def test_shipped_capsnet_draws_as_well_as_the_full_network() -> None:
+    full = []
+    with tarfile.open(ROOT / "results" / "time_to_accuracy_runs.tar.gz") as archive:
+        for member in archive.getmembers():
+            if re.match(r"capsnet-mnist-\w+/metrics\.json", member.name):
+                full.append(json.load(archive.extractfile(member))["test"]["reconstruction"])
+    assert SHIPPED["capsnet_mnist"]["reconstruction"] <= 1.1 * min(full)
+    page = (ROOT / "docs" / "guides" / "predict.md").read_text()
+    assert f"is {SHIPPED['capsnet_mnist']['reconstruction']:.4f} (a" in page
+    assert f"and {min(full):.4f} to {max(full):.4f} in {['no', 'one', 'two', 'three', 'four'][len(full)]} runs" in page
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if "mnist" in name and SHIPPED[name]["error"] is not None])
