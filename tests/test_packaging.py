@@ -17,7 +17,7 @@ FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (RO
 IN_THE_WHEEL = sorted(
     re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", file)
     for file in FILES
-    if file.endswith((".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", "py.typed"))
+    if file.endswith((".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed"))
 )
 
 

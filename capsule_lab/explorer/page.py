@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 import torch
 from torch import Tensor
 
 from capsule_lab import runs
-from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.deploy.export import check_data_is_here
 from capsule_lab.errors import CapsuleLabError, RunError, one_line
 from capsule_lab.explorer.network import PackedNetwork, Precision, export, rounded
@@ -99,7 +99,7 @@ def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
 
 
 def _digits(run: runs.Run) -> Digits:
-    """Return training images of the run, not augmented, or the bundled digits if its data set is not here."""
+    """Return training images of the run, not augmented, or if its data set is not here, the first digits of MNIST."""
     try:
         check_data_is_here(run)
         images, labels, found = [], [], 0
@@ -110,9 +110,10 @@ def _digits(run: runs.Run) -> Digits:
                 break
         return Digits(torch.cat(images), torch.cat(labels), "training images")
     except CapsuleLabError as error:
-        log.warning("there are no training images (%s); the page has the bundled digits", one_line(error))
-        bundled = standin_digits(train=True)
-        return Digits(bundled.images.float() / 255, bundled.labels, "bundled digits, which it was not trained on")
+        log.info("there are no training images (%s); the page has 400 training digits of MNIST", one_line(error))
+        with np.load(ASSETS / "digits.npz", allow_pickle=False) as stored:
+            images, labels = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
+        return Digits(images[:, None].float() / 255, labels.long(), "first 40 training digits of its class in MNIST")
 
 
 def _samples(digits: Digits) -> list[list[int]]:

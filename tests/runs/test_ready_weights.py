@@ -183,11 +183,9 @@ def test_shipped_files_are_described_and_small() -> None:
 
 
 def test_shipped_capsnet_draws_as_well_as_the_full_network() -> None:
-    full = []
     with tarfile.open(ROOT / "results" / "time_to_accuracy_runs.tar.gz") as archive:
-        for member in archive.getmembers():
-            if re.match(r"capsnet-mnist-\w+/metrics\.json", member.name):
-                full.append(json.load(archive.extractfile(member))["test"]["reconstruction"])
+        files = [name for name in archive.getnames() if re.match(r"capsnet-mnist-\w+/metrics\.json", name)]
+        full = [json.load(archive.extractfile(name))["test"]["reconstruction"] for name in files]
     assert SHIPPED["capsnet_mnist"]["reconstruction"] <= 1.1 * min(full)
     page = (ROOT / "docs" / "guides" / "predict.md").read_text()
     assert f"is {SHIPPED['capsnet_mnist']['reconstruction']:.4f} (a" in page
