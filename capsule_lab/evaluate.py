@@ -64,7 +64,7 @@ def open_checked(config: DictConfig) -> runs.Run:
     from capsule_lab.config import build, check  # torch and Lightning
 
     if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
-        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
+        raise ConfigError("ckpt is missing; expected ckpt=<a run, a file or the name of ready weights>")
     check_evaluation(config)
     build.quiet_lightning_logs()
     check.check(config)
