@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,9 +14,13 @@ from capsule_lab.config.compose import compose, options_of
 from capsule_lab.errors import ConfigError, suggest
 from capsule_lab.system.signals import interruptible
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _RENDERED = "toynorb"
 _PICTURES = "folder"
 _SHOWN = 12  # ours: pictures of each class on a contact sheet
+_BATCHES = 40  # ours: as many are read for them
 
 log = logging.getLogger(__name__)
 
@@ -46,27 +51,51 @@ def _fetch(config: DictConfig) -> None:
     data.prepare_data()
     log.info("%s: %s, in %s", config.name, data.provenance["name"], data.directory)
     if config.name == _PICTURES:
-        _describe_folder(data, sheet=config.sheet)
+        stored = data.load(train=True)  # without pictures to test on
+        rows = [(stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)]
+        folder = data.real_source.folder
+        if config.sheet:
+            _draw_classes(data, [stored.images[row].read().float() / 255 for row in rows], folder / "contact_sheet.png")
+        _name_unused(data, folder)
+    elif config.sheet and not data.spec.change:  # of pairs, no image has one class
+        _draw_classes(data, _first_images(data), data.directory / f"{config.name}_contact_sheet.png")
 
 
-def _describe_folder(data: Any, *, sheet: bool) -> None:
-    """Draw pictures of each class as networks see them, and name packed folders that this data set does not use."""
+def _first_images(data: Any) -> list[Tensor]:
+    """Return training images of each class as network input, not augmented; of several labels, the first counts."""
+    import torch
+
+    data.setup("fit")
+    rows: list[list[Tensor]] = [[] for _ in range(data.spec.num_classes)]
+    for stored in islice(data.train_dataloader(), _BATCHES):
+        batch = data.transform_batch(stored, "val")
+        for image, label in zip(batch.images, batch.labels.reshape(len(batch.labels), -1)[:, 0], strict=True):
+            rows[int(label)].append(torch.cat([*image], 1)[None] if len(image) == 2 else image)  # a stereo pair
+        if min(map(len, rows)) >= _SHOWN:
+            break
+    images = [torch.stack(row[:_SHOWN]) for row in rows if row]
+    low, high = min(float(each.min()) for each in images), max(float(each.max()) for each in images)
+    return [(each - low) / (high - low) for each in images]  # some data sets are standardised
+
+
+def _draw_classes(data: Any, images: list[Tensor], path: Path) -> None:
+    """Draw images in [0, 1] of each class as networks see them."""
     import torch
 
     from capsule_lab import runs
     from capsule_lab.analysis.plotting import Column, Group, picture_grid
 
-    folder = data.real_source.folder
-    if sheet:
-        stored = data.load(train=True)  # without pictures to test on
-        rows = [(stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)]
-        shown = max(map(len, rows))
-        images = [stored.images[of_class].read().float() / 255 for of_class in rows]
-        blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
-        columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
-        figure = picture_grid([Group("", columns)], [*data.spec.classes], title=f"{data.provenance['name']}, training")
-        runs.files.save_figure(figure, folder / "contact_sheet.png")
-        log.info("%s", folder / "contact_sheet.png")
+    blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
+    shown = max(map(len, images))
+    columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
+    names = [*data.spec.classes] or [str(number) for number in range(len(images))]
+    figure = picture_grid([Group("", columns)], names, title=f"{data.provenance['name']}, training")
+    runs.files.save_figure(figure, path)
+    log.info("%s", path)
+
+
+def _name_unused(data: Any, folder: Path) -> None:
+    """Name packed folders that this data set does not use."""
     for other in sorted(data.directory.glob("folder-*")):
         if other != folder and other.is_dir():
             size = sum(file.stat().st_size for file in other.iterdir()) / 1e6

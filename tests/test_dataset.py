@@ -6,9 +6,11 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
 import toynorb
 from capsule_lab import dataset
+from capsule_lab.data import AffNISTDataModule
 from capsule_lab.data.standins import toynorb_files as files
 from tests.helpers.commands import Cli
 from tests.helpers.data_modules import without_network
@@ -69,14 +71,14 @@ class _Nothing:
 
 
 def test_real_files_are_checked(cli: Cli, real: Path) -> None:
-    ended = cli("dataset", "name=mnist", f"directory={real}", "source=real")
+    ended = cli("dataset", "name=mnist", f"directory={real}", "source=real", "sheet=false")
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines() == [f"mnist: real MNIST, in {real}"]
 
 
 def test_stand_in_is_announced_if_there_is_no_network(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     without_network(monkeypatch)
-    ended = cli("dataset", "name=mnist")
+    ended = cli("dataset", "name=mnist", "sheet=false")
     assert (ended.status, ended.err) == (0, "")
     lines = [line.split(":")[0] for line in ended.out.splitlines()]
     assert lines == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
@@ -95,3 +97,13 @@ def test_folder_of_pictures_is_packed_and_drawn(cli: Cli, tmp_path: Path) -> Non
     assert old == f"there/{packed.name} (0 MB) is of another folder, size or state of the pictures; remove it if unused"
     drawn = matplotlib.image.imread(tmp_path / sheet)
     assert drawn[..., :3].std() > 0.1
+
+
+def test_contact_sheet_has_training_images_of_each_class(cli: Cli, tmp_path: Path) -> None:
+    for name in ("multimnist", "cifar10"):
+        ended = cli("dataset", f"name={name}", "directory=here", "source=standin")
+        assert (ended.status, ended.out.splitlines()[-1]) == (0, f"here/{name}_contact_sheet.png")
+        assert matplotlib.image.imread(tmp_path / "here" / f"{name}_contact_sheet.png")[..., :3].std() > 0.1
+    images = dataset._first_images(AffNISTDataModule(source="standin", directory=str(tmp_path)))
+    assert [tuple(each.shape) for each in images] == [(12, 1, 40, 40)] * 10
+    assert (min(map(torch.amin, images)), max(map(torch.amax, images))) == (0, 1)
