@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
 from capsule_lab.config.compose import compose, options_of
-from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.system.signals import interruptible
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def _fetch(config: DictConfig) -> None:
             _draw_classes(data, [stored.images[row].read().float() / 255 for row in rows], folder / "contact_sheet.png")
         _name_unused(data, folder)
     elif config.sheet and not data.spec.change:  # of pairs, no image has one class
-        _draw_classes(data, _first_images(data), data.directory / f"{config.name}_contact_sheet.png")
+        try:
+            _draw_classes(data, _first_images(data), data.directory / f"{config.name}_contact_sheet.png")
+        except RunError as error:  # several people may share a folder that they cannot write to
+            log.warning("no contact sheet: %s", error)
 
 
 def _first_images(data: Any) -> list[Tensor]:

@@ -112,8 +112,8 @@ def _digits(run: runs.Run) -> Digits:
     except CapsuleLabError as error:
         log.info("there are no training images (%s); the page has 400 training digits of MNIST", one_line(error))
         with np.load(ASSETS / "digits.npz", allow_pickle=False) as stored:
-            images, labels = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
-        return Digits(images[:, None].float() / 255, labels.long(), "first 40 training digits of its class in MNIST")
+            pixels, classes = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
+        return Digits(pixels[:, None].float() / 255, classes.long(), "first 40 training digits of its class in MNIST")
 
 
 def _samples(digits: Digits) -> list[list[int]]:
