@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.errors import ConfigError, RunError, printable
+from capsule_lab.errors import ConfigError, RunError, one_line, printable
 from capsule_lab.system.files import expanded
 from capsule_lab.system.terminal import aligned
 
-_FACTS = ("steps", "training_seconds", "parameters", "precision", "hardware", "commit")
+_DATA = ("provenance.name", "provenance.source", "provenance.test_images")
+_FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
+_LARGEST = 1_000_000  # ours: bytes of a configuration; those of runs have 10 kB
 
 
 @command("compare")
@@ -29,11 +33,14 @@ def main(config: DictConfig) -> None:
     records = [_finished(directory) for directory in directories]
     configs = [dict(_flat(_config(directory))) for directory in directories]
     keys = sorted({*configs[0], *configs[1]})
-    options = [[key, *(_text(config.get(key, "")) for config in configs)] for key in keys if _differ(key, configs)]
+    copies = {key for key in keys if all(_is_copy(key, config) for config in configs)}
+    differing = [key for key in keys if key not in copies and _differ(key, configs)]
+    options = [[key, *(_text(config.get(key, "")) for config in configs)] for key in differing]
     metrics = [dict(_flat({split: record.get(split, {}) for split in ("test", "val")})) for record in records]
-    shared = [name for name in metrics[0] if name in metrics[1]]
-    results = [[name, *(f"{values[name]:.4g}" for values in metrics)] for name in shared]
-    facts = [[name, *(_text(record.get(name, "")) for record in records)] for name in _FACTS if _differ(name, records)]
+    names_of_metrics = dict.fromkeys([*metrics[0], *metrics[1]])
+    results = [[name, *(f"{of[name]:.4g}" if name in of else "" for of in metrics)] for name in names_of_metrics]
+    known = [dict(_flat(record)) for record in records]
+    facts = [[name, *(_text(record.get(name, "")) for record in known)] for name in _FACTS if _differ(name, known)]
     console = Console(highlight=False)
     head = ["", *(directory.name for directory in directories)]
     for title, rows in (("options", options), ("results", results), ("facts", facts)):
@@ -58,8 +65,15 @@ def _finished(directory: Path) -> dict[str, Any]:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    config: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"), resolve=False)  # runs no resolver
-    return dict(config)
+    """Read a configuration, which may come from elsewhere: without its interpolations, and without YAML's aliases."""
+    file = directory / "config.yaml"
+    try:
+        text = file.read_text()
+        if len(text) > _LARGEST or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("it is too large or has aliases")  # noqa: TRY301  # aliases multiply
+        return dict(cast(Any, OmegaConf.to_container(OmegaConf.create(text), resolve=False)))
+    except (ValueError, TypeError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
 
 
 def _flat(values: Mapping[str, Any], *parents: str) -> Iterator[tuple[str, Any]]:
@@ -68,6 +82,12 @@ def _flat(values: Mapping[str, Any], *parents: str) -> Iterator[tuple[str, Any]]
             yield from _flat(value, *parents, str(key))
         else:
             yield ".".join([*parents, str(key)]), value
+
+
+def _is_copy(key: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a group of options in the network or the module repeats a group of its own."""
+    parent, _, option = key.partition(".")
+    return parent in ("model", "module") and config.get(option, "") == config.get(key, "")
 
 
 def _differ(key: str, values: list[dict[str, Any]]) -> bool:
@@ -80,20 +100,28 @@ def _text(value: object) -> str:
 
 def _test(directories: list[Path], records: list[dict[str, Any]]) -> str:
     """Return the exact test of McNemar on the predictions for the test images."""
-    from capsule_lab.tables.statistics import mcnemar
+    from capsule_lab.tables.statistics import mcnemar, resampled_difference
 
     first, second = (runs.predictions.read(*pair) for pair in zip(directories, records, strict=True))
     if first is None or second is None:
         return "no test: a run has no predictions.npz"
-    if not np.array_equal(first.label, second.label):
+    data = [[record["provenance"].get(key.partition(".")[2]) for key in _DATA] for record in records]
+    if data[0] != data[1] or not np.array_equal(first.label, second.label):
         return "no test: the runs were tested on different images"
-    answer = mcnemar(first.wrong, second.wrong)
+    if first.cluster is None:
+        answer = mcnemar(first.wrong, second.wrong)
+    else:  # several images of one object are no independent images
+        answer = resampled_difference(first.wrong[None] * 100.0, second.wrong[None] * 100.0, first.cluster, paired=True)
     only = [int((one.wrong & ~other.wrong).sum()) for one, other in ((first, second), (second, first))]
     return (
         f"{only[0]} images are wrong only in the first run, {only[1]} only in the second: difference of errors "
-        f"{answer.estimate:+.2f} points ({answer.low:.2f} to {answer.high:.2f}), p = {answer.p:.3g} ({answer.test}); "
+        f"{answer.estimate:+.2f} points ({answer.low:.2f} to {answer.high:.2f}), {_p_value(answer.p)} ({answer.test}); "
         "a statement about kinds of networks needs several seeds of each: python -m capsule_lab.report"
     )
+
+
+def _p_value(p: float | None) -> str:
+    return "no p value" if p is None else f"p = {p:.3g}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def _fetch(config: DictConfig) -> None:
         rows = [(stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)]
         folder = data.real_source.folder
         if config.sheet:
-            _draw_classes(data, [stored.images[row].read().float() / 255 for row in rows], folder / "contact_sheet.png")
+            images = {label: stored.images[row].read().float() / 255 for label, row in enumerate(rows)}
+            _draw_classes(data, images, folder / "contact_sheet.png")
         _name_unused(data, folder)
     elif config.sheet and not data.spec.change:  # of pairs, no image has one class
         try:
@@ -64,8 +65,8 @@ def _fetch(config: DictConfig) -> None:
             log.warning("no contact sheet: %s", error)
 
 
-def _first_images(data: Any) -> list[Tensor]:
-    """Return training images of each class as network input, not augmented; of several labels, the first counts."""
+def _first_images(data: Any) -> dict[int, Tensor]:
+    """Return training images by class as network input, not augmented; of several labels, the first counts."""
     import torch
 
     data.setup("fit")
@@ -76,22 +77,23 @@ def _first_images(data: Any) -> list[Tensor]:
             rows[int(label)].append(torch.cat([*image], 1)[None] if len(image) == 2 else image)  # a stereo pair
         if min(map(len, rows)) >= _SHOWN:
             break
-    images = [torch.stack(row[:_SHOWN]) for row in rows if row]
-    low, high = min(float(each.min()) for each in images), max(float(each.max()) for each in images)
-    return [(each - low) / (high - low) for each in images]  # some data sets are standardised
+    images = {label: torch.stack(row[:_SHOWN]) for label, row in enumerate(rows) if row}
+    low, high = min(float(each.min()) for each in images.values()), max(float(each.max()) for each in images.values())
+    return {label: (each - low) / (high - low) for label, each in images.items()}  # some data sets are standardised
 
 
-def _draw_classes(data: Any, images: list[Tensor], path: Path) -> None:
-    """Draw images in [0, 1] of each class as networks see them."""
+def _draw_classes(data: Any, by_class: dict[int, Tensor], path: Path) -> None:
+    """Draw images in [0, 1] by class as networks see them."""
     import torch
 
     from capsule_lab import runs
     from capsule_lab.analysis.plotting import Column, Group, picture_grid
 
+    images = [*by_class.values()]
     blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
     shown = max(map(len, images))
     columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
-    names = [*data.spec.classes] or [str(number) for number in range(len(images))]
+    names = [data.spec.classes[label] if data.spec.classes else str(label) for label in by_class]
     figure = picture_grid([Group("", columns)], names, title=f"{data.provenance['name']}, training")
     runs.files.save_figure(figure, path)
     log.info("%s", path)

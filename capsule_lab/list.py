@@ -48,7 +48,7 @@ def main(config: DictConfig) -> None:
             for row in rows:
                 row[HEADINGS.index(left_out)] = ""
             lines = aligned([HEADINGS, *rows])
-    if best:
+    if any(" *" in row[HEADINGS.index("val error")] for row in rows):
         lines.append("* lowest validation error of runs with the same data")
     if shared:
         lines.append(f"all runs have {shlex.join(shared)}")
@@ -84,7 +84,9 @@ def _unfinished(directory: Path) -> str:
     beat = runs.results.read_heartbeat(directory)
     done = "" if beat is None else f" {100 * beat.steps // max(beat.planned_steps, 1)} %"
     if lock.is_alive(directory, beat):
-        ends = "" if beat is None or beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
+        if beat is None or not lock.is_recent(beat):
+            return "running"
+        ends = "" if beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
         return f"running{done}{ends}"
     if paused := runs.results.read_pause(directory):
         return runs.results.describe_pause(paused)
@@ -96,7 +98,10 @@ def _unfinished(directory: Path) -> str:
 
 def _clock(seconds: float) -> str:
     """Return the time of a day, with the date if it is not today."""
-    time = datetime.fromtimestamp(seconds)
+    try:
+        time = datetime.fromtimestamp(seconds)
+    except (OverflowError, ValueError, OSError):  # of a file that was changed
+        return "at an unknown time"
     return time.strftime("%H:%M" if time.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
 
 

@@ -81,11 +81,19 @@ def report(config: DictConfig, command_line: str) -> None:
 
 
 def _serve(table: Table, overrides: list[str], command_line: str, port: int | None) -> None:
+    from capsule_lab.runs.directories import root
+    from capsule_lab.runs.lock import is_locked
     from capsule_lab.tables import formats
     from capsule_lab.tables.comparisons import compared
     from capsule_lab.tables.figure import error_against_time, figures_by_command
     from capsule_lab.tables.serve import serve
     from capsule_lab.tables.summary import summarise
+
+    def modified(file: Path) -> float:
+        try:
+            return file.stat().st_mtime
+        except OSError:  # it was removed just now
+            return 0.0
 
     def page() -> str:
         entries = summarise(table, overrides)
@@ -93,9 +101,13 @@ def _serve(table: Table, overrides: list[str], command_line: str, port: int | No
         return formats.as_page(table, entries, command_line, error_against_time(entries), figures, answers)
 
     def state() -> str:
-        text = formats.as_csv(formats.runs_frame(summarise(table, overrides)))
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Hash what changes the page: results, records of runs that train or failed, and locks."""
+        patterns = ("cells/*", "*/metrics.json", "*/status.json", "*/evaluations/*.json")
+        files = sorted(file for pattern in patterns for file in root().glob(pattern))
+        facts = [(file.name, modified(file), file.suffix == ".lock" and is_locked(file.stem)) for file in files]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
+    summarise(table, overrides)  # mistakes end the command here
     serve(page, state, port)
 
 

@@ -28,7 +28,8 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     ended = cli("compare", f"runs=[{trained.directory},{other}]")
     assert (ended.status, ended.err) == (0, "")
     rows = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if line}
-    assert rows["model.routing.iterations"] == ["3", "1"]
+    assert rows["routing.iterations"] == ["3", "1"]
+    assert "model.routing.iterations" not in rows, "a copy"
     assert "seed" not in rows
     assert rows["test.error"][0] == rows["test.error"][1] == f"{trained.result['test']['error']:.4g}"
     assert rows["steps"] == [str(trained.result["steps"]), "7"]

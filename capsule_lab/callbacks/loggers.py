@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import shlex
 import socket
 import sys
@@ -155,7 +156,8 @@ class Trackio(Logger):
     """Logs a run to trackio's files on this machine, which ``trackio show`` displays. A resumed run continues there.
 
     Args:
-        save_dir: the run's directory, whose name is the name of the run.
+        save_dir: the run's directory. Its file ``trackio_run`` has the name of the run: that of the directory and a
+            random number, since directories of several folders may have the same name.
         project: trackio's project, a list of runs.
         group, job_type: the table of the run, and its row in this table, which becomes a part of the configuration.
     """
@@ -166,7 +168,9 @@ class Trackio(Logger):
         if find_spec("trackio") is None:
             raise ValueError("logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'")
         super().__init__()
-        self.project, self.run_name, self.group = project, Path(save_dir).name, group
+        self.file, self.project, self.group = Path(save_dir) / "trackio_run", project, group
+        self.continues = self.file.is_file()
+        self.run_name = self.file.read_text() if self.continues else f"{self.file.parent.name}-{secrets.token_hex(3)}"
         self.config: dict[str, Any] = {"row": job_type} if job_type else {}
         self.opened: Any = None
 
@@ -187,9 +191,13 @@ class Trackio(Logger):
         if self.opened is None:
             import trackio
 
+            resume = "allow" if self.continues else "never"
             self.opened = trackio.init(
-                self.project, self.run_name, self.group, config=self.config, resume="allow", embed=False
+                self.project, self.run_name, self.group, config=self.config, resume=resume, embed=False
             )
+            self.continues = True  # training, test and figures open it one after another
+            with atomically(self.file) as temporary:
+                temporary.write_text(self.run_name)
         return self.opened
 
     @rank_zero_only

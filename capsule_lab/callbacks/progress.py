@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
+from capsule_lab.errors import RunError
 from capsule_lab.lit import AbstractModule
 from capsule_lab.runs import results
 
@@ -98,11 +100,13 @@ class ProgressLines(Callback):
         if trainer.is_global_zero and time.monotonic() - self.beat_at > _HEARTBEAT_SECONDS:
             self.beat_at = time.monotonic()
             directory, left = Path(trainer.default_root_dir), self.left.seconds(trainer)
-            results.write_heartbeat(directory, trainer.global_step, self.left.total, left)
+            with suppress(RunError):  # a full disk must not end the training; checkpoints report it
+                results.write_heartbeat(directory, trainer.global_step, self.left.total, left)
 
     def _end(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero:
-            (Path(trainer.default_root_dir) / results.HEARTBEAT).unlink(missing_ok=True)
+            with suppress(OSError):
+                (Path(trainer.default_root_dir) / results.HEARTBEAT).unlink(missing_ok=True)
 
     def _line(self, trainer: L.Trainer, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.last = time.monotonic()

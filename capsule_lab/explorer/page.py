@@ -140,7 +140,8 @@ def _pose_ranges(network: Any, digits: Digits) -> dict[str, list[list[float]]] |
 
 def _record(run: runs.Run) -> dict[str, Any]:
     ready = runs.ready_weights.index().values()
-    entry = next((each for each in ready if each["file"] == run.checkpoint.name), {})
+    digest = runs.files.sha256(run.checkpoint) if run.checkpoint.suffix == ".safetensors" else None
+    entry = next((each for each in ready if each["sha256"] == digest), {})
     metrics = {"test": {"error": entry["error"]}, **entry} if entry else runs.results.read_metrics(run.directory) or {}
     split = "test" if "error" in metrics.get("test", {}) else "val"
     return {

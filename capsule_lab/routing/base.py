@@ -135,7 +135,8 @@ class AbstractRouting(nn.Module, ABC):
         self.normalisation: Normalisation = normalisation
         self.options = options
         self.learned_prior = learned_prior
-        self.register_parameter("prior", None)
+        if learned_prior:
+            self.register_parameter("prior", None)
 
     def build(self, layer: LayerInfo) -> None:
         """Create parameters that depend on the children. The layer calls this once in its constructor."""

@@ -152,14 +152,19 @@ def record_queued(fingerprint: str, job: str, log: str) -> None:
 
 
 def is_alive(directory: Path, beat: Heartbeat | None) -> bool:
-    """Return whether a process trains in a run directory: it holds a lock or, on another machine, gave a sign lately.
+    """Return whether a process trains in a run directory: it holds a lock or, elsewhere, has a recent heartbeat.
 
     Locks are not visible from other machines on every file system.
     """
     fingerprint = hash_in(directory)
     if _is_held(directory / ".lock") or (fingerprint is not None and is_locked(fingerprint)):
         return True
-    return beat is not None and beat.host != socket.gethostname() and time.time() - beat.time < _HEARTBEAT_SECONDS
+    return beat is not None and beat.host != socket.gethostname() and is_recent(beat)
+
+
+def is_recent(beat: Heartbeat) -> bool:
+    """Return whether a heartbeat is so recent that its run trains; an older one may be of an earlier process."""
+    return time.time() - beat.time < _HEARTBEAT_SECONDS
 
 
 def is_locked(fingerprint: str) -> bool:

@@ -28,8 +28,8 @@ PAUSED = "paused"
 _LOG_LINES = 20  # ours: fits on a terminal
 
 
-class Heartbeat(BaseModel, strict=True):
-    """The last sign of life of a training run, in ``heartbeat.json``; a run that ends by itself removes the file.
+class Heartbeat(BaseModel, strict=True, allow_inf_nan=False):
+    """The progress of a run at a time while it trains, ``heartbeat.json``; a run that ends by itself removes the file.
 
     Attributes:
         time: when it was written, in seconds since 1970.
@@ -178,7 +178,7 @@ def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
 
 
 def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_left: float | None) -> None:
-    """Write a sign of life of a training run."""
+    """Write the progress of a training run, and that it trains now."""
     beat = Heartbeat(
         time=time.time(), host=socket.gethostname(), steps=steps, planned_steps=planned_steps, seconds_left=seconds_left
     )
@@ -186,7 +186,7 @@ def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_lef
 
 
 def read_heartbeat(directory: Path) -> Heartbeat | None:
-    """Return the last sign of life of a run; ``None`` if it ended by itself or has not trained yet."""
+    """Return the last heartbeat of a run; ``None`` if it ended by itself or has not trained yet."""
     content = read_record(directory / HEARTBEAT, _HEARTBEAT)
     return Heartbeat(**content) if content else None
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import logging
+import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
-from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.errors import CapsuleLabError, ConfigError, one_line
 
 log = logging.getLogger(__name__)
 
 _SECONDS = 3  # ours: interval at which the page asks for the state
 _SCRIPT = """<script>
-setInterval(async () => {
+async function ask() {
   const state = await fetch("/state").then(answer => answer.text()).catch(() => "%(state)s");
-  if (state !== "%(state)s") location.reload();
-}, %(interval)d);
+  if (state !== "%(state)s") location.reload(); else setTimeout(ask, %(interval)d);
+}
+setTimeout(ask, %(interval)d);
 </script>
 </body>"""
 
@@ -24,24 +28,34 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
     """Serve a page on the loopback interface until Ctrl-C. The browser loads it again when its state changes.
 
     Args:
-        page: returns the HTML, up to date.
+        page: returns the HTML, up to date. An error of ours is shown in place of the page.
         state: returns a hash that changes with the page; it is called every three seconds.
         port: ``None`` for any free one.
 
     Raises:
         ConfigError: if the port is taken.
     """
+    one_at_a_time = threading.Lock()
+
+    def shown() -> str:
+        seen = state()  # before the page, so that a change while it is made loads it again
+        try:
+            text = page()
+        except CapsuleLabError as error:
+            text = f"<!doctype html><body><p>{html.escape(one_line(error))}</p></body>"
+        return text.replace("</body>", _SCRIPT % {"state": seen, "interval": 1000 * _SECONDS})
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # ours: seconds for a request; browsers also open connections that they do not use
+
         def do_GET(self) -> None:
-            own = self.headers.get("Host", "").rpartition(":")[0] in ("127.0.0.1", "localhost")  # no page of elsewhere
-            if not own or self.path not in ("/", "/state"):
-                self.send_error(404 if own else 403)
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+            is_own = host in ("127.0.0.1", "localhost")  # refuses requests that pages of other sites send
+            if not is_own or self.path not in ("/", "/state"):
+                self.send_error(404 if is_own else 403)
                 return
-            text = state()  # before the page, so that a change while it is made loads it again
-            if self.path == "/":
-                script = _SCRIPT % {"state": text, "interval": 1000 * _SECONDS}
-                text = page().replace("</body>", script)
+            with one_at_a_time:
+                text = state() if self.path == "/state" else shown()
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()
@@ -51,7 +65,7 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
             log.debug(format, *args)
 
     try:
-        server = HTTPServer(("127.0.0.1", port or 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port or 0), Handler)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port is {port}, which cannot be opened ({one_line(error)}); expected port=null") from error
     log.info("http://127.0.0.1:%d shows the report and updates by itself; Ctrl-C ends it", server.server_port)

@@ -19,7 +19,8 @@ def test_without_trackio_it_says_what_to_install(cli: Cli, monkeypatch: pytest.M
 READ = """
 import json
 from trackio.sqlite_storage import SQLiteStorage
-logs, config = (read("capsule-lab", "mine") for read in (SQLiteStorage.get_logs, SQLiteStorage.get_run_config))
+(name,) = SQLiteStorage.get_runs("capsule-lab")
+logs, config = (read("capsule-lab", name) for read in (SQLiteStorage.get_logs, SQLiteStorage.get_run_config))
 print(json.dumps([{key: value for entry in logs for key, value in entry.items()}, config]))
 """
 
@@ -31,6 +32,7 @@ def test_metrics_and_configuration_are_read_back(tmp_path: Path) -> None:
     options = ["debug=smoke", "data.source=standin", "seed=3", "train.directory=mine"]
     ended = python("-m", "capsule_lab.train", "logger=trackio", *options, cwd=tmp_path, **folder)
     assert ended.status == 0, ended.err
+    assert (tmp_path / "mine" / "trackio_run").read_text().startswith("mine-")
     values, config = json.loads(python("-c", READ, cwd=tmp_path, **folder).out.splitlines()[-1])
     result = json.loads((tmp_path / "mine" / "metrics.json").read_text())
     assert values["test/error"] == pytest.approx(result["test"]["error"])
