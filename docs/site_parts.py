@@ -7,20 +7,21 @@ from typing import Any
 import pandas as pd
 
 ROOT = Path(__file__).parents[1]
-ALGORITHMS = {  # page: file and function in capsule_lab/routing, file and function in tests/reference, rows measured
+ALGORITHMS = {  # page: file in capsule_lab/routing, file and function in tests/reference, start of its measured rows
     "attention_over_children": (
         "attention_over_children",
         "attention_over_children_loops",
         "attention_over_children_loops",
+        "none",
     ),
-    "dynamic_routing": ("dynamic", "loops", "dynamic_routing_loops"),
-    "em_routing": ("em", "em_loops", "em_routing_graph"),
-    "heinsen": ("heinsen", "heinsen_loops", "heinsen_loops"),
-    "inverted_attention": ("inverted_attention", "inverted_attention_loops", "inverted_attention_loops"),
-    "scaled_distance": ("scaled_distance", "scaled_distance_loops", "scaled_distance_loops"),
-    "self_attention": ("self_attention", "self_attention_loops", "self_attention_loops"),
-    "self_routing": ("self_routing", "self_routing_loops", "self_routing_loops"),
-    "variational_bayes": ("variational_bayes", "variational_bayes_loops", "_image"),
+    "dynamic_routing": ("dynamic", "loops", "dynamic_routing_loops", "dynamic"),
+    "em_routing": ("em", "em_loops", "em_routing_graph", "em_"),
+    "heinsen": ("heinsen", "heinsen_loops", "heinsen_loops", "heinsen"),
+    "inverted_attention": ("inverted_attention", "inverted_attention_loops", "inverted_attention_loops", "inverted"),
+    "scaled_distance": ("scaled_distance", "scaled_distance_loops", "scaled_distance_loops", "distance"),
+    "self_attention": ("self_attention", "self_attention_loops", "self_attention_loops", "self_attention"),
+    "self_routing": ("self_routing", "self_routing_loops", "self_routing_loops", "self_routing"),
+    "variational_bayes": ("variational_bayes", "variational_bayes_loops", "_image", "bayes"),
 }
 _FIGURES = ("_runs.png", ".png", "_curves.png")
 
@@ -31,7 +32,8 @@ def add_to_page(_: Any, name: str, source: list[str]) -> None:
     if page in ("index", "README"):
         source[0] += _navigation(source[0])
     elif folder == "docs/algorithms" and page in ALGORITHMS:
-        source[0] += _code(*ALGORITHMS[page]) + _measured(ALGORITHMS[page][0])
+        *code, rows = ALGORITHMS[page]
+        source[0] += _code(*code) + _measured(rows)
     elif folder == "results":
         source[0] += _records(page, source[0])
 
@@ -42,11 +44,9 @@ def write_files(app: Any, error: Exception | None) -> None:
         return
     text = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>capsule-lab</title>\n'
     (Path(app.outdir) / "index.html").write_text(text)
-    page = Path(app.outdir) / "docs" / "explorer.html"
-    if not page.exists():
-        from capsule_lab import explorer
+    from capsule_lab import explorer
 
-        explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(page)
+    explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(Path(app.outdir) / "docs" / "explorer.html")
 
 
 def _navigation(index: str) -> str:
@@ -72,7 +72,7 @@ def _code(routing: str, reference: str, function: str) -> str:
     main = next(name for name in names if name.startswith(routing))
     listings = [
         ("The code", f"/capsule_lab/routing/{routing}.py", main),
-        ("The slow transcription that judges it", f"/tests/reference/{reference}.py", function),
+        ("The slow transcription", f"/tests/reference/{reference}.py", function),
     ]
     return "".join(
         f"\n\n## {title}\n\n`{path[1:]}`\n\n```{{literalinclude}} {path}\n:language: python\n:pyobject: {name}\n```\n"
@@ -80,10 +80,10 @@ def _code(routing: str, reference: str, function: str) -> str:
     )
 
 
-def _measured(routing: str) -> str:
-    """Return a section with the rows of a routing in the table of all algorithms; empty if it has none."""
+def _measured(start: str) -> str:
+    """Return a section with the rows of the table of all algorithms that begin with ``start``; empty without any."""
     table = pd.read_csv(ROOT / "results" / "algorithms_mnist.csv")
-    own = table[table["name"].str.startswith((routing, "uniform"))]
+    own = table[table["name"].str.startswith((start, "uniform"))]
     if len(own) < 2:
         return ""
     rows = "\n".join(f"| {row.row} | {row.ours:.2f} ± {row.ours_std:.2f} | {row.ours_n} |" for row in own.itertuples())
@@ -119,8 +119,10 @@ def _question(table: str, head: str) -> str:
     text, *facts = re.split(r"^(?=Command:|Cost:|Expected:)", head, flags=re.MULTILINE)
     lines = ["- **{}:** {}".format(*re.split(r":\s+", " ".join(fact.split()), maxsplit=1)) for fact in facts]
     lines = [re.sub(r"(make .*?)$", r"`\1`", line) if "Command" in line else line for line in lines]
-    kept = "\n".join(line for line in lines if "see results/README.md" not in line)
-    return f"**Asked** in `sweeps/{table}.yaml`: {' '.join(text.split())}\n\n{kept}"
+    kept = "\n".join(
+        line for line in lines if "Expected:** see results" not in line and "Expected:** results" not in line
+    )
+    return f"**Question**, from `sweeps/{table}.yaml`: {' '.join(text.split())}\n\n{kept}"
 
 
 def _comparisons(frame: pd.DataFrame) -> str:

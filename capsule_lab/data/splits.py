@@ -35,8 +35,8 @@ def split_validation(
     """Return the indices of the training and of the validation images.
 
     ``validation="first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's 60,000;
-    ``"stratified"`` draws the same share of every class, by ``seed``; ``"none"`` uses all images for training. Raise a
-    ``ValueError`` if the share leaves one side without any image, or without an image of every class.
+    ``"stratified"`` draws the same ``share`` of every class, by ``seed``; ``"none"`` uses all images for training. Raise
+    a ``ValueError`` if the share leaves one side without any image, or without an image of every class.
     """
     everything = np.arange(len(labels), dtype=np.int64)
     size = round(len(labels) * share)
@@ -83,7 +83,8 @@ def split_by_instance(
 
     Views of one object are nearly identical: a split that ignores objects measures memorisation. ``instances`` are the
     indices of the objects in their classes; ``held_out`` of them validate, drawn separately for each class. ``fold`` is
-    the index of the draw with this seed. No two folds have an object in common: together they are a cross-validation.
+    the index of the draw with this ``seed``. Folds do not have an object in common: together they are a
+    cross-validation.
     """
     validation = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

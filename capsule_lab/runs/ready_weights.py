@@ -1,8 +1,8 @@
 """Trained weights by name: those of ``ready/index.json``, which are in this package or are downloaded when first used.
 
-An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error`` on test images in %, that term of the
-loss as ``reconstruction``, ``seconds`` of training, ``command``, ``commit``, and ``url``: ``null`` for a file in
-this package. ``python -m capsule_lab.export to=safetensors`` prints an entry.
+An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error`` on test images in %, the term
+``reconstruction`` of the loss on test images, ``seconds`` of training, ``command``, ``commit``, and ``url``, which is
+``null`` for a file in this package. ``python -m capsule_lab.export to=safetensors`` prints an entry.
 """
 
 from __future__ import annotations

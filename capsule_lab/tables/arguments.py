@@ -38,7 +38,9 @@ _BUDGET = re.compile(r"(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>
 
 
 def budget_seconds(text: object) -> float:
-    """Convert ``budget=``, such as ``9m``, ``90s`` or ``1h30m``, to seconds; raise a ``ConfigError`` if it is none.
+    """Convert ``budget=``, such as ``9m``, ``90s`` or ``1h30m``, to seconds.
+
+    Raise a ``ConfigError`` if it is not a time, or is zero.
 
     >>> budget_seconds("1h30m")
     5400.0

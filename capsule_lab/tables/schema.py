@@ -71,7 +71,7 @@ CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
-    """Check that ``text`` is an override, and that its key is not in ``refused``, which the table sets itself."""
+    """Check that ``text`` is an override, and its key not in ``refused``, which tables set; ``ValueError`` if not."""
     key, is_pair, _ = text.partition("=")
     if not (is_pair and key) and not text.startswith("~"):
         raise ValueError("expected key=value")
@@ -144,7 +144,8 @@ class Column(_Part):
 class Row(_Part):
     """One line of a table: training, an evaluation of another row's weights, or only published values.
 
-    The overrides of training and of the evaluation are by column; the other fields are explained above.
+    ``overrides`` of training and of the evaluation (``evaluate``) are by column. ``takes``: keys of the configuration
+    whose values are metrics of a row above; ``of``: the row above whose weights are evaluated; ``by``: the command for that.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)

@@ -76,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean and sample standard deviation over seeds; of a single run, its 95 % interval over test images."""
+    """Mean (``center``) and sample standard deviation over seeds; of one run, its 95 % interval over test images."""
 
     center: float
     std: float | None
@@ -97,7 +97,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Median:
-    """Median, smallest and largest value over seeds; infinity means "not reached", ``reached`` counts the others."""
+    """Median (``center``), smallest and largest value over seeds; infinity: not reached; ``reached``: the others."""
 
     center: float
     smallest: float

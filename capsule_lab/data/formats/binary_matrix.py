@@ -51,7 +51,7 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def write_matrix(path: Path, array: np.ndarray) -> None:
-    """Write ``array``, of a dtype in ``_MAGICS``, to ``path``, gzip-compressed if the name ends in ``.gz``."""
+    """Write ``array``, compressed if the name ends in ``.gz``; raise a ``KeyError`` if the format lacks its dtype."""
     sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
     magic = _MAGICS[array.dtype.newbyteorder("=")]
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
