@@ -35,8 +35,8 @@ def split_validation(
     """Return the indices of the training and of the validation images.
 
     ``validation="first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's 60,000;
-    ``"stratified"`` draws the same ``share`` of every class, by ``seed``; ``"none"`` uses all images for training. Raise
-    a ``ValueError`` if the share leaves one side without any image, or without an image of every class.
+    ``"stratified"`` draws the same ``share`` of every class, by ``seed``; ``"none"`` trains on all images. Raise a
+    ``ValueError`` if the share leaves one side without any image, or without an image of every class.
     """
     everything = np.arange(len(labels), dtype=np.int64)
     size = round(len(labels) * share)

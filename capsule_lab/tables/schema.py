@@ -145,7 +145,7 @@ class Row(_Part):
     """One line of a table: training, an evaluation of another row's weights, or only published values.
 
     ``overrides`` of training and of the evaluation (``evaluate``) are by column. ``takes``: keys of the configuration
-    whose values are metrics of a row above; ``of``: the row above whose weights are evaluated; ``by``: the command for that.
+    whose values are metrics of a row above; ``of``: the row above whose weights are evaluated; ``by``: the command.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
