@@ -101,7 +101,8 @@ class AbstractRouting(nn.Module, ABC):
         parents, dim: number of parents (of parent types in a convolutional layer), components of a pose.
         backend: how votes are summed; affects time and memory, not results. See ``capsule_lab.kernels.Backend``.
         normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
-        learned_prior: learn ``prior``, one number for each parent and kind of child, which starts at zero.
+        learned_prior: learn ``prior``, one number for each parent and kind of child, which starts at zero; if ``False``,
+            ``prior`` is ``None``, and by default there is no such attribute.
         options: keyword arguments that ``forward`` passes to the routing function.
 
     Attributes:
@@ -125,7 +126,7 @@ class AbstractRouting(nn.Module, ABC):
         *,
         backend: Backend = "auto",
         normalisation: Normalisation = "all_parents",
-        learned_prior: bool = False,
+        learned_prior: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -134,8 +135,8 @@ class AbstractRouting(nn.Module, ABC):
         self.backend = check_backend(backend)
         self.normalisation: Normalisation = normalisation
         self.options = options
-        self.learned_prior = learned_prior
-        if learned_prior:
+        self.learned_prior = bool(learned_prior)
+        if learned_prior is not None:
             self.register_parameter("prior", None)
 
     def build(self, layer: LayerInfo) -> None:
