@@ -101,8 +101,8 @@ class AbstractRouting(nn.Module, ABC):
         parents, dim: number of parents (of parent types in a convolutional layer), components of a pose.
         backend: how votes are summed; affects time and memory, not results. See ``capsule_lab.kernels.Backend``.
         normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
-        learned_prior: learn ``prior``, one number for each parent and kind of child, which starts at zero. If ``False``,
-            ``prior`` is ``None``; by default, there is no such attribute.
+        learned_prior: learn ``prior``, one number for each parent and kind of child, which starts at zero. If
+            ``False``, ``prior`` is ``None``; by default, there is no such attribute.
         options: keyword arguments that ``forward`` passes to the routing function.
 
     Attributes:
