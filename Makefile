@@ -62,8 +62,8 @@ gpu: $(READY) ## time them on a GPU that is lent for minutes; limit=540 out=gpu.
 
 DOCS := $(VENV)/.ready-docs
 $(DOCS): $(READY)
-	@if command -v uv >/dev/null; then uv pip install --quiet --python $(RUN) --editable '.[docs]'; \
-	else $(RUN) -m pip install --quiet --editable '.[docs]'; fi
+	@if command -v uv >/dev/null; then uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[docs]'; \
+	else $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[docs]'; fi
 	@touch $(DOCS)
 
 docs: $(DOCS) ## build the documentation site in build/site, and execute its notebooks
