@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config.compose import flat
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
 from capsule_lab.system.files import expanded
 from capsule_lab.system.terminal import aligned
@@ -31,15 +32,15 @@ def main(config: DictConfig) -> None:
         raise ConfigError(f"runs has {len(names)} entries; expected two run directories: runs=[runs/…,runs/…]")
     directories = [_directory(name) for name in names]
     records = [_finished(directory) for directory in directories]
-    configs = [dict(_flat(_config(directory))) for directory in directories]
+    configs = [dict(flat(_config(directory))) for directory in directories]
     keys = sorted({*configs[0], *configs[1]})
     copies = {key for key in keys if all(_is_copy(key, config) for config in configs)}
     differing = [key for key in keys if key not in copies and _differ(key, configs)]
     options = [[key, *(_text(config.get(key, "")) for config in configs)] for key in differing]
-    metrics = [dict(_flat({split: record.get(split, {}) for split in ("test", "val")})) for record in records]
+    metrics = [dict(flat({split: record.get(split, {}) for split in ("test", "val")})) for record in records]
     names_of_metrics = dict.fromkeys([*metrics[0], *metrics[1]])
     results = [[name, *(f"{of[name]:.4g}" if name in of else "" for of in metrics)] for name in names_of_metrics]
-    known = [dict(_flat(record)) for record in records]
+    known = [dict(flat(record)) for record in records]
     facts = [[name, *(_text(record.get(name, "")) for record in known)] for name in _FACTS if _differ(name, known)]
     console = Console(highlight=False)
     head = ["", *(directory.name for directory in directories)]
@@ -76,14 +77,6 @@ def _config(directory: Path) -> dict[str, Any]:
         raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
 
 
-def _flat(values: Mapping[str, Any], *parents: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, *parents, str(key))
-        else:
-            yield ".".join([*parents, str(key)]), value
-
-
 def _is_copy(key: str, config: Mapping[str, Any]) -> bool:
     """Return whether a group of options in the network or the module repeats a group of its own."""
     parent, _, option = key.partition(".")
@@ -99,7 +92,7 @@ def _text(value: object) -> str:
 
 
 def _test(directories: list[Path], records: list[dict[str, Any]]) -> str:
-    """Return the exact test of McNemar on the predictions for the test images."""
+    """Return a test on the predictions for the test images: of McNemar, or a bootstrap if several show one object."""
     from capsule_lab.tables.statistics import mcnemar, resampled_difference
 
     first, second = (runs.predictions.read(*pair) for pair in zip(directories, records, strict=True))

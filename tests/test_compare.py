@@ -38,6 +38,32 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     assert f"p = {binomtest(first, first + second).pvalue:.3g} " in ended.out
 
 
+def test_images_of_one_object_are_resampled_together(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    found = runs.predictions.read(trained.directory, trained.result)
+    for name, objects in (("first", 3), ("second", 9)):
+        folder = Path(shutil.copytree(trained.directory, tmp_path / name))
+        cluster = np.arange(len(found.label)) // 12
+        prediction = np.where(cluster < objects, (found.label + 1) % 10, found.label)
+        arrays = {"label": found.label, "prediction": prediction, "margin": found.margin, "cluster": cluster}
+        entry = runs.predictions.write(folder, "predictions.npz", arrays)
+        (folder / "metrics.json").write_text(json.dumps(trained.result | {"predictions": entry}))
+    ended = cli("compare", "runs=[first,second]")
+    assert "0 images are wrong only in the first run, 72 only in the second" in ended.out
+    assert "bootstrap over runs and 30 clusters of images" in ended.out, "McNemar takes 72 for independent images"
+
+
+def test_other_data_and_files_from_elsewhere(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(trained.directory, tmp_path / "other"))
+    source = {"provenance": trained.result["provenance"] | {"source": "real"}}
+    (other / "metrics.json").write_text(json.dumps(trained.result | source))
+    ended = cli("compare", f"runs=[{trained.directory},other]")
+    assert "no test: the runs were tested on different images" in ended.out
+    assert "provenance.source" in ended.out
+    for content in ("a: [", "[1, 2]", "a: &x [1]\nb: [*x, *x]", "a: !!python/object/apply:os.getcwd []"):
+        (other / "config.yaml").write_text(content)
+        assert "cannot be read" in one_sentence(cli("compare", f"runs=[{trained.directory},other]")), content
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

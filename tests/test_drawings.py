@@ -14,7 +14,7 @@ def test_files_are_those_of_the_configurations() -> None:
 
 
 def test_numbers_of_the_capsnet_are_those_of_the_paper() -> None:
-    text = dict(drawings.drawings())["capsnet.svg"]
+    text = (drawings.FOLDER / "capsnet.svg").read_text()
     for published in (
         "20x20x256",
         "each sees 9x9 pixels",

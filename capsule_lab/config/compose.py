@@ -205,14 +205,15 @@ def check_options(config: DictConfig, command: str) -> None:
         check_value(key, value, annotation, words)
 
 
+def flat(node: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dictionaries with their dotted keys."""
+    for name, value in node.items():
+        yield from flat(value, f"{parent}{name}.") if isinstance(value, dict) else [(f"{parent}{name}", value)]
+
+
 @functools.cache
 def own_options(command: str) -> dict[str, Any]:
     """Return the options of a command outside groups, by dotted key, with their defaults."""
-
-    def flat(node: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in node.items():
-            yield from flat(value, f"{parent}{name}.") if isinstance(value, dict) else [(f"{parent}{name}", value)]
-
     found = {key: value for key, value in flat(_file_of(command)) if key not in ("defaults", "hydra.mode")}
     return found | ({"dry_run": False} if command == "sweep" else {})  # not in its file, which all its runs share
 

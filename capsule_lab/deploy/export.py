@@ -133,7 +133,7 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
 def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
     metrics = runs.results.read_metrics(run.directory) or {}
-    val = runs.checkpoints.read_any(run.checkpoint)["capsule_lab"]["val"]
+    test = metrics.get("test", {})
     content = file.read_bytes()
     return {
         "file": file.name,
@@ -141,8 +141,8 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "sha256": hashlib.sha256(content).hexdigest(),
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
-        "error": None if (error := metrics.get("test", val).get("error")) is None else round(error, 4),
-        "reconstruction": metrics.get("test", val).get("reconstruction"),
+        "error": None if (error := test.get("error")) is None else round(error, 4),
+        "reconstruction": test.get("reconstruction"),
         "seconds": round(run.seconds),
         "command": metrics.get("command"),
         "commit": metrics.get("commit"),
