@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.shapes import HALF, check_range, checks_shapes
 from capsule_lab.types import Votes
 
 P = ParamSpec("P")
 R = TypeVar("R")
-HALF = (torch.bfloat16, torch.float16)
 
 
 def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
@@ -54,6 +54,7 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+@checks_shapes
 @float32_under_autocast
 def squash(
     x: Float[Tensor, "*shape"],
@@ -78,12 +79,14 @@ def squash(
     return x * (squared / (added + squared) * torch.rsqrt(squared + eps))
 
 
+@checks_shapes
 @float32_under_autocast
 def squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
     """Return the logits of the lengths of ``squash(s)``, ``2 ln |s|``; finite at the zero vector."""
     return (x.square().sum(-1) + eps).log()
 
 
+@checks_shapes
 @float32_under_autocast
 def exponential_squash(
     x: Float[Tensor, "*shape"],
@@ -99,6 +102,7 @@ def exponential_squash(
     return x * (-torch.expm1(-size) / size)
 
 
+@checks_shapes
 @float32_under_autocast
 def exponential_squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
     """Return the logits of the lengths of ``exponential_squash(s)``, ``ln(exp(|s|) - 1)``; finite at zero."""
@@ -106,6 +110,7 @@ def exponential_squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8)
     return size + (-torch.expm1(-size)).log()
 
 
+@checks_shapes
 @float32_under_autocast
 def length(poses: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
     """Compute the Euclidean length along the last dimension, the probability of an entity (Sabour 2017, section 2).
@@ -139,6 +144,7 @@ SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
 """Functions by name; ports use ``half``. An unbounded length is itself the logit of a softmax cross-entropy."""
 
 
+@checks_shapes
 @float32_under_autocast
 def dense_votes(
     poses: Float[Tensor, "batch child child_dim"],
@@ -164,6 +170,7 @@ def dense_votes(
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
 
+@checks_shapes
 def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Votes:
     """Add the same vectors to the votes of every image without computing the votes.
 
@@ -196,6 +203,7 @@ def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+@checks_shapes
 def softmax_over_parents(
     logits: Float[Tensor, "batch parent child"], *, leaky: bool = False
 ) -> Float[Tensor, "batch parent child"]:
@@ -231,6 +239,7 @@ def he_std(fan_in: int) -> float:
     return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal truncated at 2, as in Keras
 
 
+@checks_shapes
 def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
     """Return images that a decoder ending in a sigmoid can reconstruct: unchanged if in [0, 1], otherwise stretched.
 
@@ -242,6 +251,7 @@ def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[
     return torch.where((lowest < 0) | (highest > 1), stretched, images)
 
 
+@checks_shapes
 @float32_under_autocast
 def combine_crops(
     scores: Float[Tensor, "batch crop classes"], *, logits: bool = False
@@ -253,9 +263,20 @@ def combine_crops(
     """
     if logits:
         return scores.softmax(2).sum(1)
+    check_range("combine_crops", "scores", scores, 0, math.inf, "lengths or activations, 0 or more, or logits=True")
     return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)
 
 
+def check_label_count(owner: str, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+    """Check that images do not have more labels than there are classes."""
+    if labels.shape[1] > scores.shape[1]:
+        raise ValueError(
+            f"{owner} received {labels.shape[1]} labels per image and scores of {scores.shape[1]} classes; expected at "
+            "most as many labels as classes"
+        )
+
+
+@checks_shapes
 def predicted_labels(
     highest: Int64[Tensor, "batch predicted"], labels: Int64[Tensor, "batch label"]
 ) -> Bool[Tensor, "batch label predicted"]:
@@ -266,6 +287,7 @@ def predicted_labels(
     return (labels[:, :, None] == highest[:, None, :]) & counted[:, None, :]
 
 
+@checks_shapes
 def predictions_by_label(
     scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
 ) -> Int64[Tensor, "batch label"]:
@@ -273,6 +295,7 @@ def predictions_by_label(
 
     Classes that are labels stand at the place of the label; the others fill the remaining places, highest score first.
     """
+    check_label_count("predictions_by_label", scores, labels)
     highest = scores.topk(labels.shape[1]).indices  # [b l]
     same = predicted_labels(highest, labels)  # [b label predicted]
     recognised = same.any(2)

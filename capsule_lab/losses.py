@@ -1,6 +1,7 @@
 """Losses as pure functions from a batch to a scalar.
 
-All raise ``ValueError`` for options out of range, an empty batch and, on a CPU, labels that are not classes.
+All raise ``ValueError`` for options out of range, an empty batch, tensors that do not belong together and, on a CPU,
+labels that are not classes and scores that the loss does not take; ``TypeError`` for tensors of another type.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.system.torch_internals import is_transformed
+from capsule_lab.shapes import TOLERANCE, check_range, checks_shapes, is_readable, shares_sum_to_one
 from capsule_lab.types import ImageBatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +38,7 @@ def expects(scores: Literal["activations", "logits"]) -> Callable[[F], F]:
 
 
 @expects("activations")
+@checks_shapes
 @float32_under_autocast
 def margin_loss(
     scores: Float[Tensor, "batch classes"],
@@ -70,7 +72,8 @@ def margin_loss(
     check_choice("margin loss reduction", reduction, ("paper", "official"))
     if absent >= present:
         raise ValueError(f"absent is {absent} and present is {present}; expected absent to be the smaller")
-    _check_labels(labels, scores)
+    _check_lengths("margin_loss", scores)
+    _check_labels("margin_loss", labels, scores)
     truth = _truth(labels, scores)
     losses = (
         truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
@@ -79,10 +82,11 @@ def margin_loss(
 
 
 @expects("activations")
+@checks_shapes
 @float32_under_autocast
 def spread_loss(
     scores: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     margin: float = 0.9,  # Hinton 2018, section 4.1: m at the end of training
     reduction: Literal["paper", "official", "sum"] = "paper",
@@ -93,7 +97,7 @@ def spread_loss(
 
     Args:
         scores: activations ``a``, in [0, 1].
-        labels: the true class of each image.
+        labels: the true class of each image, ``(batch,)``; several labels, which other losses take, are refused.
         margin: ``m``, the required lead of the true class over every other class. A schedule named ``margin``
             raises it from 0.2 during training, so that few capsules die at first.
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"``, as the authors'
@@ -105,7 +109,8 @@ def spread_loss(
     0.1999...
     """
     _check_one_label(labels, "the spread loss")
-    _check_labels(labels, scores)
+    _check_lengths("spread_loss", scores)
+    _check_labels("spread_loss", labels, scores)
     check_choice("spread loss reduction", reduction, ("paper", "official", "sum"))
     check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
@@ -115,6 +120,7 @@ def spread_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
+@checks_shapes
 @float32_under_autocast
 def reconstruction_loss(
     reconstruction: ImageBatch,
@@ -139,14 +145,17 @@ def reconstruction_loss(
     check_number("weight", weight, 0)
     check_choice("reconstruction reduction", reduction, ("sum", "mean"))
     _check_not_empty(images)
+    for name, values in (("a reconstruction", reconstruction), ("images", images)):
+        check_range("reconstruction_loss", name, values, -1, 2, "pixels in [0, 1]: divide by 255, or use in_unit_range")
     squared = (reconstruction - images).square().flatten(1)
     return weight * (squared.sum(1) if reduction == "sum" else squared.mean(1)).mean()
 
 
+@checks_shapes
 @float32_under_autocast
 def cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
@@ -157,7 +166,7 @@ def cross_entropy_loss(
 
     Args:
         scores: logits, or lengths or activations of capsules.
-        labels: classes, or one probability per class.
+        labels: classes, ``(batch,)``, or one probability per class; several labels, as other losses take, are refused.
         label_smoothing: share of the target spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
 
     >>> cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
@@ -166,15 +175,21 @@ def cross_entropy_loss(
     check_number("label_smoothing", label_smoothing, 0, below=1)
     if not labels.is_floating_point():
         _check_one_label(labels, "softmax cross-entropy")
-    _check_labels(labels, scores)
+    _check_labels("cross_entropy_loss", labels, scores)
+    if labels.is_floating_point() and not shares_sum_to_one(labels):
+        raise ValueError(
+            "cross_entropy_loss received shares of classes that do not sum to 1 for each image; expected one "
+            "probability per class, or margin_loss or sigmoid_cross_entropy_loss for several labels"
+        )
     return nn.functional.cross_entropy(scores, labels, label_smoothing=label_smoothing)
 
 
 @expects("logits")
+@checks_shapes
 @float32_under_autocast
 def logits_cross_entropy_loss(
     logits: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
@@ -183,6 +198,7 @@ def logits_cross_entropy_loss(
 
 
 @expects("logits")
+@checks_shapes
 @float32_under_autocast
 def sigmoid_cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
@@ -200,7 +216,7 @@ def sigmoid_cross_entropy_loss(
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
     2.0794...
     """
-    _check_labels(labels, scores)
+    _check_labels("sigmoid_cross_entropy_loss", labels, scores)
     truth = _truth(labels, scores)
     return nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none").sum(1).mean()
 
@@ -222,6 +238,10 @@ def l2_loss(
     1.8...
     """
     check_number("weight", weight, 0)
+    if isinstance(parameters, Tensor):
+        raise TypeError(
+            f"l2_loss received a tensor {tuple(parameters.shape)}; expected several, such as network.parameters()"
+        )
     return weight * sum((_half_squared(kernel) for kernel in parameters if kernel.ndim > 1), torch.zeros(()))
 
 
@@ -242,15 +262,30 @@ def _check_not_empty(batch: Tensor) -> None:
         raise ValueError("the batch is empty; expected one or more images")
 
 
-def _check_labels(labels: Tensor, scores: Tensor) -> None:
+def _check_labels(loss: str, labels: Tensor, scores: Tensor) -> None:
     """Check that there are images and, on a CPU (a GPU would have to synchronise), that their labels are classes."""
     _check_not_empty(scores)
-    known = labels.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
-    if not known or labels.is_floating_point() or not labels.numel():
+    if labels.is_floating_point():
+        check_range(loss, "shares of classes", labels, -TOLERANCE, 1 + TOLERANCE, "0 to 1")
+        return
+    classes = scores.shape[1]
+    if labels.ndim == 2 and labels.shape[1] >= classes > 1:
+        raise ValueError(
+            f"{loss} received {labels.shape[1]} labels for each image and scores of {classes} classes; expected fewer "
+            "class numbers than classes; rows of 0 and 1 must be floats: labels.float()"
+        )
+    if not is_readable(labels) or not labels.numel():
         return
     lowest, highest = (int(bound) for bound in labels.aminmax())
-    if lowest < 0 or highest >= scores.shape[1]:
-        raise ValueError(f"labels are {lowest} to {highest}; expected classes, 0 to {scores.shape[1] - 1}")
+    if lowest < 0 or highest >= classes:
+        raise ValueError(f"labels are {lowest} to {highest}; expected classes, 0 to {classes - 1}")
+
+
+def _check_lengths(loss: str, scores: Tensor) -> None:
+    """Check, on a CPU, that scores are not logits. The bounds are ours: the authors' unit test has -0.5 to 1.2."""
+    check_range(
+        loss, "scores", scores, -1, 2, "lengths or activations, 0 to 1; the scores of a network, not its logits"
+    )
 
 
 def _check_one_label(labels: Tensor, loss: str) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch, MultilabelF1Score
 
-from capsule_lab.functional import predicted_labels
+from capsule_lab.functional import check_label_count, predicted_labels
+from capsule_lab.shapes import check_range, checks_shapes
 
 PRESENT = 0.9  # a tutorial's code for MultiMNIST: classes with a higher score count as present
 WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
@@ -24,6 +25,11 @@ class ErrorRate(MulticlassAccuracy):
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes=num_classes, average="micro", validate_args=False, **kwargs)
+
+    @checks_shapes
+    def update(self, preds: Float[Tensor, "batch {self.num_classes}"], target: Int64[Tensor, " batch"]) -> None:
+        _check_classes(self, target, preds)
+        super().update(preds, target)
 
     def compute(self) -> Tensor:
         return 100 * (1 - super().compute())
@@ -50,7 +56,10 @@ class LabelError(Metric):
         for state in ("wrong", "total"):
             self.add_state(state, torch.tensor(0), dist_reduce_fx="sum")
 
+    @checks_shapes
     def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+        check_label_count(type(self).__name__, scores, labels)
+        _check_classes(self, labels, scores)
         wrong = self._wrong(~predicted_labels(scores.topk(labels.shape[1]).indices, labels).any(2))
         self.wrong += wrong.sum()
         self.total += wrong.numel()
@@ -87,7 +96,9 @@ class PresentError(MultilabelExactMatch):
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes, validate_args=False, **kwargs)
 
-    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+    @checks_shapes
+    def update(self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]) -> None:
+        _check_classes(self, labels, scores)
         super().update(*_rows(scores, labels))
 
     def compute(self) -> Tensor:
@@ -100,8 +111,15 @@ class PresentF1(MultilabelF1Score):
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
 
-    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+    @checks_shapes
+    def update(self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]) -> None:
+        _check_classes(self, labels, scores)
         super().update(*_rows(scores, labels))
+
+
+def _check_classes(metric: Metric, labels: Tensor, scores: Tensor) -> None:
+    last = scores.shape[1] - 1
+    check_range(type(metric).__name__, "labels", labels, 0, last, f"classes, 0 to {last}")
 
 
 def _rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +144,11 @@ class CouplingEntropy(Metric):
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
+    @checks_shapes
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
+        check_range(
+            "CouplingEntropy", "couplings", couplings, 0, math.inf, "shares of each child, 0 or more, not logits"
+        )
         shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
         entropy = torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))  # one parent: 0
         self.total += entropy.sum()
@@ -148,7 +170,13 @@ class DeadCapsuleRate(Metric):
         self.threshold = threshold
         self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
 
+    @checks_shapes
     def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
+        if self.largest.ndim and self.largest.shape != activations.shape[1:]:
+            raise ValueError(
+                f"DeadCapsuleRate received activations of {activations.shape[1]} capsules after batches of "
+                f"{len(self.largest)}; expected one layer: use a metric for each"
+            )
         self.largest = torch.maximum(self.largest, activations.amax(0))
 
     def compute(self) -> Tensor:
@@ -168,6 +196,7 @@ class ActivationStatistics(Metric):
         for state in ("total", "squares", "count"):
             self.add_state(state, torch.tensor(0.0, dtype=WIDEST), dist_reduce_fx="sum")
 
+    @checks_shapes
     def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
         values = activations.to(WIDEST)  # the variance is a difference of squares
         self.total += values.sum()

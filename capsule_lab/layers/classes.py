@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import add_to_votes, truncated_normal_
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
-from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
+from capsule_lab.shapes import checks_shapes
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 Coordinates = Literal["receptive_field", "image_share", "grid", "none"]
 Axes = tuple[Float[Tensor, " height"], Float[Tensor, " width"]]
@@ -116,6 +117,7 @@ class ClassCapsules(nn.Module):
         if child_dim % rows or dim % rows:
             raise ValueError(f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows")
         self.positions = positions
+        self.child_count, self.child_dim = positions * child_types, child_dim
         layer = LayerInfo(classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types)
         built_routing = build_routing(routing, layer)
         shape = (child_types, child_dim // rows, classes, dim // rows if built_routing.poses else 0)
@@ -123,8 +125,13 @@ class ClassCapsules(nn.Module):
         self.routing = built_routing
         self.register_buffer("coordinates", coordinates, persistent=False)
 
+    @checks_shapes
     def forward(
-        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
+        self,
+        poses: Float[Tensor, "batch {self.child_count} {self.child_dim}"],
+        activations: Float[Tensor, "batch {self.child_count}"],
+        *,
+        on_iteration: OnIteration | None = None,
     ) -> Capsules:
         votes = Votes(poses, self.weight.repeat(self.positions, 1, 1, 1))  # weight [position·type q k c]
         if self.coordinates is not None and self.routing.poses:

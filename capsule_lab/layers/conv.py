@@ -13,6 +13,7 @@ from capsule_lab.functional import truncated_normal_
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.windows import Windows
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
+from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
 
 
@@ -60,6 +61,7 @@ class ConvCapsules(nn.Module):
         if child_dim % rows or parent_dim % rows:
             raise ValueError(f"poses have {child_dim} and {parent_dim} components; expected a multiple of {rows} rows")
         self.size, self.padding = size, padding
+        self.child_count, self.child_dim = size[0] * size[1] * child_types, child_dim
         height, width = (n + 2 * padding for n in size)
         self.windows = Windows((height, width), child_types, kernel_size=kernel_size, stride=stride)
         places = self.windows.places
@@ -75,8 +77,13 @@ class ConvCapsules(nn.Module):
                 "only class capsules may have no poses: class_routing.poses=false"
             )
 
+    @checks_shapes
     def forward(
-        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
+        self,
+        poses: Float[Tensor, "batch {self.child_count} {self.child_dim}"],
+        activations: Float[Tensor, "batch {self.child_count}"],
+        *,
+        on_iteration: OnIteration | None = None,
     ) -> Capsules:
         """Compute the capsules of this layer; the batch of ``on_iteration`` is windows, ordered (image, position)."""
         if self.padding:
@@ -151,6 +158,7 @@ class ConvStack(nn.ModuleList):
             self.append(layer)
             self.grid, self.types = layer.windows.grid, parent_types
 
+    @checks_shapes
     def forward(self, poses: ChildPoses, activations: ChildActivations) -> Capsules:
         capsules = Capsules(poses, activations)
         for layer in self:

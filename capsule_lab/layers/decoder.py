@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
+from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import ImageBatch
 
 
@@ -36,6 +37,7 @@ class Decoder(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
+        self.capsules, self.dim = capsules, dim
         self.image_shape = image_shape
         channel, height, width = image_shape
         widths = [capsules * dim, *hidden, channel * height * width]
@@ -47,7 +49,12 @@ class Decoder(nn.Module):
             layers += [linear, nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])  # the last layer is followed by the sigmoid in forward
 
-    def forward(self, poses: Float[Tensor, "batch capsule dim"], mask: Float[Tensor, "batch capsule"]) -> ImageBatch:
+    @checks_shapes
+    def forward(
+        self,
+        poses: Float[Tensor, "batch {self.capsules} {self.dim}"],
+        mask: Float[Tensor, "batch {self.capsules}"],
+    ) -> ImageBatch:
         masked = poses * mask.to(poses.dtype).unsqueeze(2)
         logits = self.layers(masked.flatten(1)).to(poses.dtype)
         return logits.sigmoid().unflatten(1, self.image_shape)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
-from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
+from capsule_lab.shapes import checks_shapes
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 
 class DenseCapsules(nn.Module):
@@ -42,8 +44,13 @@ class DenseCapsules(nn.Module):
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses)
         self.routing = built_routing
 
+    @checks_shapes
     def forward(
-        self, poses: ChildPoses, activations: ChildActivations | None = None, *, on_iteration: OnIteration | None = None
+        self,
+        poses: Float[Tensor, "batch {self.weight.shape[0]} {self.weight.shape[1]}"],
+        activations: Float[Tensor, "batch {self.weight.shape[0]}"] | None = None,
+        *,
+        on_iteration: OnIteration | None = None,
     ) -> Capsules:
         return self.routing(Votes(poses, self.weight), activations, on_iteration=on_iteration)
 
@@ -72,14 +79,20 @@ class UntransformedCapsules(nn.Module):
         super().__init__()
         self.positions = positions
         self.parents = parents
+        self.child_count, self.dim = positions * parents, dim
         # positions share their transformation, the identity
         layer = LayerInfo(parents, dim, positions, parents * dim, shared=True, child_types=1)
         self.routing = build_routing(routing, layer)
         identity = torch.eye(parents * dim).view(1, parents * dim, parents, dim)
         self.register_buffer("identity", identity if self.routing.poses else identity[..., :0], persistent=False)
 
+    @checks_shapes
     def forward(
-        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
+        self,
+        poses: Float[Tensor, "batch {self.child_count} {self.dim}"],
+        activations: Float[Tensor, "batch {self.child_count}"],
+        *,
+        on_iteration: OnIteration | None = None,
     ) -> Capsules:
         by_position = poses.unflatten(1, (self.positions, self.parents)).flatten(2)  # [b position j·d]
         present = activations.unflatten(1, (self.positions, self.parents)).mean(2)  # [b position]

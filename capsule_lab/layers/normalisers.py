@@ -13,8 +13,10 @@ from torch import Tensor
 from capsule_lab.kernels import child_softmax
 from capsule_lab.layers.windows import Windows
 from capsule_lab.routing.base import Normalisation, Normaliser
+from capsule_lab.shapes import checks_shapes
 
 FLOOR = 1e-6  # official code, fast: lower bound of the mass that divides the couplings of a child
+LogCouplings = Float[Tensor, "window parent {self.windows.places}"]
 EPS = 1e-7  # official code, legacy: added to this mass
 
 
@@ -50,7 +52,8 @@ class AllParents(WindowNormaliser):
         couplings = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
         return self(log_couplings) if couplings is None else couplings
 
-    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+    @checks_shapes
+    def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
@@ -73,7 +76,8 @@ class OfficialFast(WindowNormaliser):
     child about 14 nats below the best child of its type therefore sum to less than one.
     """
 
-    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+    @checks_shapes
+    def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
         child, by_type = self.windows.child.flatten(), self._by_type(log_couplings)
         weights = (by_type - by_type.amax((1, 2, 3), keepdim=True)).exp().view_as(log_couplings)
         here = weights.sum(1).view(-1, len(child))
@@ -88,7 +92,8 @@ class OfficialLegacy(WindowNormaliser):
     matches places to children, so with stride 2 it pools wrong children. Kept for parity with the authors.
     """
 
-    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+    @checks_shapes
+    def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
         windows, child = self.windows, self.windows.child_at_stride_1.flatten()
         by_type = self._by_type(log_couplings)
         weights = (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)  # [b position j place]

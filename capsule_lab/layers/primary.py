@@ -13,6 +13,7 @@ from torch.nn.grad import conv2d_input
 
 from capsule_lab import functional
 from capsule_lab.errors import check_choice, check_number, check_sizes
+from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -77,7 +78,8 @@ class PrimaryCapsules(nn.Module):
         self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
         functional.truncated_normal_(self.conv.weight, weight_std)
 
-    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+    @checks_shapes
+    def forward(self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]) -> Capsules:
         if self.padding == "same":
             size = (features.shape[2], features.shape[3])
             features = nn.functional.pad(
@@ -136,7 +138,8 @@ class DepthwisePrimaryCapsules(nn.Module):
         nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
         nn.init.zeros_(cast(Tensor, self.conv.bias))
 
-    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+    @checks_shapes
+    def forward(self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]) -> Capsules:
         if features.shape[2:] == self.conv.weight.shape[2:]:  # one position; faster backward than conv
             product = (features * self.conv.weight.squeeze(1)).sum((2, 3), keepdim=True)
             total = _float32_of_half(product) + cast(Tensor, self.conv.bias)[:, None, None]
@@ -202,7 +205,8 @@ class LinearPrimaryCapsules(nn.Module):
             nn.init.zeros_(cast(Tensor, self.pose.bias))
             nn.init.zeros_(cast(Tensor, self.activation.bias))
 
-    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+    @checks_shapes
+    def forward(self, features: Float[Tensor, "batch {self.pose.in_channels} height width"]) -> Capsules:
         poses = _float32_of_half(self.pose_norm(self.pose(features)))  # [b type·dim h w]
         logits = _float32_of_half(self.activation_norm(self.activation(features)))  # [b type h w]
         return _by_position(poses, logits - self.offset, self.types)
@@ -225,6 +229,7 @@ class ComposedPrimaryCapsules(nn.Module):
         self.pose = pose
         self.activation = activation
 
+    @checks_shapes
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
         return _by_position(_float32_of_half(poses), _float32_of_half(logits), self.types)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers.classes import ReceptiveField
+from capsule_lab.shapes import checks_shapes
+from capsule_lab.types import ImageBatch
 
 IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: first convolution
 
@@ -102,5 +104,6 @@ class PaperConvolution(nn.Conv2d):
         self.grid = (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1, (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1
         self.field = ReceptiveField(size, ((IMAGE_KERNEL, IMAGE_STRIDE),), self.outside)
 
-    def forward(self, images: Tensor) -> Tensor:
+    @checks_shapes
+    def forward(self, images: ImageBatch) -> Tensor:
         return super().forward(nn.functional.pad(images, self.outside))

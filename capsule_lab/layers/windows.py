@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.shapes import checks_shapes
+
 
 class Windows(nn.Module):
     """Windows of a convolutional capsule layer without padding.
@@ -60,11 +62,13 @@ class Windows(nn.Module):
         place = (y[:, None, :, None] * self.size[1] + x[None, :, None, :]).reshape(self.positions, -1)
         return (place[:, :, None] * self.types + torch.arange(self.types)).flatten(1)
 
-    def poses(self, poses: Float[Tensor, "batch child dim"]) -> Float[Tensor, "window place dim"]:
+    @checks_shapes
+    def poses(self, poses: Float[Tensor, "batch {self.child_count} dim"]) -> Float[Tensor, "window place dim"]:
         """Return the poses of the children of each window; windows are ordered (image, position)."""
         return self._unfold(poses).reshape(-1, self.places, poses.shape[2])
 
-    def activations(self, activations: Float[Tensor, "batch child"]) -> Float[Tensor, "window place"]:
+    @checks_shapes
+    def activations(self, activations: Float[Tensor, "batch {self.child_count}"]) -> Float[Tensor, "window place"]:
         """Return the activations of the children of each window."""
         return self._unfold(activations.unsqueeze(2)).reshape(-1, self.places)
 

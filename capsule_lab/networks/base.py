@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -13,7 +14,11 @@ from capsule_lab.errors import check_widths
 from capsule_lab.functional import he_std, truncated_normal_
 from capsule_lab.layers import Decoder
 from capsule_lab.routing import AbstractRouting, RoutingFactory
+from capsule_lab.shapes import check_range, checks_shapes
 from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
+
+LARGEST_PIXEL = 100.0
+"""Ours: pixels of 0 to 255 exceed it, but a standardised image of up to 100x100 pixels cannot."""
 
 
 class AbstractImageNetwork(nn.Module, ABC):
@@ -47,6 +52,14 @@ class AbstractImageNetwork(nn.Module, ABC):
         if images.shape[1:] != self.image_shape:
             shape = ", ".join(map(str, self.image_shape))
             raise ValueError(f"{name} received images of shape {tuple(images.shape)}; expected (batch, {shape})")
+        weights = next(self.parameters(), images)
+        if images.dtype != weights.dtype and not torch.is_autocast_enabled(images.device.type):
+            raise TypeError(
+                f"{name} received images of {images.dtype}, but its weights are {weights.dtype}; expected one type, "
+                "such as images.to(next(network.parameters()).dtype)"
+            )
+        expected = "floats in [0, 1], or standardised: images / 255"
+        check_range(name, "images", images, -LARGEST_PIXEL, LARGEST_PIXEL, expected)
 
 
 class AbstractNetwork(AbstractImageNetwork):
@@ -191,10 +204,13 @@ class AbstractPairNetwork(AbstractImageNetwork):
             )
 
 
+@checks_shapes
 def decode_one(
     decoder: nn.Module, poses: Float[Tensor, "batch capsule dim"], classes: Int64[Tensor, " batch"]
 ) -> ImageBatch:
     """Decode each image from one capsule, with all others zeroed (Sabour 2017, section 4.1)."""
+    last = poses.shape[1] - 1
+    check_range("reconstruct", "classes", classes, 0, last, f"class numbers, 0 to {last}")
     mask = poses.new_zeros(poses.shape[:2]).scatter(1, classes[:, None], 1.0)
     images: Tensor = decoder(poses, mask)
     return images

@@ -24,6 +24,7 @@ from torch.nn.functional import fold, pad, unfold
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.networks.base import CHANGES, AbstractPairNetwork, Pose, Poses, Presences, TransformedImages
+from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import Change, ImageBatch
 
 Activation = Literal["sigmoid", "relu"]
@@ -112,6 +113,7 @@ class TransformingAutoencoder(AbstractPairNetwork):
         self.drawing = _PerCapsule(sets, generation, outputs, bias=output_bias == "per_capsule")
         self.bias = nn.Parameter(torch.zeros(self.image_shape)) if output_bias == "shared" else None
 
+    @checks_shapes
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         """Compute the images after ``change``."""
         poses, presences = self.recognise(images)
@@ -126,14 +128,22 @@ class TransformingAutoencoder(AbstractPairNetwork):
         poses, presences = self.where(units), self.presence(units).sigmoid()
         return poses.transpose(0, 1), presences.squeeze(2).t()
 
-    def changed(self, poses: Poses, change: Change) -> Poses:
+    @checks_shapes
+    def changed(
+        self, poses: Float[Tensor, "batch {self.capsules} {self.where.weight.shape[2]}"], change: Change
+    ) -> Poses:
         """Return poses after the change: ``c + (right, down)`` or ``T A``."""
         self.check_change(change)
         if self.pose == "translation":
             return poses + change.unsqueeze(1)
         return (change.unsqueeze(1) @ poses.unflatten(2, (3, 3))).flatten(2)
 
-    def generate(self, poses: Poses, presences: Presences) -> ImageBatch:
+    @checks_shapes
+    def generate(
+        self,
+        poses: Float[Tensor, "batch {self.capsules} {self.where.weight.shape[2]}"],
+        presences: Float[Tensor, "batch {self.capsules}"],
+    ) -> ImageBatch:
         """Sum the drawings of capsules with these poses; drawings may be negative."""
         units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
         faded = units * presences.t().unsqueeze(2)
@@ -149,7 +159,12 @@ class TransformingAutoencoder(AbstractPairNetwork):
             images = self._placed(drawn.movedim(0, 2))
         return images if self.bias is None else images + self.bias
 
-    def energies(self, poses: Poses, presences: Presences) -> Float[Tensor, "batch capsule"]:
+    @checks_shapes
+    def energies(
+        self,
+        poses: Float[Tensor, "batch {self.capsules} {self.where.weight.shape[2]}"],
+        presences: Float[Tensor, "batch {self.capsules}"],
+    ) -> Float[Tensor, "batch capsule"]:
         """Compute the sum of squares of each capsule's drawing."""
         units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
         weight: Tensor = self.drawing.weight
@@ -240,6 +255,7 @@ class PairAutoencoder(AbstractPairNetwork):
         self.encoder = _layers([pixels, *hidden, code])
         self.decoder = _layers([code + math.prod(CHANGES[pose]), *reversed(hidden), pixels])
 
+    @checks_shapes
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         self.check_change(change)
         code, there = self.recognise(images)

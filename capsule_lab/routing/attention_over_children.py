@@ -17,7 +17,8 @@ from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, raise_shape_error
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo
+from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["AttentionOverChildren", "attention_over_children"]
@@ -25,6 +26,7 @@ __all__ = ["AttentionOverChildren", "attention_over_children"]
 EPS = 1e-6  # ours: keeps the logits of activations close to 0 or 1 finite in float32
 
 
+@checks_routing
 @float32_under_autocast
 def attention_over_children(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -51,9 +53,6 @@ def attention_over_children(
     """
 
     def procedure(votes: AbstractVotes, _activations: Tensor | None) -> tuple[Tensor]:
-        _, child, parent, dim = votes.shape
-        if attention.shape != (parent, dim, child, child):
-            raise_shape_error(votes, "attention", attention)
         logits = einsum("bkjd,jdki->bji", votes.dense(), attention)
         couplings = logits.softmax(2)  # [b j i], over the children
         total = votes.weighted_sum(couplings)  # [b j d]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, TypedDict, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import torch
 from jaxtyping import Float
@@ -203,28 +203,9 @@ def check_child_types(types: int, children: int) -> int:
     return children // types
 
 
-def raise_shape_error(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
-    """Raise ``ValueError``: a parameter of the routing does not fit the shape of the votes."""
-    _, children, parents, dim = votes.shape
-    raise ValueError(
-        f"the routing's {name} has shape {tuple(parameter.shape)}, but the votes have {children} children, {parents} "
-        f"parents and {dim} components; build the routing with these sizes"
-    )
-
-
 def prior_of_every_child(prior: Float[Tensor, "parent type"], votes: AbstractVotes) -> Float[Tensor, "parent child"]:
     """Repeat a prior of each parent and kind of child for children ordered (position, type)."""
-    if prior.shape[0] != votes.shape[2] or votes.shape[1] % prior.shape[1]:
-        raise_shape_error(votes, "prior", prior)
-    return prior.repeat(1, votes.shape[1] // prior.shape[1])
-
-
-def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:
-    """Check that a parameter of a routing, such as its bias, has one entry per parent of the votes or one for all."""
-    if parameter is None or parameter.numel() == 1:
-        return
-    if tuple(parameter.shape) != tuple(votes.shape[2 : 2 + parameter.ndim]):
-        raise_shape_error(votes, name, parameter)
+    return prior.repeat(1, check_child_types(prior.shape[1], votes.shape[1]))
 
 
 RoutingFactory = Callable[..., AbstractRouting]

@@ -13,6 +13,7 @@ from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing import base
+from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["DynamicRouting", "dynamic_routing"]
@@ -21,6 +22,7 @@ Gradient = Literal["full", "last"]
 Update = Literal["add", "replace"]
 
 
+@checks_routing
 @float32_under_autocast
 def dynamic_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -66,7 +68,6 @@ def dynamic_routing(
     normalise = base.leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
-        base.check_parents(votes, "bias", bias)
         start = votes.zero_logits()  # [b j i]
         start = start if prior is None else start + base.prior_of_every_child(prior, votes)
         logits = start  # b_ij

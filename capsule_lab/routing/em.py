@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
 from capsule_lab.routing import em_costs
-from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser, check_parents
+from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser
 from capsule_lab.routing.em_costs import LOG_2PI, Activation, Cost, Initial, Temperature
+from capsule_lab.shapes import check_probabilities, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["EMRouting", "em_routing"]
@@ -78,12 +79,13 @@ def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> A
     return em_step
 
 
+@checks_routing
 @float32_under_autocast
 def em_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     activations: Float[Tensor, "batch child"],
-    beta_u: Float[Tensor, " betas"],
-    beta_a: Float[Tensor, " betas"],
+    beta_u: Float[Tensor, " parent"] | Float[Tensor, " 1"],
+    beta_a: Float[Tensor, " parent"] | Float[Tensor, " 1"],
     *,
     iterations: int = 3,  # Hinton 2018, section 4 and table 1
     cost: Cost = "paper",
@@ -124,11 +126,11 @@ def em_routing(
     em_costs.check_options(
         iterations, cost=cost, activation=activation, temperature_schedule=temperature_schedule, initial=initial
     )
+    check_probabilities("em_routing", "activations", activations)
     normalise = normalise or Normaliser()
     lambdas = em_costs.inverse_temperatures(iterations, inverse_temperature, temperature_schedule)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_parents(votes, "beta_u", beta_u)
         dim = votes.shape[3]
         em_step = make_em_step(votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps)
         before, competition = None, EqualOverTypes() if initial == "types" else normalise

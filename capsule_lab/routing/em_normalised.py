@@ -21,6 +21,7 @@ from capsule_lab.routing import base
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em import make_em_step
 from capsule_lab.routing.em_costs import LOG_2PI
+from capsule_lab.shapes import check_probabilities, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["NormalisedEMRouting", "em_evidence"]
@@ -45,6 +46,7 @@ class Adjusted(base.Normaliser):
         return tempered if self.prior is None else tempered + self.prior
 
 
+@checks_routing
 @float32_under_autocast
 def em_evidence(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -66,6 +68,7 @@ def em_evidence(
     are then the same for every image, and votes are stored. For the other arguments see ``em_routing``.
     """
     base.check_iterations(iterations)
+    check_probabilities("em_evidence", "activations", activations)
     of_the_layer = normalise or base.Normaliser()
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from capsule_lab.functional import add_to_votes, float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
 from capsule_lab.routing import base
 from capsule_lab.routing.em import make_em_step
+from capsule_lab.shapes import check_probabilities, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["HeinsenRouting", "heinsen_routing"]
@@ -20,6 +21,7 @@ __all__ = ["HeinsenRouting", "heinsen_routing"]
 EPS = 1e-5  # official code: added to every variance and every mass
 
 
+@checks_routing
 @float32_under_autocast
 def heinsen_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -49,6 +51,7 @@ def heinsen_routing(
     Returns poses ``mu_j``; activations, the logistic of the scores; logits, the scores.
     """
     base.check_iterations(iterations)
+    check_probabilities("heinsen_routing", "activations", activations)
     normalise = normalise or base.Normaliser()
     positions = base.check_child_types(len(beta_use), activations.shape[1])
     benefit, cost = (beta.t().repeat(1, positions) for beta in (beta_use, beta_ignore))  # [j i]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations, check_parents
+from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["InvertedAttention", "inverted_attention"]
@@ -24,6 +25,7 @@ __all__ = ["InvertedAttention", "inverted_attention"]
 EPS = 1e-5  # official code: the default of torch.nn.LayerNorm
 
 
+@checks_routing
 @float32_under_autocast
 def inverted_attention(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -53,7 +55,6 @@ def inverted_attention(
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
         dim = votes.shape[3]
-        check_parents(votes, "scale", None if scale is None else scale.expand(votes.shape[2], -1))
         logits = votes.zero_logits()  # [b j i]
         for iteration in range(iterations):
             couplings = normalise(logits)  # [b j i]

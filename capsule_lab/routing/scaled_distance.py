@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations, check_parents
+from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.shapes import check_range, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["ScaledDistanceAgreement", "scaled_distance_agreement"]
 
 
+@checks_routing
 @float32_under_autocast
 def scaled_distance_agreement(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -46,9 +48,9 @@ def scaled_distance_agreement(
             kind of capsules; but the vote tensor is always computed.
     """
     normalise = normalise or Normaliser()
+    check_range("scaled_distance_agreement", "lengths", lengths, 0, math.inf, "lengths of poses, 0 or more")
 
     def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, ...]:
-        check_parents(votes, "bias", bias)
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
         entries = normalise.rows_per_image * parent * child

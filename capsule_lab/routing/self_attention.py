@@ -17,11 +17,13 @@ from torch import Tensor
 from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, prior_of_every_child
+from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["SelfAttentionRouting", "self_attention_routing"]
 
 
+@checks_routing
 @float32_under_autocast
 def self_attention_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, einsum, nn
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import Backend, route
 from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, Normalisation, Normaliser, check_child_types
+from capsule_lab.shapes import check_range, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["SelfRouting", "self_routing"]
@@ -18,6 +20,7 @@ __all__ = ["SelfRouting", "self_routing"]
 EPS = 1e-12  # ours: limit of divisors; with smaller divisors gradients overflow
 
 
+@checks_routing
 @float32_under_autocast
 def self_routing(
     votes: Votes,
@@ -43,6 +46,7 @@ def self_routing(
         weight, bias: ``W^route`` and its bias for each child type; children are ordered (position, type).
         normalise, on_iteration, backend: see ``AbstractRouting``.
     """
+    check_range("self_routing", "activations", activations, 0, math.inf, "activations, 0 or more, not logits")
     normalise = normalise or Normaliser()
     children, (types, _, child_dim) = votes.child_poses, weight.shape
     check_child_types(types, children.shape[1])

@@ -16,11 +16,13 @@ from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing import base
+from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["UniformRouting", "uniform_routing"]
 
 
+@checks_routing
 @float32_under_autocast
 def uniform_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -49,11 +51,8 @@ def uniform_routing(
     normalise = base.leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
-        base.check_parents(votes, "bias", bias)
         logits = votes.zero_logits()  # [b j i]
         if log_couplings is not None:
-            if log_couplings.shape != logits.shape[1:]:
-                base.raise_shape_error(votes, "matrix of log-couplings", log_couplings)
             logits = logits + log_couplings
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]

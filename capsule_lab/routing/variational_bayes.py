@@ -20,6 +20,7 @@ from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser, check_iterations
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em_costs import Initial
+from capsule_lab.shapes import check_probabilities, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["VariationalBayesRouting", "variational_bayes_routing"]
@@ -29,6 +30,7 @@ KAPPA = 1.0  # official code: the prior of a mean counts as this many votes of z
 SCALE = 1.0  # official code: inverse scale of the Wishart prior of a precision, the identity
 
 
+@checks_routing
 @float32_under_autocast
 def variational_bayes_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -58,6 +60,7 @@ def variational_bayes_routing(
     """
     check_iterations(iterations)
     check_choice("routing initial", initial, get_args(Initial))
+    check_probabilities("variational_bayes_routing", "activations", activations)
     normalise = normalise or Normaliser()
     first = EqualOverTypes() if initial == "types" else normalise
 

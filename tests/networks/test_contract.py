@@ -17,6 +17,7 @@ from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.layers import ConvStack, CoordinateClassCapsules, DepthwisePrimaryCapsules, PrimaryCapsules
 from capsule_lab.losses import cross_entropy_loss, reconstruction_loss
 from capsule_lab.networks import AbstractPairNetwork, reconstructs
+from capsule_lab.networks.base import LARGEST_PIXEL
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.networks import IMAGE, count, pictures
 from tests.helpers.tiers import whole_but
@@ -486,7 +487,7 @@ def test_wrong_images(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPSULES)
 def test_extreme_images_give_finite_values_and_gradients(name: str) -> None:
-    for pixels in (0.0, 1e4, -1e4):
+    for pixels in (0.0, LARGEST_PIXEL, -LARGEST_PIXEL):
         network, images = SMALL[name].build(), torch.full((2, *IMAGE), pixels, requires_grad=True)
         output = network(images)
         (output.scores.sum() + output.capsules.poses.sum()).backward()

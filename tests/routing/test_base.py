@@ -78,12 +78,12 @@ def test_with_dense_votes_gives_float32_tensors() -> None:
 def test_votes_of_wrong_shape_are_refused() -> None:
     """Also by routings that are built for seven children."""
     for name, votes, message in [
-        ("DynamicRouting", (2, 3, 4), r"votes have shape \(2, 3, 4\); expected \(batch, child, parent"),
-        ("DynamicRouting", (2, 6, 5, 16), r"bias has shape \(10, 16\), but the votes have 6 children, 5 p"),
-        ("UniformRouting", (2, 6, 10, 8), r"bias has shape \(10, 16\), but the votes have 6 children, 10 p"),
-        ("EMRouting", (2, 6, 5, 16), r"beta_u has shape \(10,\), but the votes have 6 children, 5 p"),
-        ("RandomCouplings", (2, 6, 10, 16), r"log-couplings has shape \(10, 7\), but the votes have 6 children"),
-        ("AttentionOverChildren", (2, 6, 10, 16), r"attention has shape \(10, 16, 7, 7\), but the votes have 6 chi"),
+        ("DynamicRouting", (2, 3, 4), r"received votes \(2, 3, 4\) of torch.float32; expected \(batch, child, parent, dim\)"),
+        ("DynamicRouting", (2, 6, 5, 16), r"received bias \(10, 16\) of .* \(parent, dim\) of floats, where parent is 5, dim is 16 as in votes"),
+        ("UniformRouting", (2, 6, 10, 8), r"received bias \(10, 16\) of .* \(parent, dim\) of floats, where parent is 10, dim is 8 as in votes"),
+        ("EMRouting", (2, 6, 5, 16), r"received beta_u \(10,\) of .* \(parent,\) of floats or \(1,\) of floats, where parent is 5 as in v"),
+        ("RandomCouplings", (2, 6, 10, 16), r"received log_couplings \(10, 7\) of .* \(parent, child\) of floats, where parent is 10, child is 6"),
+        ("AttentionOverChildren", (2, 6, 10, 16), r"received attention \(10, 16, 7, 7\) of .* \(parent, dim, child, child\) of floats, where parent is"),
     ]:
         routing = getattr(routings, name)(10, 16)
         routing.build(LayerInfo(10, 16, 7, 3, shared=False, child_types=7))

@@ -55,8 +55,8 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("routing", "options", "message"),
     [
-        (dynamic_routing, {"prior": zeros(3, 1)}, "the routing's prior has shape (3, 1), but the votes have 5 ch"),
-        (dynamic_routing, {"prior": zeros(4, 2)}, "the routing's prior has shape (4, 2), but the votes have 5 ch"),
+        (dynamic_routing, {"prior": zeros(3, 1)}, "received prior (3, 1) of torch.float32; expected (parent, type) of f"),
+        (dynamic_routing, {"prior": zeros(4, 2).double()}, "there are 5 children of 2 types; expected a multiple"),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (dynamic_routing, {"gradient": "none"}, "gradient is 'none'; expected"),

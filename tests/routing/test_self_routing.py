@@ -102,8 +102,9 @@ def test_routing_without_poses_has_no_transformations() -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_input_of_wrong_sizes_is_refused() -> None:
-    routing = SelfRouting(3, 5).double()
+    routing = SelfRouting(3, 5)
     routing.build(LayerInfo(3, 5, 6, 4, shared=False, child_types=6))
+    routing.double()
     votes, active, *_ = dense_example()
     for given, message in [
         ((torch.rand(1, 6, 3, 5), active), r"received a tensor of votes; expected Votes"),
