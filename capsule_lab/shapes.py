@@ -212,6 +212,10 @@ def _check(argument: Argument, value: Any, call: Call) -> None:
 
 def _shape_of_votes(votes: Votes, call: Call) -> tuple[int, int, int, int]:
     """Return the shape of the votes that a record determines; raise if its tensors do not fit."""
+    for name, tensor in (("poses", votes.poses), ("weight", votes.weight)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{call.name} received {name} of {kind}; expected a tensor of floats")
     poses, weight = votes.poses, votes.weight
     if poses.ndim != 3 or weight.ndim != 4:
         raise ValueError(

@@ -44,9 +44,10 @@ class AbstractImageNetwork(nn.Module, ABC):
     def check_images(self, images: Tensor) -> None:
         """Check that images are floating-point and have the shape that the network was built for."""
         name = type(self).__name__
-        if not images.is_floating_point():
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise TypeError(
-                f"{name} received images of {images.dtype}; expected floats in [0, 1]: images.float() / 255,"
+                f"{name} received images of {kind}; expected floats in [0, 1]: images.float() / 255,"
                 " or batches of runs.open(…).batches()"
             )
         if images.shape[1:] != self.image_shape:

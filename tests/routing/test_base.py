@@ -1,5 +1,6 @@
 """``LayerInfo`` that layers give a routing, ``with_dense_votes``, and routings that cannot see the sign of votes."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -78,16 +79,24 @@ def test_with_dense_votes_gives_float32_tensors() -> None:
 def test_votes_of_wrong_shape_are_refused() -> None:
     """Also by routings that are built for seven children."""
     for name, votes, message in [
-        ("DynamicRouting", (2, 3, 4), r"received votes \(2, 3, 4\) of torch.float32; expected \(batch, child, parent, dim\)"),
-        ("DynamicRouting", (2, 6, 5, 16), r"received bias \(10, 16\) of .* \(parent, dim\) of floats, where parent is 5, dim is 16 as in votes"),
-        ("UniformRouting", (2, 6, 10, 8), r"received bias \(10, 16\) of .* \(parent, dim\) of floats, where parent is 10, dim is 8 as in votes"),
-        ("EMRouting", (2, 6, 5, 16), r"received beta_u \(10,\) of .* \(parent,\) of floats or \(1,\) of floats, where parent is 5 as in v"),
-        ("RandomCouplings", (2, 6, 10, 16), r"received log_couplings \(10, 7\) of .* \(parent, child\) of floats, where parent is 10, child is 6"),
-        ("AttentionOverChildren", (2, 6, 10, 16), r"received attention \(10, 16, 7, 7\) of .* \(parent, dim, child, child\) of floats, where parent is"),
+        (
+            "DynamicRouting",
+            (2, 3, 4),
+            "received votes (2, 3, 4) of torch.float32; expected (batch, child, parent, dim)",
+        ),
+        ("DynamicRouting", (2, 6, 5, 16), "received bias (10, 16) of torch.float32; expected (parent, dim) of floats"),
+        ("UniformRouting", (2, 6, 10, 8), "where parent is 10, dim is 8 as in votes"),
+        ("EMRouting", (2, 6, 5, 16), "received beta_u (10,) of torch.float32; expected (parent,) of floats or (1,)"),
+        (
+            "RandomCouplings",
+            (2, 6, 10, 16),
+            "received log_couplings (10, 7) of torch.float32; expected (parent, child)",
+        ),
+        ("AttentionOverChildren", (2, 6, 10, 16), "received attention (10, 16, 7, 7) of torch.float32; expected (par"),
     ]:
         routing = getattr(routings, name)(10, 16)
         routing.build(LayerInfo(10, 16, 7, 3, shared=False, child_types=7))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=re.escape(message)):
             routing(torch.zeros(votes), torch.zeros(2, 6))
 
 

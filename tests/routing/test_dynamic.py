@@ -55,7 +55,11 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("routing", "options", "message"),
     [
-        (dynamic_routing, {"prior": zeros(3, 1)}, "received prior (3, 1) of torch.float32; expected (parent, type) of f"),
+        (
+            dynamic_routing,
+            {"prior": zeros(3, 1)},
+            "received prior (3, 1) of torch.float32; expected (parent, type)",
+        ),
         (dynamic_routing, {"prior": zeros(4, 2).double()}, "there are 5 children of 2 types; expected a multiple"),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
