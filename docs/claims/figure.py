@@ -12,16 +12,24 @@ from matplotlib.lines import Line2D
 from docs.claims.effects import sign
 from docs.claims.page import title
 from docs.claims.verdicts import (
-    HOLDS, NOT, OPEN, OPPOSITE, OPPOSITE_OPEN, OPPOSITE_SMALL, SMALL, UNDECIDED, Judged,
+    HOLDS,
+    NOT,
+    OPEN,
+    OPPOSITE,
+    OPPOSITE_OPEN,
+    OPPOSITE_SMALL,
+    SMALL,
+    UNDECIDED,
+    Judged,
 )  # fmt: skip
 
 COLOURS = {
     HOLDS: "#1b7837",
     OPEN: "#5aae61",
-    SMALL: "#a6dba0",
+    SMALL: "#8c8c8c",
     OPPOSITE: "#c51b7d",
     OPPOSITE_OPEN: "#de77ae",
-    OPPOSITE_SMALL: "#f1b6da",
+    OPPOSITE_SMALL: "#b08fa8",
     NOT: "#f1a340",
     UNDECIDED: "#404040",
 }
@@ -76,7 +84,13 @@ def _draw(axes: Axes, each: Judged, height: float) -> None:
 
 
 def _shortened(each: Judged) -> str:
-    """Return the title of a claim; the label of a stand-in is never cut."""
+    """Return the title of a claim; a last parenthesis and the label of a stand-in are never cut."""
     claim = each.claim["claim"]
     label = title(each).removeprefix(claim)
-    return textwrap.shorten(claim, _MOST_LETTERS - len(label), placeholder=" …") + label
+    if len(claim + label) <= _MOST_LETTERS:
+        return claim + label
+    start, _, end = claim.rpartition(" (")
+    if not claim.endswith(")."):
+        start, end = claim, ""
+    tail = (f" ({end}" if end else "") + label
+    return textwrap.shorten(start, _MOST_LETTERS - len(tail), placeholder=" …") + tail

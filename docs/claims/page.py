@@ -10,23 +10,11 @@ from typing import Any
 from docs.claims.effects import PLANNED, UNKNOWN, Effect, effect_of
 from docs.claims.needs import needs
 from docs.claims.read import KINDS, RESULTS, ROOT, changes, open_points
-from docs.claims.verdicts import (
-    HOLDS, NOT, OPEN, OPPOSITE, OPPOSITE_OPEN, OPPOSITE_SMALL, SMALL, UNDECIDED, VERDICTS, Judged, survivors,
-)  # fmt: skip
+from docs.claims.verdicts import HOLDS, OPEN, SMALL, UNDECIDED, VERDICTS, Judged, survivors
 
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
 FIGURE = RESULTS / "claims.png"
 START, END = "<!-- written by make claims -->\n", "<!-- end -->"
-_COUNTED = {
-    HOLDS: "hold",
-    OPEN: "hold with an open size",
-    SMALL: "hold but are small",
-    OPPOSITE: "are contradicted",
-    OPPOSITE_OPEN: "are contradicted with an open size",
-    OPPOSITE_SMALL: "are contradicted by a small difference",
-    NOT: "do not hold",
-    UNDECIDED: "are undecided",
-}
 
 
 def title(each: Judged) -> str:
@@ -63,7 +51,9 @@ def page(every: list[Judged]) -> str:
 
 _HEAD = """# Claims about capsule networks, and what was found here
 
-**{papers} claims of papers, tested with a published algorithm: {counts}.** Other rows are counted apart:
+**{papers} claims of papers, tested with a published algorithm.** {counts}.
+
+Other rows are counted apart:
 
 {kinds}
 
@@ -141,7 +131,7 @@ def _other_kinds(every: list[Judged]) -> list[str]:
     for kind, meaning in KINDS.items():
         of_kind = [each for each in every if each.claim["kind"] == kind]
         if kind != "paper":
-            lines.append(f"- {len(of_kind)} **{kind}** ({meaning}): {counted(of_kind)}")
+            lines.append(f"- **{kind}** ({len(of_kind)} {meaning}). {counted(of_kind)}")
     return lines
 
 
@@ -221,27 +211,30 @@ def _records(claim: dict[str, Any]) -> str:
     table = re.search(r"table=(\w+)", claim["command"])
     archive = f"{claim.get('archive', table[1] if table else '')}_runs.tar.gz"
     if not (RESULTS / archive).is_file():
-        return "no archive of run directories; the numbers come from the CSV of runs in results/, and the command trains."
+        return (
+            "no archive of run directories; the numbers come from the CSV of runs in results/, and the command trains."
+        )
     return f"`tar xzf results/{archive} -C runs`, then the command."
 
 
 def counted(every: list[Judged]) -> str:
     """Return how many claims have each verdict."""
     counts = Counter(each.verdict for each in every)
-    return ", ".join(f"{counts[verdict]} {_COUNTED[verdict]}" for verdict in VERDICTS if counts[verdict])
+    return "; ".join(f"{verdict}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
 
 
 def short_form(every: list[Judged]) -> str:
     """Return the block of README.md: counts of papers' claims, and the decided ones with a key ``short``."""
     papers = [each for each in every if each.claim["kind"] == "paper"]
     lines = [
-        f"**[{len(papers)} claims of papers](docs/claims.md), tested with a published algorithm** in small networks: "
-        f"{counted(papers)}. {len(every) - len(papers)} other rows, which the page counts apart, concern claims "
+        f"**[{len(papers)} claims of papers](docs/claims.md), tested with a published algorithm** in small networks "
+        f"({counted(papers)}). {len(every) - len(papers)} other rows, which the page counts apart, concern claims "
         "changed from a paper, an algorithm of ours, controls, and tests that their construction decides.",
         "",
     ]
     for verdict in VERDICTS:
-        phrases = [each.claim["short"] + _label(each) for each in papers if each.verdict == verdict and "short" in each.claim]
+        of_verdict = [each for each in papers if each.verdict == verdict and "short" in each.claim]
+        phrases = [each.claim["short"] + _label(each) for each in of_verdict]
         if phrases and verdict != UNDECIDED:
             lines.append(f"- {verdict}: {'; '.join(phrases)}")
     return "\n".join([*lines, ""])

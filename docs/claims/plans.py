@@ -1,7 +1,7 @@
 """Writes results/plans.csv: which comparisons stood in their tables before their runs.
 
-``python -m docs.claims.plans`` needs the history of the repository; ``make claims`` only reads the file, so that a clone
-without history writes the same page. A test computes the file again where the history is there.
+``python -m docs.claims.plans`` needs the history of the repository; ``make claims`` only reads the file, so that a
+clone without history writes the same page. A test computes the file again where the history is there.
 
 A comparison is planned if the table in the commit of every run has the same comparison (family, margin and test), the
 same measures and the same rows, and if no results of this table were in the repository when the comparison was added.

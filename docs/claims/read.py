@@ -13,9 +13,9 @@ CLAIMS = ROOT / "docs" / "claims.yaml"
 KINDS = {
     "paper": "claims of a paper, tested with a published algorithm",
     "implied": "claims that follow from a paper, or that change one",
-    "ours": "claims tested with normalised evidence, an algorithm of this project",
+    "ours": "claims and questions tested with normalised evidence, an algorithm of this project",
     "control": "controls and questions of this project",
-    "tautology": "decided by the construction of the test, or by a network that breaks",
+    "tautology": "tests that their construction decides, or a network that breaks",
 }
 
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import norm
-
 from capsule_lab.tables import statistics
 from docs.claims.effects import Effect, effect_of, sign
 
@@ -22,7 +20,7 @@ VERDICTS = {
     OPPOSITE_OPEN: "the same, but the interval also contains differences that do not matter.",
     OPPOSITE_SMALL: "the same, but the interval contains only differences that do not matter.",
     NOT: "if there is a difference in the claimed direction, it does not matter.",
-    UNDECIDED: "neither test is significant, there are fewer than three runs, or an earlier planned measure contradicts.",
+    UNDECIDED: "neither test is significant, there are fewer than three runs, or the planned measure disagrees.",
 }
 _FEWEST = 3  # runs; with fewer there is no verdict
 
@@ -86,12 +84,6 @@ class Judged:
         first, second = test.counts
         spread = test.error * math.sqrt(first) if pairs else test.error / math.sqrt(1 / first + 1 / second)
         return statistics.runs_for(difference, spread, pairs=pairs, level=statistics.LEVEL / self.tests)
-
-    @property
-    def needed_clusters(self) -> float:
-        """Share of the present test clusters that finds that difference with infinitely many seeds; 0 for a t-test."""
-        quantiles = norm.ppf(1 - statistics.LEVEL / self.tests / 2) + norm.ppf(statistics.POWER)
-        return float((self.effect.found.error_of_clusters * quantiles / self.claim["smallest"]) ** 2)
 
 
 def _sized(least: float, most: float, smallest: float, verdicts: tuple[str, str, str]) -> str:
