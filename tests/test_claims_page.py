@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,19 @@ def test_a_planned_claim_has_commits_that_exist_and_no_earlier_results(each: Jud
     assert not line["missing_commits"]
     assert line["results_known"] == "no"
     assert line["seeds_planned"] >= each.effect.count
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*_comparisons.csv")), ids=lambda file: file.name)
+def test_recorded_standard_errors_give_the_recorded_intervals_and_p_values(file: Path) -> None:
+    """Half of an interval is a quantile of Student's distribution times the standard error."""
+    lines = pd.read_csv(file)
+    lines = lines[lines["test"].str.contains("t-test") & lines["low"].notna()]
+    assert not lines.empty
+    half = stats.t.ppf(0.975, lines["df"]) * lines["error"]
+    scale = lines[["low", "high"]].abs().max(axis=1)
+    assert ((lines["high"] - lines["low"]) / 2 - half).abs().div(scale).max() < 2e-4, "both are rounded to six digits"
+    p_values = 2 * stats.t.sf(lines["difference"].abs() / lines["error"], lines["df"])
+    assert lines["p"].to_numpy() == pytest.approx(p_values, rel=0.01, abs=1e-5)
 
 
 @pytest.mark.parametrize(

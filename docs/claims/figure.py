@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def figure(every: list[Judged]) -> Figure:
     axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
     axes.axvspan(-1, 1, color="0.93", linewidth=0)
     axes.axvline(0, color="0.6", linewidth=0.7)
-    text = {"va": "center", "ha": "right", "size": 7.5, "transform": axes.get_yaxis_transform()}
+    text: dict[str, Any] = {"va": "center", "ha": "right", "size": 7.5, "transform": axes.get_yaxis_transform()}
     for each, height in zip(every, heights, strict=True):
         _draw(axes, each, height)
         axes.text(-0.015, height, _shortened(each), color=COLOURS[each.verdict], **text)

@@ -228,8 +228,8 @@ def short_form(every: list[Judged]) -> str:
     papers = [each for each in every if each.claim["kind"] == "paper"]
     lines = [
         f"**[{len(papers)} claims of papers](docs/claims.md), tested with a published algorithm** in small networks "
-        f"({counted(papers)}). {len(every) - len(papers)} other rows, which the page counts apart, concern claims "
-        "changed from a paper, an algorithm of ours, controls, and tests that their construction decides.",
+        f"({counted(papers)}). {len(every) - len(papers)} other rows, which are counted apart, concern claims changed "
+        "from a paper, an algorithm of ours, controls, and tests decided by construction.",
         "",
     ]
     for verdict in VERDICTS:
