@@ -30,8 +30,9 @@ def plans() -> pd.DataFrame:
 
 
 def has_history() -> bool:
-    """Whether this is a clone with all commits."""
-    return _git("rev-parse", "--is-shallow-repository").strip() == "false"
+    """Whether this is a clone with all commits, and not a copy of the files."""
+    first = pd.read_csv(FILE)["added"].iloc[0]
+    return _git("rev-parse", "--is-shallow-repository").strip() == "false" and bool(_git("cat-file", "-t", first))
 
 
 def _plans_of(table: str) -> list[dict[str, Any]]:
@@ -105,9 +106,12 @@ def _parsed(text: str) -> dict[str, Any]:
 
 @functools.cache
 def _git(*arguments: str) -> str:
-    """Return what git prints; empty if it fails."""
+    """Return what git prints; empty if it fails, or is not installed."""
     safe = [re.sub(r"-dirty\b", "", argument) for argument in arguments]
-    return subprocess.run(["git", *safe], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    try:
+        return subprocess.run(["git", *safe], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":
