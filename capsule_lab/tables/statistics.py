@@ -34,7 +34,9 @@ class Difference:
         g: Hedges' g, the difference in standard deviations of single runs, corrected for small samples.
         equivalent: whether the difference is smaller than a margin (two one-sided tests); ``None`` without a margin.
         spread: deviation of single runs, or of the differences of ``pairs``, that a t-test used; ``None`` without one.
-        error, df: standard error of the estimate, and its degrees of freedom.
+        error, df: standard error of the estimate, and its degrees of freedom; of a bootstrap, the deviation of its
+            draws, and the number of runs minus one.
+        error_of_clusters: the part of the error that more runs do not reduce; 0 without a bootstrap.
     """
 
     estimate: float
@@ -49,6 +51,7 @@ class Difference:
     pairs: bool = False
     error: float = 0.0
     df: float = 0.0
+    error_of_clusters: float = 0.0
 
     @property
     def detectable(self) -> float | None:
@@ -150,12 +153,17 @@ def resampled_difference(
     drawn = generator.multinomial(len(sizes), counts / len(sizes), _DRAWS)  # [draw kind]
     total = drawn @ kinds[0]
     means: list[npt.NDArray[Any]] = []
+    means_of_all_runs: list[npt.NDArray[Any]] = []
     weights = None
     for rows in np.split(kinds[1:], [len(first)]):
+        wrong = drawn @ rows.T  # [draw run]
         if weights is None or not paired:
             weights = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), _DRAWS) / len(rows)
-        means.append(np.einsum("ds,ds->d", weights, drawn @ rows.T) / total)
+        means.append(np.einsum("ds,ds->d", weights, wrong) / total)
+        means_of_all_runs.append(wrong.mean(axis=1) / total)
     draws = means[0] - means[1]
+    error = float(np.std(draws, ddof=1))
+    error_of_clusters = float(np.std(means_of_all_runs[0] - means_of_all_runs[1], ddof=1))
     estimate = float(first.mean() - second.mean())
     low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
     tail = min((draws <= 0).sum(), (draws >= 0).sum())
@@ -167,7 +175,9 @@ def resampled_difference(
     p = min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1))
     unit = "images" if len(sizes) == len(clusters) else f"{len(sizes)} clusters of images"
     test = f"bootstrap over runs and {unit}"
-    return Difference(estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent)
+    found = Difference(estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent)
+    df = min(found.counts) - 1.0
+    return replace(found, error=error, df=df, error_of_clusters=error_of_clusters)
 
 
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Difference:

@@ -186,6 +186,9 @@ def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
     frame = comparison_formats.as_frame(found)
     assert frame["difference"].tolist() == pytest.approx([-0.5, -0.5])
     assert frame["equivalent"].fillna("").tolist() == ["yes", ""]
+    assert frame["error"].tolist() == [line.difference.error for line in found]
+    assert frame["df"].tolist() == [line.difference.df for line in found]
+    assert frame["error_of_clusters"].tolist() == [0, 0]
     figure = comparison_formats.differences(found)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a against b"] * 2
     table = read(tmp_path / "mine.yaml")

@@ -137,3 +137,22 @@ def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
     assert (found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.05)
     assert found.estimate == pytest.approx(float((first - second).mean()))
     assert found.equivalent == "yes"
+
+
+def test_bootstrap_tells_the_part_of_the_error_that_more_runs_do_not_reduce() -> None:
+    """Three toys in ten are wrong in every run: runs agree, so the clusters alone have the whole error."""
+    clusters = np.repeat(np.arange(10), 50)
+    alike = np.where(clusters < 3, 100.0, 0.0)[None].repeat(4, axis=0)
+    found = statistics.resampled_difference(alike, np.zeros_like(alike), clusters, paired=False)
+    assert found.error == pytest.approx(found.error_of_clusters)
+    assert found.error == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 10), rel=0.05)
+    assert found.df == 3
+
+
+def test_bootstrap_of_runs_that_differ_has_no_error_of_equal_clusters() -> None:
+    """Every toy of a run has the same result: the whole error is that of runs."""
+    clusters = np.repeat(np.arange(10), 50)
+    different = np.array([0.0, 100.0, 0.0, 100.0])[:, None].repeat(500, axis=1)
+    found = statistics.resampled_difference(different, np.zeros_like(different), clusters, paired=False)
+    assert found.error_of_clusters == pytest.approx(0, abs=1e-9)
+    assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 4), rel=0.05)

@@ -1,0 +1,43 @@
+"""Reads docs/claims.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+CLAIMS = ROOT / "docs" / "claims.yaml"
+KINDS = {
+    "paper": "claims of a paper, tested with a published algorithm",
+    "implied": "claims that follow from a paper, or that change one",
+    "ours": "claims and questions tested with normalised evidence, an algorithm of this project",
+    "control": "controls and questions of this project",
+    "tautology": "tests that their construction decides, or a network that breaks",
+}
+
+
+def read(*, pending: bool = False) -> list[dict[str, Any]]:
+    """Return the claims of docs/claims.yaml with the keys of their groups, or those whose records are ``pending``."""
+    claims = []
+    for group in _section("topics"):
+        own = group.pop("claims")
+        claims += [{**group, **claim} for claim in own]
+    return [claim for claim in claims if claim.get("pending", False) is pending]
+
+
+def changes() -> list[dict[str, str]]:
+    """Return the verdicts that changed after results were known."""
+    return _section("changed")
+
+
+def open_points() -> list[str]:
+    """Return what only new runs or a later version of the page can answer."""
+    return _section("open")
+
+
+def _section(name: str) -> list[Any]:
+    found: list[Any] = yaml.safe_load(CLAIMS.read_text())[name]
+    return found
