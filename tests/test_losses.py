@@ -16,6 +16,7 @@ from tests.reference.loops import margin_loss_loops
 AUTHORS_LABELS = torch.tensor([[0.0, 0, 1], [1, 1, 1]], dtype=torch.float64)
 AUTHORS_LENGTHS = torch.tensor([[-0.3, 0.3, 0.9], [1.2, 0.5, -0.5]], dtype=torch.float64)
 LABELS = torch.tensor([0, 9, 5, 5])
+IMAGES = torch.zeros(1, 1, 2, 2)
 exact: dict[str, float] = {"rtol": 1e-12, "atol": 0}
 
 
@@ -157,7 +158,7 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
         (lambda: spread_loss(lengths(), LABELS[:, None].expand(-1, 2)), "the spread loss takes one label per image, "),
         (lambda: spread_loss(lengths(), lengths()), "the spread loss takes one label per image, but these are shar"),
         (lambda: cross_entropy_loss(lengths(), LABELS, label_smoothing=1.0), "label_smoothing is 1.0; expected 0 or m"),
-        (lambda: reconstruction_loss(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), weight=-1), "weight is -1; expected 0 or more"),
+        (lambda: reconstruction_loss(IMAGES, IMAGES, weight=-1), "weight is -1; expected 0 or more"),
         (lambda: reconstruction_loss(torch.zeros(0, 1, 2, 2), torch.zeros(0, 1, 2, 2)), "the batch is empty"),
         (lambda: l2_loss([], weight=-1), "weight is -1; expected 0 or more"),
     ],

@@ -82,7 +82,7 @@ def test_votes_of_wrong_shape_are_refused() -> None:
         (
             "DynamicRouting",
             (2, 3, 4),
-            "received votes (2, 3, 4) of torch.float32; expected (batch, child, parent, dim)",
+            "received votes (2, 3, 4) of torch.float32; expected (batch, child, parent",
         ),
         ("DynamicRouting", (2, 6, 5, 16), "received bias (10, 16) of torch.float32; expected (parent, dim) of floats"),
         ("UniformRouting", (2, 6, 10, 8), "where parent is 10, dim is 8 as in votes"),
@@ -90,7 +90,7 @@ def test_votes_of_wrong_shape_are_refused() -> None:
         (
             "RandomCouplings",
             (2, 6, 10, 16),
-            "received log_couplings (10, 7) of torch.float32; expected (parent, child)",
+            "received log_couplings (10, 7) of torch.float32; expected (parent",
         ),
         ("AttentionOverChildren", (2, 6, 10, 16), "received attention (10, 16, 7, 7) of torch.float32; expected (par"),
     ]:
