@@ -375,10 +375,8 @@ class PictureFolder(AbstractDataModule):
         images = super().load(train=train)
         if "test" in self.real_source.listing.parts:
             return images
-        try:
-            rest, test = split_validation(images.labels.numpy(), "stratified", self.test_share, _SPLIT_SEED)
-        except ValueError as error:
-            raise ValueError(one_line(error).replace("data.validation_share", "data.test_share")) from error
+        labels = images.labels.numpy()
+        rest, test = split_validation(labels, "stratified", self.test_share, _SPLIT_SEED, "data.test_share")
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:

@@ -19,6 +19,7 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, user_message
 from capsule_lab.errors import ConfigError, DataError
+from capsule_lab.lit.lightning_internals import MisconfigurationException
 from tests.helpers.commands import TINY, TINY_DATA, Cli, Trained, interpreter
 from tests.helpers.data_modules import without_network
 from tests.helpers.messages import one_sentence
@@ -124,6 +125,9 @@ def test_user_message_covers_errors_of_the_machine_but_not_of_the_code() -> None
         PermissionError(errno.EACCES, "Permission denied"): "a file cannot be written or read: Permission denied",
         RuntimeError("DefaultCPUAllocator: can't allocate memory"): "not enough memory (Default",
         FileNotFoundError(errno.ENOENT, "No such file", "x"): None,
+        MisconfigurationException("SWA needs\n an integer"): "SWA needs an integer",
+        ModuleNotFoundError("`psutil` is not installed"): "`psutil` is not installed",  # raised by Lightning
+        ModuleNotFoundError("No module named 'x'", name="x"): None,
         ValueError("ours"): None,
     }.items():
         assert fits(user_message(error), message), error

@@ -380,7 +380,7 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
         ({"background": "blank"}, "data.background is 'blank'; expected a colour, such as white"),
         ({"shift": 16}, "data.shift is 16; expected fewer than the 16 pixels"),
         ({"test_share": "1/0"}, "data.test_share is '1/0'; expected a number or a fraction"),
-        ({"test_share": 0.001}, r"data.test_share is 1/1000, 0 of 36 images; expected at least one"),
+        ({"test_share": 0.001}, r"data.test_share is 1/1000, 0 of 36 images; expected images of .*: set data.test_share=1/12$"),
         ({"augment_with": ["os.system"]}, "data.augment_with contains 'os.system'; expected classes of torchvision"),
         ({"augment_with": [{"functional": {}}]}, "data.augment_with contains {'functional': {}}; expected classes"),
         ({"augment_with": [{"RandomRotation": {"angle": 1}}]}, "RandomRotation refuses its arguments: .*angle"),
@@ -390,6 +390,35 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
 def test_invalid_options_are_refused(made: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(made, **options)
+
+
+@pytest.mark.parametrize("numbers", [(2, 2), (3, 2), (2, 2, 2), (3, 3, 4), (9, 2), (2, 40)])
+@pytest.mark.parametrize("options", [{}, {"test_share": 0.9}, {"test_share": "1/100", "validation_share": 0.99}])
+def test_advice_about_shares_is_accepted_until_the_folder_can_be_used(
+    tmp_path: Path, numbers: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    for label, number in enumerate(numbers):
+        for picture in range(number):
+            add(tmp_path / "few" / f"class{label}" / f"{picture}.png", Image.new("L", (8, 8), picture))
+    followed: dict[str, Any] = {}
+    while True:
+        try:
+            module(tmp_path / "few", **{**options, **followed}).setup("test")
+            break
+        except ValueError as error:
+            advice = dict(re.findall(r"set data\.(\w+)=([\w/]+)", str(error)))
+            assert advice, error
+            new = {key: value for key, value in advice.items() if key not in followed}
+            assert new, f"{error} after {followed}"
+            followed |= new if "validation" not in new else {"validation": "none"}
+    assert len(followed) <= 3
+
+
+def test_a_class_of_one_picture_is_reported(folder: Path) -> None:
+    for path in sorted((folder / "disc").iterdir())[1:]:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class 1"):
+        module(folder)
 
 
 def test_a_missing_path_is_one_line(cli: Cli) -> None:
