@@ -142,11 +142,12 @@ def _check_routing(config: DictConfig) -> None:
 
 
 _UNSUPPORTED_CALLBACKS = {
-    "BackboneFinetuning": "it needs a part named backbone, which no network here has: freeze parts in a callback of your "
-    "own, a subclass of BaseFinetuning",
+    "BackboneFinetuning": "it needs a part named backbone, which no network here has: freeze parts in a callback of "
+    "your own, a subclass of BaseFinetuning",
     "BatchSizeFinder": "it trains before the run, whose steps it uses up: compare -m data.batch_size=64,128",
     "LearningRateFinder": "it changes a learning rate that the schedule sets: compare -m {rate}=0.0003,0.001,0.003",
-    "ModelPruning": "it needs weights in another order of memory: prune the network of a finished run, runs.open(…).network",
+    "ModelPruning": "it needs weights in another order of memory: prune the network of a finished run, "
+    "runs.open(…).network",
     "SpikeDetection": "Lightning cannot read its state again: callbacks.guard ends a run whose loss is not finite",
 }
 """Callbacks of Lightning 2.6 that do not work here, by name, and the alternative."""

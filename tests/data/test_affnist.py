@@ -185,7 +185,9 @@ def test_synthetic_tests_of_real_and_stand_in_digits_are_distinguished(real, tmp
     for data in (trained, here):
         data.prepare_data()
     check_same_source(tmp_path, trained.provenance, trained.provenance, "wait")
-    with pytest.raises(RunError, match=r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait"):
+    with pytest.raises(
+        RunError, match=r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait"
+    ):
         check_same_source(tmp_path, trained.provenance, here.provenance, "wait")
 
 
