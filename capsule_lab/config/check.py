@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
-from typing import Any
+from typing import Any, cast
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -66,7 +66,7 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(node, DictConfig):
         if "_target_" in node:
             yield path, node
-        for key in node:  # text, or for example a number of an epoch
+        for key in cast("list[str | int]", [*node]):  # a number is, for example, that of an epoch
             if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
                 yield from _targets(node[key], f"{path}.{key}" if path else str(key))
 
