@@ -213,7 +213,7 @@ def _check_run(config: DictConfig) -> None:
     if isinstance(interval, int | float) and not interval > 0:
         raise ConfigError(
             f"trainer.val_check_interval is {interval}; expected 1 or more batches, or a share such as 0.5; "
-            "trainer.limit_val_batches=0 turns validation off"
+            "to turn validation off, leave it out and set trainer.limit_val_batches=0"
         )
     if limit is not None and not limit:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1")

@@ -261,7 +261,8 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(folder: Path,
     with pytest.raises(DataError, match=r"own cannot be read \(No such file or directory\); expected a folder"):
         evaluate(run)
     shutil.rmtree(tmp_path / "elsewhere" / "cross")
-    result = evaluate(runs.open(tmp_path / "run"), data={"path": str((tmp_path / "elsewhere").rename(folder))})
+    result = evaluate(runs.open(tmp_path / "run"), data={"path": str(tmp_path / "elsewhere")})
+    assert result["provenance"]["name"] == "pictures of elsewhere"
     assert 0 <= result["test"]["error"] <= 100
 
 

@@ -1,4 +1,3 @@
-import re
 import resource
 from contextlib import nullcontext
 from pathlib import Path
