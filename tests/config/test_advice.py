@@ -19,8 +19,8 @@ from capsule_lab.config import build
 from capsule_lab.config.compose import commands, groups, option_files, options_of, own_options
 from capsule_lab.config.options import function_options
 from capsule_lab.config.signatures import arguments_of
-from tests.config.test_messages import TABLES, message_for
 from tests.helpers.commands import ROOT
+from tests.helpers.messages import TABLES, message_for
 
 FILES = sorted((ROOT / "capsule_lab").rglob("*.py"))
 GROUPS = "|".join(sorted(groups()))
