@@ -108,7 +108,7 @@ class Training:
 
         from capsule_lab import callbacks
         from capsule_lab.config import build
-        from capsule_lab.runs.memory import log_need
+        from capsule_lab.runs import memory
         from capsule_lab.system import environment
 
         environment.commit()  # of the code imported now: the files may change during training
@@ -117,6 +117,7 @@ class Training:
         self.data = build.build_data(config)
         L.seed_everything(config.seed, workers=True, verbose=False)
         self.config = callbacks.with_names(config, directory, overrides)
+        memory.check_weights(self.config, self.data.spec)
         self.module = build.build_module(self.config, self.data.spec)
         left_of_sweep = float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time()
         deadline = min(start_time + build.time_limit(self.config.trainer), time.monotonic() + left_of_sweep)
@@ -126,7 +127,7 @@ class Training:
         self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec, self.data.input_form)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
-        log_need(self.config, self.module, self.data.spec, self.trainer)
+        memory.log_need(self.config, self.module, self.data.spec, self.trainer)
         if deadline < math.inf:
             callbacks.pause_at(self.trainer, deadline)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)

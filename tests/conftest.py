@@ -157,7 +157,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         patch.setenv("CAPSULE_LAB_RUN", "")
         patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
         result = train(config, directory)
-    return Trained(directory, config, result, modules[0].eval(), events)
+    return Trained(directory, config, result, modules[-1].eval(), events)  # the first has no values
 
 
 @pytest.fixture

@@ -90,6 +90,14 @@ def test_every_documented_command_composes() -> None:
     assert {name for command in HEADS for name, _ in jobs_of(command)} == {*commands()}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_command_of_a_page_has_two_comments(page: Path) -> None:
+    comments: dict[str, str] = {}
+    for line in re.findall(r"^(?:make|python -m) .*", page.read_text(), re.MULTILINE):
+        command, _, comment = map(str.strip, line.partition(" #"))
+        assert comments.setdefault(command, comment) == comment, command
+
+
 def test_documented_targets_and_modules_exist() -> None:
     for command in DOCUMENTED:
         program, *words = command.split()

@@ -66,6 +66,7 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
         (["split=val"], "best-val-mnist-standin"),
         (["data=mnist", "data.source=standin"], "best-test-mnist-standin"),
         (["+data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
+        (["data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
         (["couplings=equal"], "best-test-mnist-standin-couplings=equal"),
     ):
         ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)

@@ -95,6 +95,20 @@ def test_dense_votes_are_products_with_the_pose_on_the_left() -> None:
         assert torch.equal(functional.dense_votes(strided, weight), votes)
 
 
+@pytest.mark.parametrize("std", [1.0, 0.5])
+def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
+    """Four times the variances of pose and weight: weights of std 1 make votes three times as variable as poses.
+
+    It would be four times, but weights are cut at two std, which leaves 0.774 of their variance.
+    """
+    poses = torch.randn(200, 20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    weight = functional.truncated_normal_(torch.empty(20, 4, 8, 4, dtype=torch.float64), std)
+    votes = functional.dense_votes(poses, weight)
+    assert weight.var().item() == pytest.approx(0.774 * std**2, rel=0.05)
+    assert (votes.var() / poses.var()).item() == pytest.approx(4 * 0.774 * std**2, rel=0.05)
+
+
 def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
     with pytest.raises(ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"):
         functional.dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))

@@ -167,8 +167,8 @@ REAL = ["data.source=real", "data.train_images=null"]
     ("overrides", "message"),
     [
         (["train.resume=true", "data.validation=stratified"], "was trained on another split or version of the data; "),
-        (["train.resume=true", *REAL], "was trained on stand-in for MNIST.*, but now there is only real MNIST"),
-        (["ckpt=DIRECTORY", *REAL], "was trained on stand-in for MNIST.*, but now there is only real MNIST"),
+        (["train.resume=true", *REAL], "was trained on stand-in for MNIST.*, but the data here is real MNIST"),
+        (["ckpt=DIRECTORY", *REAL], "was trained on stand-in for MNIST.*, but the data here is real MNIST"),
         (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt has another network"),
         ([], r"already contains a run; continue it with train\.resume=true, or set another"),
     ],

@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from capsule_lab.callbacks.constant_answer import best_constant_loss, loss_of_constant
+from capsule_lab.lit.classification import AbstractClassifierModule
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
+
+_NEAR = 0.02  # ours: relative; a network that has learned nothing else is within 0.01 of the best constant answer
+_FAR = 0.2  # ours: relative; how much worse than a constant answer counts as saturated
+_CHANCE = 0.97  # ours: 3 % for chance
+_POINTS = 5  # ours: steps of a window at which a schedule of the loss is looked at
+
+_RATE = "a learning rate that is too high or too low (schedule.learning_rate, now %.2g)"
+_CAUSES = {
+    "flat": f"{_RATE}, the margins of the loss, labels that do not belong to their images",
+    "ignores its input": f"images that are blank or alike, labels that do not belong to their images, {_RATE}",
+    "dead": f"initial weights or routing that make all class capsules 0, {_RATE}",
+    "saturated": "a learning rate that is too high (schedule.learning_rate, now %.2g), inputs that are not in [0, 1]",
+}
+
+
+class Constants(NamedTuple):
+    """Losses of answers that do not depend on the image, one for each batch of a check."""
+
+    best: Tensor
+    dead: Tensor  # of activations that are all 0; NaN for logits
 
 
 class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
-    The second warning requires errors as high as those of always predicting the most frequent class, and a
-    classification loss that has not fallen. Epochs with fewer than ``min_steps`` steps are checked together. Nothing is
-    read from the device before the end of the epoch. One tensor stores all losses: with one tensor per loss, the memory
-    of a process on a CPU would grow by megabytes per step.
+    The second warning requires errors as high as those of always predicting the most frequent class, and one of these
+    classification losses:
+
+    - one that has not fallen;
+    - that of a network that ignores its input, the smallest of a constant answer for the frequencies of the labels;
+    - that of class capsules that are all 0 (dead), or one well above that of a constant answer (saturated).
+
+    The last two are also recognised while the loss still drifts. They must last for a whole check that is not the
+    first one, since a network passes through them when it begins to learn; at the end of training, for a quarter of it.
+
+    Epochs with fewer than ``min_steps`` steps are checked together. Nothing is read from the device before the end of
+    the epoch. One tensor stores all losses: with one tensor per loss, the memory of a process on a CPU would grow by
+    megabytes per step.
     """
 
     def __init__(self, min_steps: int = 50) -> None:  # ours: with fewer losses the mean is not exact enough
         self.min_steps = min_steps
         self.warned = False
+        self.checks = 0
+        self.before: Tensor | None = None  # losses of the last check, for an end of training that has few
+        self.labels_before: Tensor | None = None  # number of labels per class in all checks before
+        self.images = 0  # of the whole run
+        self.batch_size = 1
         self._reset()
 
     def _reset(self) -> None:
@@ -35,6 +73,7 @@ class NotLearning(Callback):
         self.steps = 0
         self.losses: Tensor | None = None  # losses so far, in a buffer that doubles when full
         self.labels: Tensor | None = None  # number of labels per class
+        self.first_step = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
         self.highest_rate = max(self.highest_rate, _learning_rate(trainer))
@@ -49,27 +88,31 @@ class NotLearning(Callback):
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(1024)
             self.labels = labels.new_zeros(cast(Any, trainer).datamodule.spec.num_classes)
+            self.first_step = max(trainer.global_step - 1, 0)
         if self.steps == len(self.losses):
             self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
         self.losses[self.steps] = loss
         self.labels.index_add_(0, labels, torch.ones_like(labels))
         self.steps += 1
+        self.batch_size = len(batch.classes)
+        self.images += self.batch_size
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check(trainer)  # the previous epoch, whose errors are logged only now
+        self._check(trainer, pl_module)  # the previous epoch, whose errors are logged only now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check(trainer)
+        self._check(trainer, pl_module, is_last=True)
 
-    def _check(self, trainer: L.Trainer) -> None:
+    def _check(self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool = False) -> None:
         steps = self.steps
         if steps and self.highest_rate == 0:
             self._warn("not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate", steps)
-        elif steps >= max(self.min_steps, 1):
-            self._check_error(trainer)
+        elif steps >= max(self.min_steps, 1) or (steps and is_last and self.before is not None):
+            self._check_error(trainer, module, is_last=is_last)
+            self.labels_before = self._labels_of_run()
             self._reset()
 
-    def _check_error(self, trainer: L.Trainer) -> None:
+    def _check_error(self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool) -> None:
         metrics, data = trainer.callback_metrics, cast(Any, trainer).datamodule
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
@@ -78,23 +121,103 @@ class NotLearning(Callback):
             chance = 100 * (1 - 1 / math.comb(len(self.labels), several))
         else:
             chance = 100 * (1 - self.labels.max().item() / self.labels.sum().item())
-        losses, quarter = self.losses[: self.steps].double().cpu(), self.steps // 4
-        first, last = losses[:quarter], losses[-quarter:]
-        standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
-        has_fallen = first.mean() - last.mean() > 2 * standard_error  # ours: by chance in 2 of 100 cases
-        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen:  # ours: 3 % for chance
+        self.checks += 1
+        losses = self.losses[: self.steps].double().cpu()
+        is_long = self.steps >= self.min_steps
+        if not is_long and self.before is not None:  # at the end of training
+            losses = torch.cat([self.before, losses])
+        self.before = losses
+        if not errors or not min(errors) >= _CHANCE * chance > 0:
+            return
+        state, described = self._state(trainer, module, losses, is_last=is_last) or (None, "")
+        if state is None and is_long:
+            state, described = _flat(losses) or (None, "")
+        if state is not None:
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
-                "%.1f %%), and the classification loss has not fallen (%.4g, now %.4g); likely causes: a learning rate "
-                "that is too high or too low (schedule.learning_rate, now %.2g), the margins of the loss, labels that "
-                "do not belong to their images",
-                *(trainer.global_step, min(errors), chance, first.mean(), last.mean(), _learning_rate(trainer)),
+                f"%.1f %%), and the classification loss {described}; likely causes: {_CAUSES[state]}",
+                *(trainer.global_step, min(errors), chance, _learning_rate(trainer)),
             )
+
+    def _state(
+        self, trainer: L.Trainer, module: L.LightningModule, losses: Tensor, *, is_last: bool
+    ) -> tuple[str, str] | None:
+        """Return the state that the losses show, with its description; ``None`` for none, or none that is known."""
+        if self.checks < 2 and not is_last:
+            return None
+        shown = losses[-(len(losses) // 4) :] if is_last else losses
+        constants = self._constants(trainer, module, len(shown))
+        if constants is None:
+            return None
+        of_best, of_dead = (_halves(shown / each) for each in constants)
+        loss, best = f"{shown.mean():.4g}", f"{constants.best[-1]:.4g}"
+        can_be_dead = bool((constants.dead > (1 + _NEAR) * constants.best).all())
+        if can_be_dead and _are_near_one(of_dead):
+            return "dead", f"{loss} is that of class capsules that are all 0, which are dead"
+        if _are_near_one(of_best):
+            return "ignores its input", f"{loss} is that of a network that ignores its input, {best} at best"
+        if min(of_best) > 1 + _FAR:
+            times = f"{loss} is {of_best[-1]:.1f} times that of a network that ignores its input, {best}"
+            return "saturated", f"{times}: its answers are saturated"
+        return None
+
+    def _constants(self, trainer: L.Trainer, module: L.LightningModule, batches: int) -> Constants | None:
+        """Return the losses of constant answers for each of the last ``batches``; ``None`` for unknown losses.
+
+        If a schedule changes the loss, they are interpolated between a few steps.
+        """
+        same_class = getattr(cast(Any, trainer).datamodule, "same_class", "never")
+        labels = self._labels_of_run()
+        if not isinstance(module, AbstractClassifierModule) or same_class != "never" or labels is None:
+            return None
+        frequencies = labels.double().cpu() / self.images
+        last, batches_per_step = trainer.global_step, self.steps / max(1, trainer.global_step - self.first_step)
+        first = max(0.0, last - batches / batches_per_step)
+        steps = np.linspace(first, last, _POINTS if module.scheduled_arguments else 1)
+        found = []
+        try:
+            for step in steps:
+                loss = module.scheduled_loss(module.schedule_values(int(step)))
+                found.append(self._constants_of(loss, frequencies, logits=module.loss_takes_logits))
+        except Exception:  # of any kind, from a loss of the user's
+            log.debug("the loss of a constant answer cannot be computed", exc_info=True)
+            return None
+        at = np.linspace(first, last, batches)
+        return Constants(*(torch.from_numpy(np.interp(at, steps, values)) for values in zip(*found, strict=True)))
+
+    def _constants_of(self, loss: Any, frequencies: Tensor, *, logits: bool) -> tuple[float, float]:
+        best = best_constant_loss(loss, frequencies, self.batch_size, logits=logits)
+        if logits:
+            return best, math.nan
+        dead = loss_of_constant(loss, torch.zeros_like(frequencies), frequencies, self.batch_size)
+        return best, float(dead)
+
+    def _labels_of_run(self) -> Tensor | None:
+        if self.labels is None or self.labels_before is None:
+            return self.labels
+        return self.labels_before + self.labels
 
     def _warn(self, message: str, *facts: Any) -> None:
         log.warning(message, *facts)
         self.warned = True
         self._reset()
+
+
+def _halves(values: Tensor) -> list[float]:
+    return [half.mean().item() for half in values.tensor_split(2)]
+
+
+def _are_near_one(ratios: Sequence[float]) -> bool:
+    return all(abs(ratio - 1) <= _NEAR for ratio in ratios)
+
+
+def _flat(losses: Tensor) -> tuple[str, str] | None:
+    quarter = len(losses) // 4
+    first, last = losses[:quarter], losses[-quarter:]
+    standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
+    if first.mean() - last.mean() > 2 * standard_error:  # ours: by chance in 2 of 100 cases
+        return None
+    return "flat", f"has not fallen ({first.mean():.4g}, now {last.mean():.4g})"
 
 
 def _learning_rate(trainer: L.Trainer) -> float:

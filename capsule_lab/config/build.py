@@ -100,7 +100,7 @@ def build_without_weights(config: DictConfig) -> Any:
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
     """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
-    from lightning.pytorch.callbacks import Checkpoint  # slow to import; --help does not need it
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar  # slow to import; --help does not need it
 
     from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
@@ -119,7 +119,8 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
-        arguments["enable_progress_bar"] = False  # callbacks.progress shows it
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        arguments["enable_progress_bar"] = has_bar  # otherwise callbacks.progress shows it
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback
     if (config.trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _NODE_VARIABLES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
-from typing import Any
+from typing import Any, cast
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -30,6 +30,7 @@ def check(config: DictConfig) -> None:
         _check_loss(config)
         _check_routing(config)
         _check_unknown_keys(config)
+        _check_callbacks(config)
         _check_run(config)
 
 
@@ -65,9 +66,9 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(node, DictConfig):
         if "_target_" in node:
             yield path, node
-        for key in map(str, node):
+        for key in cast("list[str | int]", [*node]):  # a number is, for example, that of an epoch
             if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
-                yield from _targets(node[key], f"{path}.{key}" if path else key)
+                yield from _targets(node[key], f"{path}.{key}" if path else str(key))
 
 
 def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parameter] | None) -> None:
@@ -140,6 +141,30 @@ def _check_routing(config: DictConfig) -> None:
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
 
 
+_UNSUPPORTED_CALLBACKS = {
+    "BackboneFinetuning": "it needs a part named backbone, which no network here has: freeze parts in a callback of "
+    "your own, a subclass of BaseFinetuning",
+    "BatchSizeFinder": "it trains before the run, whose steps it uses up: compare -m data.batch_size=64,128",
+    "LearningRateFinder": "it changes a learning rate that the schedule sets: compare -m {rate}=0.0003,0.001,0.003",
+    "ModelPruning": "it needs weights in another order of memory: prune the network of a finished run, "
+    "runs.open(…).network",
+    "SpikeDetection": "Lightning cannot read its state again: callbacks.guard ends a run whose loss is not finite",
+}
+"""Callbacks of Lightning 2.6 that do not work here, by name, and the alternative."""
+
+
+def _check_callbacks(config: DictConfig) -> None:
+    """Check that no callback is one that cannot work, which Lightning would report with a traceback or not at all."""
+    for name, node in (config.get("callbacks") or {}).items():
+        if node is None:
+            continue
+        bases = [base.__name__ for base in getattr(get_object(node["_target_"]), "__mro__", ())]
+        unsupported = next((base for base in bases if base in _UNSUPPORTED_CALLBACKS), None)
+        if unsupported is not None:
+            reason = _UNSUPPORTED_CALLBACKS[unsupported].format(rate=key_meant("lr", config))
+            raise ConfigError(f"callbacks.{name} is Lightning's {unsupported}, which cannot be used here; {reason}")
+
+
 def _check_unknown_keys(config: DictConfig) -> None:
     """Check that all keys are known, because Hydra accepts any key in an experiment file."""
     if not isinstance(config.train, DictConfig):
@@ -188,7 +213,7 @@ def _check_run(config: DictConfig) -> None:
     if isinstance(interval, int | float) and not interval > 0:
         raise ConfigError(
             f"trainer.val_check_interval is {interval}; expected 1 or more batches, or a share such as 0.5; "
-            "trainer.limit_val_batches=0 turns validation off"
+            "to turn validation off, leave it out and set trainer.limit_val_batches=0"
         )
     if limit is not None and not limit:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1")

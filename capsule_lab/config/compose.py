@@ -226,13 +226,20 @@ def _type_of(default: Any) -> Any:
 
 
 def choices(overrides: Sequence[str], config_name: str) -> list[str]:
-    """Convert ``group=null`` and ``group=none`` for Hydra, for which null is not an option of a group."""
+    """Convert overrides for Hydra, for which null is not an option of a group, and which adds keys only with ``+``.
+
+    ``group=null`` and ``group=none`` leave a group out. A command that takes its data from a checkpoint has no key of
+    ``data``, so that ``data.size=…`` becomes ``+data.size=…``.
+    """
     found = []
+    adds_data = _has_no_data(overrides, config_name)
     for override in overrides:
         group, _, option = override.partition("=")
         if not group:
             raise ConfigError(f"{override} has no key; expected key=value")
-        if group not in groups():
+        if adds_data and group.startswith("data."):
+            found.append(f"+{override}")
+        elif group not in groups():
             found.append(override)
         elif option in ("null", "none", ""):
             if "none" in options_of(group):
@@ -247,6 +254,13 @@ def choices(overrides: Sequence[str], config_name: str) -> list[str]:
         else:
             found.append(override)
     return found
+
+
+def _has_no_data(overrides: Sequence[str], command: str) -> bool:
+    """Return whether a command takes its data from a checkpoint, and the overrides do not choose other data."""
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("data=")]
+    default = default_options(command).get("data", "") if command in commands() else ""
+    return default is None and not {*chosen} - {"null", "none", ""}
 
 
 def quoted(text: str) -> str:
@@ -296,6 +310,10 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
         return one_line(error)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError | BrokenPipeError):
         return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
+    if type(error).__name__ == "MisconfigurationException":  # of Lightning, which --help does not import
+        return one_line(error)
+    if isinstance(error, ModuleNotFoundError) and error.name is None:  # with a text for the user, not from an import
+        return one_line(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return f"not enough memory ({one_line(error)}); try a smaller network or data.batch_size"
     return None
@@ -306,8 +324,6 @@ def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
         return f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
     of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in groups()}
     default = default_options(config_name)
-    if key.startswith("data.") and "data" not in of_groups and default.get("data", "") is None:
-        return f"{key} does not exist; did you mean +{key}? It changes the training data; data=… selects other data"
     config = compose(config_name, [*of_groups.values()])
     with open_dict(config):
         for group in default:

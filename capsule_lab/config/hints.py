@@ -10,7 +10,7 @@ from capsule_lab.errors import closest
 
 _RATE = ("lr", "learning_rate", "base_lr")
 _ALIASES = {  # names in other programs, or of a key elsewhere
-    **dict.fromkeys((f"schedule.learning_rate.{key}" for key in ("initial", "start", "value")), _RATE),
+    **dict.fromkeys((f"schedule.learning_rate.{key}" for key in ("initial", "peak", "start", "value")), _RATE),
     "trainer.max_epochs": ("epochs", "num_epochs", "n_epochs"),
     "trainer.max_steps": ("steps", "num_steps", "iters"),
     "trainer.devices": ("gpus", "num_gpus"),

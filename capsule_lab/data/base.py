@@ -13,12 +13,21 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data.download import data_directory
-from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, check_images, fits
+from capsule_lab.data.loader import (
+    EpochBatches,
+    Images,
+    InMemory,
+    ResumableLoader,
+    check_batch,
+    check_images,
+    fits,
+    warn_of_unusual,
+)
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
-from capsule_lab.errors import DataError, check_choice, check_number
+from capsule_lab.errors import CapsuleLabError, DataError, check_choice, check_number, one_line
 from capsule_lab.types import Batch, DataSpec
 
 if TYPE_CHECKING:
@@ -27,6 +36,8 @@ if TYPE_CHECKING:
     from capsule_lab.data.formats.pictures import Polarity
 
 log = logging.getLogger(__name__)
+
+_CHECKED = 8  # ours: images of each set that are compared with the specification
 
 Source = Literal["auto", "real", "standin"]
 OnDevice = Literal["auto"] | bool
@@ -213,7 +224,7 @@ class AbstractDataModule(L.LightningDataModule):
         """
         pipeline = (augment and self.train_transform) or self.eval_transform
         if pipeline is None:
-            raise NotImplementedError(f"{type(self).__name__} has no eval_transform; expected one, or a transform()")
+            raise DataError(f"{type(self).__name__} has no eval_transform; expected one, or a transform()")
         return transform_each(pipeline, images, key)
 
     def describe(self) -> dict[str, Any]:
@@ -250,10 +261,27 @@ class AbstractDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         self.prepare_data()
+        before = {*self.sets}
         if stage in ("fit", "validate") and "train" not in self.sets:
             self._setup_training()
         if stage == "test" and self.test_names[0] not in self.sets:
             self._setup_test()
+        for name in self.sets:
+            if name not in before and len(self.sets[name].labels):
+                self._check_first_images(name)
+
+    def _check_first_images(self, name: str) -> None:
+        """Check that the first images of a set reach the network as ``spec`` states."""
+        what, dataset = f"the {name} set of {type(self).__name__}", self.dataset(name)
+        index = torch.arange(min(_CHECKED, len(dataset)))
+        try:
+            with torch.random.fork_rng([]):
+                batch = self.transform_batch(dataset[index, 0], name)
+        except CapsuleLabError:
+            raise
+        except Exception as error:  # of any kind, from a transform of the user's
+            raise DataError(f"{what} cannot be transformed ({type(error).__name__}: {one_line(error)})") from error
+        check_batch(batch, self.spec, what)
 
     def _setup_training(self) -> None:
         if self.mixup is not None and self.spec.labels_per_image > 1:
@@ -261,7 +289,9 @@ class AbstractDataModule(L.LightningDataModule):
                 f"data.mixup is {self.mixup}, and every image has {self.spec.labels_per_image} labels; expected null"
             )
         images = self.load(train=True)
-        check_images(images, self.spec.num_classes, f"the training set of {type(self).__name__}")
+        what = f"the training set of {type(self).__name__}"
+        check_images(images, self.spec.num_classes, what)
+        warn_of_unusual(images, self.spec.num_classes, what)
         train, val = self.split_training(images)
         if self.train_images is not None:
             train = take_stratified(train, images.labels.numpy(), self.train_images, self.seed)

@@ -43,6 +43,9 @@ _SAMPLE = 20  # ours: pictures per class that decide between grey and colour
 _NAMED = 5  # ours: pictures that a message names
 _BLOCK = 1024  # ours: pictures that are read before they are written
 _THREADS = 8  # ours: more would wait for the disk
+_LOOKED_AT = 100  # ours: pictures whose proportions are looked at, evenly spaced
+_LEAST_SHARE = 0.5  # ours: share of a picture that a crop should keep
+_LEAST_PIXELS = 4  # ours: fewer pixels, along the short side of a padded picture, show nothing
 _FEW = 1000  # ours: with fewer training pictures, networks here learn them by heart
 _SPLIT_SEED = 0  # ours: test and validation pictures must not change with the seed of a run
 _MIRROR = 2  # stream of its random draws, after those of the shift
@@ -115,7 +118,8 @@ class PackedFolder(AbstractSource):
     """Pictures of a folder, packed into ``<directory>/folder-<key>`` when they are first needed.
 
     The key depends on name, size and time of every file and on all options of reading, so that a changed picture makes
-    another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names.
+    another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names, and the
+    widths and heights of some pictures.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
     Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``.
     """
@@ -145,6 +149,12 @@ class PackedFolder(AbstractSource):
             sample = (path / name for names in of_class for name in names[:: max(1, len(names) // _SAMPLE)])
             self.channels = 1 if all(map(_is_grey, sample)) else 3
         return self.channels
+
+    def _sides(self) -> list[tuple[int, int]]:
+        """Return width and height of pictures throughout the folder, without those that cannot be read."""
+        path, files = cast(Path, self.path), self.listing.files
+        found = (_size(path / name) for name, _, _ in files[:: -(-len(files) // _LOOKED_AT)])
+        return [size for size in found if size is not None]
 
     def is_here(self) -> bool:
         return (self.directory / f"folder-{self._key()[:16]}" / _INDEX).is_file()
@@ -208,7 +218,7 @@ class PackedFolder(AbstractSource):
             if self.bad == "fail":
                 self._check_readable(bad)
             shape = len(kept), channels, size, size
-            index = {"files": kept, "bad": bad, "shape": shape, "sha256": digest.hexdigest()}
+            index = {"files": kept, "bad": bad, "shape": shape, "sha256": digest.hexdigest(), "sides": self._sides()}
             (scratch / _INDEX).write_text(json.dumps(index))
 
     def _read(self, paths: Sequence[Path], read: Any) -> Iterator[bytes | str]:
@@ -253,6 +263,15 @@ def _state(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return state.st_size, state.st_mtime_ns
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    """Return width and height of a picture, from the beginning of its file; ``None`` if it cannot be read."""
+    try:
+        with Image.open(path) as picture:
+            return picture.size
+    except Exception:  # of any kind, from Pillow; reported when all pictures are read
+        return None
 
 
 def _is_grey(path: Path) -> bool:
@@ -375,10 +394,8 @@ class PictureFolder(AbstractDataModule):
         images = super().load(train=train)
         if "test" in self.real_source.listing.parts:
             return images
-        try:
-            rest, test = split_validation(images.labels.numpy(), "stratified", self.test_share, _SPLIT_SEED)
-        except ValueError as error:
-            raise ValueError(one_line(error).replace("data.validation_share", "data.test_share")) from error
+        labels = images.labels.numpy()
+        rest, test = split_validation(labels, "stratified", self.test_share, _SPLIT_SEED, "data.test_share")
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
@@ -391,6 +408,7 @@ class PictureFolder(AbstractDataModule):
 
     def _setup_training(self) -> None:
         super()._setup_training()
+        warn_of_fit(self.real_source.index.get("sides", ()), self.size, self.fit)
         number = len(self.sets["train"].labels)
         if number < _FEW:
             log.warning(
@@ -408,6 +426,28 @@ class PictureFolder(AbstractDataModule):
             mirrored = random_integers(key, _MIRROR, 0, 1).bool()
             pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
         return random_shift(pixels, key, self.shift) if augment else pixels
+
+
+def warn_of_fit(sides: Sequence[Sequence[int]], size: int, fit: pictures.Fit) -> None:
+    """Warn if a square of ``size`` pixels shows little of most pictures, whose widths and heights are ``sides``."""
+    if not sides or fit == "stretch":
+        return
+    width, height = sorted(sides, key=lambda side: min(side) / max(side))[len(sides) // 2]
+    share = min(width, height) / max(width, height)
+    is_thin = share * size < _LEAST_PIXELS
+    if fit == "pad" and is_thin:
+        log.warning(
+            "with data.fit=pad, most pictures take fewer than %d of %d pixels in one direction, such as one of %dx%d; "
+            "set data.fit=stretch, which changes their proportions, or a larger data.size",
+            *(_LEAST_PIXELS, size, width, height),
+        )
+    if fit == "crop" and share < _LEAST_SHARE:
+        log.warning(
+            "data.fit=crop keeps the middle square only and cuts off most of most pictures, such as %.0f %% of one of "
+            "%dx%d; set data.fit=%s",
+            *(100 * (1 - share), width, height),
+            "stretch, which changes their proportions" if is_thin else "pad, which keeps everything, or stretch",
+        )
 
 
 def transformations(names: Sequence[Any], channels: int, size: int) -> Any:

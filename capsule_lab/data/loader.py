@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +16,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
-from capsule_lab.types import Batch
+from capsule_lab.types import Batch, DataSpec
+
+log = logging.getLogger(__name__)
+
+_LOOKED_AT = 100  # ours: images that are looked at before training
+_BRIGHTEST = 10  # ours: standardised images have negative pixels, too
 
 
 class Rows:
@@ -107,6 +113,47 @@ def check_images(images: Images, classes: int, what: str) -> None:
     else:
         return
     raise DataError(f"{what} has {found}; expected {expected}: correct the files, or the load() that reads them")
+
+
+def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
+    """Raise a ``DataError`` about ``what`` unless a transformed batch has images and labels as ``spec`` states."""
+    images, labels = batch.images, batch.labels
+    shape = tuple(images.shape[2:] if images.ndim == 5 else images.shape[1:])  # 5: several crops of each image
+    label_shape = (spec.labels_per_image,) if spec.labels_per_image > 1 else ()
+    if shape != tuple(spec.image_shape):
+        found, expected = f"images of shape {shape}", f"{tuple(spec.image_shape)}, as its spec states"
+    elif images.dtype != torch.float32:
+        found, expected = f"images of {images.dtype}", "torch.float32, as from v2.ToDtype(torch.float32, scale=True)"
+    elif not images.isfinite().all():
+        found, expected = "pixels that are not finite", "numbers, such as from 0 to 1"
+    elif images.min() >= 0 and images.max() > _BRIGHTEST:
+        found = f"pixels up to {images.max():g}"
+        expected = "0 to 1, as from v2.ToDtype(torch.float32, scale=True), or standardised ones"
+    elif labels.shape[1:] != label_shape:
+        found = f"labels of shape {tuple(labels.shape)}"
+        expected = f"{(len(labels), *label_shape)}, as its spec states labels_per_image={spec.labels_per_image}"
+    elif spec.classes and len(spec.classes) != spec.num_classes:
+        found, expected = f"{len(spec.classes)} names of classes", f"{spec.num_classes}, as its spec states num_classes"
+    else:
+        return
+    raise DataError(f"{what} gives the network {found}; expected {expected}: correct the spec or the transform")
+
+
+def warn_of_unusual(images: Images, classes: int, what: str) -> None:
+    """Warn of classes without images, and of images that show nothing; a sample of the images is looked at."""
+    absent = sorted({*range(classes)} - {*images.labels.unique().tolist()})
+    if absent:
+        log.warning("%s has no image of %d of the %d classes, such as class %d", what, len(absent), classes, absent[0])
+    number = len(images.labels)
+    sample: Tensor | Rows = images.subset(torch.arange(0, number, -(-number // _LOOKED_AT))).images
+    pixels = (sample.read() if isinstance(sample, Rows) else sample).flatten(2)
+    is_blank = (pixels.amin(2) == pixels.amax(2)).all(1)
+    if is_blank.sum() > len(is_blank) / 2:
+        log.warning(
+            "%s has %d blank images among %d that were looked at: each has a single colour, and no network can tell "
+            "them apart; check the files, and how they are read and resized",
+            *(what, int(is_blank.sum()), len(is_blank)),
+        )
 
 
 class InMemory(Dataset[Batch]):

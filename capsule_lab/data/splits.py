@@ -30,35 +30,52 @@ def parse_share(share: float | str, option: str = "data.validation_share") -> Fr
 
 
 def split_validation(
-    labels: npt.NDArray[np.int64], validation: Validation, share: Fraction, seed: int
+    labels: npt.NDArray[np.int64],
+    validation: Validation,
+    share: Fraction,
+    seed: int,
+    option: str = "data.validation_share",
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the validation images.
 
     ``validation="first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's 60,000;
     ``"stratified"`` draws the same ``share`` of every class, by ``seed``; ``"none"`` trains on all images. Raise a
-    ``ValueError`` if the share leaves one side without any image, or without an image of every class.
+    ``ValueError`` if the share, which comes from ``option``, leaves one side without any image, or without an image of
+    every class. The share or option that it recommends is accepted by the next call.
     """
     everything = np.arange(len(labels), dtype=np.int64)
     size = round(len(labels) * share)
     if validation == "none":
         return everything, everything[:0]
-    if not 0 < size < len(labels):
-        raise ValueError(
-            f"data.validation_share is {share}, {size} of {len(labels)} images; expected at least one image and fewer "
-            "than all, or data.validation=none"
-        )
     if validation == "first":
+        if not 0 < size < len(labels):
+            raise ValueError(
+                f"{option} is {share}, {size} of {len(labels)} images; expected at least one image and fewer than all, "
+                "or data.validation=none"
+            )
         return everything[size:], everything[:size]
+    _check_share(labels, size, share, option)
     from sklearn.model_selection import train_test_split  # slow import
 
-    try:
-        train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
-    except ValueError as error:
-        raise ValueError(
-            f"data.validation_share is {share}, {size} of {len(labels)} images; expected images of every class on both "
-            "sides: change the share, or set data.validation=first"
-        ) from error
+    train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
     return np.sort(train), np.sort(held_out)
+
+
+def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str) -> None:
+    """Check that a draw of ``size`` images can have an image of every class, and leave one."""
+    classes, counts = np.unique(labels, return_counts=True)
+    most = len(labels) - len(classes)
+    if counts.min() > 1 and len(classes) <= size <= most:
+        return
+    if counts.min() > 1:
+        instead = f"set {option}={Fraction(min(max(size, len(classes)), most), len(labels))}"
+    else:
+        instead = f"there is a single image of class {classes[counts.argmin()]}, add others"
+    without = ", or set data.validation=none" if option == "data.validation_share" else ""
+    raise ValueError(
+        f"{option} is {share}, {size} of {len(labels)} images; expected images of every class on both sides: "
+        f"{instead}{without}"
+    )
 
 
 def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int) -> Indices:

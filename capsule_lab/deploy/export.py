@@ -152,13 +152,17 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
 
 def _images(run: runs.Run) -> Tensor:
     """Return as many validation images as ``BATCHES`` need, repeated if there are fewer; noise if there are none."""
-    number = sum(BATCHES)
+    number, batch, reason = sum(BATCHES), None, "the run was trained on all of them"
     try:
         check_data_is_here(run)
-        images = next(run.batches("val")).images
-    except (CapsuleLabError, StopIteration) as error:  # StopIteration: no validation
-        log.warning("there are no validation images (%s); the file is compared on random images", one_line(error))
+        batch = next(run.batches("val"), None)
+    except CapsuleLabError as error:
+        reason = one_line(error)
+    if batch is None:
+        log.warning("there are no validation images (%s); the file is compared on random images", reason)
         images = torch.rand(number, *run.spec.image_shape, generator=torch.Generator().manual_seed(0))
+    else:
+        images = batch.images
     return images[torch.arange(number) % len(images)]
 
 

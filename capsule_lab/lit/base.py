@@ -190,11 +190,12 @@ class AbstractModule(L.LightningModule):
         """Return arrays with a prediction for each image of the last test; empty for a network without classes."""
         return {}
 
-    def schedule_values(self) -> dict[str, float]:
-        """Return the values of all schedules at this step, by name; empty outside of ``fit``."""
+    def schedule_values(self, step: int | None = None) -> dict[str, float]:
+        """Return the values of all schedules by name at ``step``, by default this one; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":
             return {}
-        return {name: value(self.global_step) for name, value in self._schedule_of_run.items()}
+        step = self.global_step if step is None else step
+        return {name: value(step) for name, value in self._schedule_of_run.items()}
 
     def configure_optimizers(self) -> Any:
         trainer = self.trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -53,12 +54,25 @@ class AbstractClassifierModule(AbstractModule):
         self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
     ) -> dict[str, Tensor]:
         """Return the classification loss under its name: ``margin_loss`` gives ``margin``."""
-        scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
         name = _function(self.loss).__name__.removesuffix("_loss")
-        return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
+        return {name: self.scheduled_loss(schedule)(self._scores_for_loss(output), batch.labels)}
+
+    def scheduled_loss(self, schedule: Mapping[str, float]) -> Loss:
+        """Return the classification loss with the arguments that ``schedule`` sets."""
+        scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
+        return functools.partial(self.loss, **scheduled)
+
+    @property
+    def loss_takes_logits(self) -> bool:
+        """Whether the loss receives real numbers, instead of activations in [0, 1]."""
+        return self._takes_logits_of_capsules or self.network.scores_are == "logits"
+
+    @property
+    def _takes_logits_of_capsules(self) -> bool:
+        return getattr(_function(self.loss), "expects", None) == "logits"  # see losses.expects
 
     def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
-        if getattr(_function(self.loss), "expects", None) != "logits":  # see losses.expects
+        if not self._takes_logits_of_capsules:
             return output.scores
         if output.logits is None:
             raise ConfigError(

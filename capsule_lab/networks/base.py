@@ -35,8 +35,8 @@ class AbstractImageNetwork(nn.Module, ABC):
         if min(height, width) < smallest:
             name = type(self).__name__
             raise ValueError(
-                f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}: use larger images, such as "
-                f"data.size={smallest} with data=folder, or smaller kernels"
+                f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}: use larger images (with "
+                f"data=folder in a command, data.size={smallest}) or smaller kernels"
             )
         self.image_shape = (channel, height, width)
         return self.image_shape

@@ -36,14 +36,24 @@ def read(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # from pickle or torch's reader, depending on the damage
         reason = one_line(error).partition(". ")[0] or type(error).__name__
+        if not _begins_as_archive(path):  # torch would explain how files are mapped
+            reason = "it does not begin as files of torch.save do"
         others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt") if name != path.name]
         instead = next((f"continue from ckpt={checkpoint}, or " for checkpoint in others if checkpoint.is_file()), "")
         raise RunError(
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
-            f"file: {instead}remove it and train again"
+            f"file: {instead}give a file that `python -m capsule_lab.train` wrote, or remove it and train again"
         ) from error
     _check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
     return checkpoint
+
+
+def _begins_as_archive(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"PK"  # of a ZIP archive
+    except OSError:
+        return True
 
 
 def _check(record: Any, path: Path) -> None:
@@ -107,7 +117,7 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     if path is None:
         return None
     record = read(path)["capsule_lab"]
-    check_same_source(path, record["provenance"], provenance)
+    check_same_source(path, record["provenance"], provenance, "start a new run without ckpt=, on these data")
     if record["provenance"] != provenance:
         raise RunError(f"{path} was trained on another split or version of the data; restore it, or start a new run")
     before, now = record["config"]["model"], to_container(config.model)
@@ -132,10 +142,13 @@ def _last(directory: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Check that the data is the same as in training: real data and stand-in data must not be mixed."""
+def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any], instead: str) -> None:
+    """Check that the data is the same as in training, since real data and stand-in data must not be mixed.
+
+    The message offers to restore the data of training, or ``instead``.
+    """
     if (before["source"], before["name"]) != (now["source"], now["name"]):
         raise RunError(
-            f"{path} was trained on {before['name']}, but now there is only {now['name']}; put the data into "
-            "CAPSULE_LAB_DATA, or choose other data explicitly"
+            f"{path} was trained on {before['name']}, but the data here is {now['name']}; put the data of training "
+            f"into its place (CAPSULE_LAB_DATA, data.path), or {instead}"
         )

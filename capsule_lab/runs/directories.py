@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.identity import config_hash as config_hash
 from capsule_lab.errors import RunError
+from capsule_lab.runs import ready_weights
 from capsule_lab.system.environment import is_first_process as is_first_process
 from capsule_lab.system.files import atomically, expanded
 
@@ -52,6 +53,11 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
     for choice in choices:
         if choice.is_file():
             return choice
+    if str(path) in ready_weights.index():
+        raise RunError(
+            f"{path} is the name of ready weights, which cannot be trained further as they have no optimizer's state; "
+            "expected a .ckpt file or the directory of a run, runs/… (evaluate, predict and the like take the name)"
+        )
     raise RunError(f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…")
 
 

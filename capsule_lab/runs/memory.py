@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
 
+from capsule_lab.config import build
+from capsule_lab.errors import ConfigError
 from capsule_lab.system.torch_internals import run_without_values
 from capsule_lab.types import DataSpec
 
@@ -17,7 +21,8 @@ log = logging.getLogger(__name__)
 
 _MUCH = 1e9  # ours: bytes that are mentioned however much is free
 _PER_PIXEL = 1500  # ours: numbers for each pixel of a batch; our networks store at most half as many
-_MEMINFO = Path("/proc/meminfo")
+_SMALLEST = 16  # ours: pixels a side; smaller pictures show little
+_MEMINFO, _STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 
 class Estimate(NamedTuple):
@@ -29,7 +34,7 @@ class Estimate(NamedTuple):
     activations: int  # all other tensors that exist at the same time during a step
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items())
+        parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items() if value)
         return f"{sum(self) / 1e9:.1f} GB ({parts})"
 
 
@@ -63,9 +68,7 @@ def estimate(
         run_without_values(step)
     finally:
         network.train(was_training)
-    defaults = module.build_optimizer().defaults
-    states = 2 if "betas" in defaults else 1 if defaults.get("momentum") else 0  # per weight: Adam's kind, momentum
-    return Estimate(weights, gradients, gradients * states, max(peaks))
+    return Estimate(weights, gradients, gradients * _states(module), max(peaks))
 
 
 def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> None:
@@ -90,23 +93,87 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
     if sum(need) > limit:
         log.info("training needs about %s; %.1f GB are free", need, free / 1e9)
     if sum(need) > free:
-        log.warning("this is more than is free; the cheapest change is %s", cheapest_change(config, need))
+        log.warning("this is more than is free; the cheapest change is %s", cheapest_change(config, spec, need, free))
+
+
+def check_weights(config: DictConfig, spec: DataSpec) -> None:
+    """Check that the weights fit into memory with their gradients and the optimizer's state, before they take it.
+
+    The network is built on torch's meta device, which stores no values. On Linux only, where the kernel may end a
+    process that uses more memory than there is.
+
+    Raises:
+        ConfigError: if they do not fit; the message names the option that changes the result least.
+    """
+    if not _MEMINFO.is_file():
+        return
+    need = _need_of_weights(config, spec)
+    on_gpu = config.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    free = free_bytes(torch.device("cuda" if on_gpu else "cpu"))
+    if need is None or sum(need) <= free:
+        return
+    change = cheapest_change(config, spec, need, free)
+    raise ConfigError(
+        f"training needs {need} and activations, but {free / 1e9:.1f} GB are free; the cheapest change is {change}"
+    )
+
+
+def _need_of_weights(config: DictConfig, spec: DataSpec) -> Estimate | None:
+    """Estimate the memory of a module without its activations; ``None`` if it cannot be built without values."""
+    disabled = logging.root.manager.disable
+    logging.disable()  # it logs when it is built with values
+    try:
+        with torch.random.fork_rng([]), torch.device("meta"):
+            module = build.build_module(config, spec)
+            states = _states(module)
+    except Exception:  # of any kind, from a network of the user's; the real one raises it again
+        return None
+    finally:
+        logging.disable(disabled)
+    weights = sum(value.nbytes for value in (*module.network.parameters(), *module.network.buffers()))
+    gradients = sum(value.nbytes for value in module.network.parameters() if value.requires_grad)
+    return Estimate(weights, gradients, gradients * states, 0)
+
+
+def _states(module: Any) -> int:
+    """Return how many numbers the optimizer stores for each weight: two for Adam's kind, one for momentum."""
+    defaults = module.build_optimizer().defaults
+    return 2 if "betas" in defaults else 1 if defaults.get("momentum") else 0
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a GPU, or of the machine for any other device."""
+    """Return the free memory of a GPU; for any other device that of the machine, within the limit of the process."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    import resource  # Unix only
+
     line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
-    return 1024 * int(line.split()[1])  # in kB
+    available = 1024 * int(line.split()[1])  # in kB
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
+    if limit == resource.RLIM_INFINITY:
+        return available
+    used = resource.getpagesize() * int(_STATM.read_text().split()[0])
+    return max(0, min(available, limit - used))
 
 
-def cheapest_change(config: DictConfig, need: Estimate) -> str:
-    """Return the option that saves memory with the least effect on the result."""
+def cheapest_change(config: DictConfig, spec: DataSpec, need: Estimate, free: int) -> str:
+    """Return the option that changes the result least, among those that reduce ``need`` to ``free`` bytes."""
     if need.activations > sum(need) / 2 and config.data.batch_size > 1:
         return f"data.batch_size={config.data.batch_size // 2}"
-    if config.model.get("transformation") == "per_pair":
-        return "model.transformation=shared"
-    if "size" in config.data:
-        return f"data.size={config.data.size // 2}"
+    for option, changed, other in _smaller(config, spec):
+        smaller = _need_of_weights(changed, other)
+        if smaller is not None and sum(smaller) + need.activations <= free:
+            return option
     return "model=em_caps, whose convolutions have strides"
+
+
+def _smaller(config: DictConfig, spec: DataSpec) -> Iterator[tuple[str, DictConfig, DataSpec]]:
+    """Yield options that make the weights fewer, each with its configuration and specification."""
+    if config.model.get("transformation") == "per_pair":
+        changed = config.copy()
+        changed.model.transformation = "shared"
+        yield "model.transformation=shared", changed, spec
+    channels, size, _ = spec.image_shape
+    while config.data.get("size") and size > _SMALLEST:
+        size //= 2
+        yield f"data.size={size}", config, replace(spec, image_shape=(channels, size, size))

@@ -106,8 +106,10 @@ class Run:
         data = build.build_data(config)
         data.use_spec(self.spec)
         data.prepare_data()
-        if "_target_" not in options:
-            checkpoints.check_same_source(self.checkpoint, self.provenance, data.provenance)
+        if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
+            checkpoints.check_same_source(
+                self.checkpoint, self.provenance, data.provenance, "choose other data with data=<name>"
+            )
         network, other = (
             (spec.image_shape, spec.num_classes, spec.labels_per_image) for spec in (self.spec, data.spec)
         )

@@ -2,17 +2,27 @@
 
 import logging
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torchvision.transforms import v2
 
 from capsule_lab.callbacks import NotLearning
+from capsule_lab.config.compose import compose
+from capsule_lab.data import AbstractDataModule, AbstractSource, Images
+from capsule_lab.losses import spread_loss
+from capsule_lab.schedules import Constant
+from capsule_lab.train import train
 from capsule_lab.types import Batch, DataSpec
+from tests.helpers import modules
+from tests.helpers.commands import NO_PICTURES
 
 LABELS = torch.arange(10).repeat_interleave(2)
 MODULE: Any = object()
+ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
 def trainer_of(rate: float = 0.001, first: bool = True, several: int = 1) -> Any:
@@ -35,17 +45,19 @@ def warnings(
     epochs: int = 2,
     labels: torch.Tensor = LABELS,
     of_trainer: dict[str, Any] | None = None,
+    module: Any = MODULE,
+    noise: float = 0.02,
     **errors: float,
 ) -> list[str]:
     """What is said in a run whose loss goes from ``start`` to ``end`` with some noise, in every epoch."""
     caplog.clear()
-    noise = 0.02 * torch.randn(steps, generator=torch.Generator().manual_seed(0))
-    trainer, batch, callback, module = trainer_of(**(of_trainer or {})), batch_of(labels), NotLearning(), MODULE
+    deviations = noise * torch.randn(steps, generator=torch.Generator().manual_seed(0))
+    trainer, batch, callback = trainer_of(**(of_trainer or {})), batch_of(labels), NotLearning()
     with caplog.at_level(logging.INFO):
         callback.on_train_start(trainer, module)
         for _ in range(epochs):
             callback.on_train_epoch_start(trainer, module)
-            for step, loss in enumerate(torch.linspace(start, end, steps) + noise):
+            for step, loss in enumerate(torch.linspace(start, end, steps) + deviations):
                 callback.on_train_batch_start(trainer, module, batch, step)
                 trainer.global_step += 1
                 terms = {"loss": loss - 0.01 * step, "margin": loss, "reconstruction": torch.tensor(-0.01 * step)}
@@ -82,6 +94,142 @@ def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) ->
     assert warnings(caplog) == [], "nothing is known of the error"
     assert warnings(caplog, of_trainer={"first": False}, train=90.0) == [], "not the first process"
     assert warnings(caplog, labels=torch.zeros(20, dtype=torch.int64), train=0.0) == [], "a single class"
+
+
+# --- losses of networks that ignore their input: 0.5236 of ten balanced classes, 0.81 if all capsules are 0
+
+
+@pytest.fixture
+def capsnet(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with the margin loss, whose schedules are constant."""
+    module = modules.capsnet()
+    monkeypatch.setattr(module, "schedule_values", lambda step=None: {})
+    return module
+
+
+ALIKE = "0.5236 at best; likely causes: images that are blank or alike, labels that do not"
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs", "expected"),
+    [
+        ((0.526, 0.5238), 3, f"is that of a network that ignores its input, {ALIKE}"),
+        ((0.9, 0.5238), 1, None),
+        ((0.82, 0.80), 3, "is that of class capsules that are all 0, which are dead; likely causes: initial weights"),
+        ((2.4, 1.7), 3, "times that of a network that ignores its input, 0.5236: its answers are saturated; likely"),
+        ((0.53, 0.45), 3, None),
+        ((0.9, 0.3), 3, None),
+    ],
+)
+def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
+    losses: tuple[float, float], epochs: int, expected: str | None, capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=90.0, val=90.0)
+    assert len(messages) == (expected is not None)
+    assert expected is None or expected in messages[0]
+    assert warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=80.0) == [], "it learns"
+
+
+@pytest.mark.parametrize("steps", [52, 60, 200])
+def test_plateau_at_the_end_of_a_short_run_is_named(steps: int, capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Within one check; the loss falls from 0.9 in the first half, as in a run of 60 steps on blank images."""
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
+    trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
+    falling = torch.cat([torch.linspace(0.9, 0.525, steps // 2), torch.linspace(0.525, 0.5238, steps - steps // 2)])
+    for loss in falling:
+        trainer.global_step += 1
+        callback.on_train_batch_start(trainer, capsnet, batch, 0)
+        callback.on_train_batch_end(trainer, capsnet, {"margin": loss}, batch)
+        if trainer.global_step == 50:
+            callback.on_train_epoch_start(trainer, capsnet)
+    assert caplog.text == "", "a network that begins to learn passes through this loss"
+    callback.on_train_end(trainer, capsnet)
+    assert ALIKE in caplog.text
+
+
+@pytest.mark.parametrize(("factor", "state"), [(2.0, "ignores its input, "), (3.0, "saturated"), (1.5, "not fallen")])
+def test_margin_of_a_schedule_is_followed(
+    factor: float, state: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A spread loss whose margin rises: equal answers for three classes cost twice the square of the margin."""
+    module = modules.classifier(spread_loss, schedule={**modules.RATE, "margin": Constant(0.5)})
+    monkeypatch.setattr(module, "schedule_values", lambda step=0: {"margin": 0.2 + 0.7 * step / 120})
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of(torch.arange(18) % 3)
+    trainer.datamodule.spec = DataSpec((1, 4, 4), 3)
+    for step in range(120):
+        trainer.callback_metrics = {"train/error": torch.tensor(66.7 if step > 60 else 30.0)}
+        if step == 60:
+            callback.on_train_epoch_start(trainer, module)
+        loss = torch.tensor(factor * module.schedule_values(step)["margin"] ** 2)
+        callback.on_train_batch_start(trainer, module, batch, 0)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, module, {"spread": loss}, batch)
+    callback.on_train_end(trainer, module)
+    assert state in caplog.text
+
+
+def test_unknown_loss_is_left_to_the_other_criterion(capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    capsnet.loss = lambda scores, labels: labels.no_such_attribute
+    assert warnings(caplog, 0.526, 0.45, module=capsnet, noise=1e-4, train=90.0) == []
+    (message,) = warnings(caplog, module=capsnet, train=90.0)
+    assert "has not fallen" in message
+
+
+BLANK = ["module=capsnet", "model.decoder=null", "trainer.accelerator=cpu", "model=capsnet_slim", "model.channels=16"]
+
+
+@pytest.mark.whole  # whole trainings
+@pytest.mark.parametrize(
+    ("classes", "options", "expected"),
+    [
+        (2, ["trainer.max_steps=130"], "is that of a network that ignores its input, 0.2133 at best"),
+        (10, ["trainer.max_steps=60"], "is that of a network that ignores its input, 0.5236 at best"),
+        (-8, [*ALL_TOO_FAST, "trainer.max_steps=150"], "times that of a network that ignores its input, 0.49"),
+        (-8, ["trainer.max_steps=60"], None),
+    ],
+    ids=["blank images of two classes", "of ten", "saturated", "stripes that are learned"],
+)
+def test_runs_that_stay_at_chance_are_named(
+    classes: int, options: list[str], expected: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose("train", ["data=mnist", "data.source=standin", *BLANK, *options, *NO_PICTURES])
+    config.data = {"_target_": "tests.callbacks.test_not_learning.Plain", "classes": classes, "batch_size": 32}
+    train(config, tmp_path / "run")
+    found = [record.getMessage() for record in caplog.records if "not learning" in record.getMessage()]
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]
+
+
+class Stripes(AbstractSource):
+    """Blank images; with a negative number of classes, noise with a stripe for each class."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    def load(self, *, train: bool) -> Images:
+        labels = torch.arange(320) % abs(self.classes)
+        images = torch.zeros(320, 1, 20, 20, dtype=torch.uint8)
+        if self.classes < 0:
+            images.random_(0, 64, generator=torch.Generator().manual_seed(0))
+            rows = torch.arange(20) // 2
+            images[(rows == labels[:, None])[:, None, :, None].expand_as(images)] = 250
+        return Images(images, labels)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"name": "stripes"}
+
+
+class Plain(AbstractDataModule):
+    eval_transform = v2.ToDtype(torch.float32, scale=True)
+
+    def __init__(self, *, classes: int, **options: Any) -> None:
+        super().__init__(validation="stratified", **options)
+        self.classes = classes
+        self.real_source = Stripes(classes)
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec((1, 20, 20), abs(self.classes))
 
 
 def test_no_step_leaves_a_tensor_behind() -> None:

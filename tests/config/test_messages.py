@@ -6,57 +6,17 @@ other commands, where RUN is a finished run.
 """
 
 import errno
-import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import yaml
 
 from capsule_lab.config import build
-from capsule_lab.config.arguments import own_folders, prepared
-from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, user_message
 from capsule_lab.errors import ConfigError, DataError
-from tests.helpers.commands import TINY, TINY_DATA, Cli, Trained, interpreter
+from capsule_lab.lit.lightning_internals import MisconfigurationException
+from tests.helpers.commands import TINY, Cli, Trained, interpreter
 from tests.helpers.data_modules import without_network
-from tests.helpers.messages import one_sentence
-
-TABLES: dict[str, dict[str, str | None]] = yaml.safe_load((Path(__file__).parent / "messages.yaml").read_text())
-
-
-@functools.cache
-def default_data() -> Any:
-    data = build.build_data(compose("train", TINY))
-    data.setup("fit")
-    return data
-
-
-def message_for(words: str, folder: Path) -> str | None:
-    """The message of ``train`` for these arguments before it creates a directory; ``None`` if they are valid."""
-    base = [] if words.startswith("~") else TINY_DATA if "model=" in words else TINY
-    given = [*base, *([words] if "{" in words else words.split())]
-    overrides: list[str] = []
-    message = None
-    try:
-        own_folders(given)
-        overrides = prepared(given, "train")
-        config = compose("train", overrides)
-        check(config)
-        data = default_data()
-        if any(key in words for key in ("data.", "seed=")):
-            data = build.build_data(config)
-            with build.constructing("data"):
-                data.setup("fit")
-        with torch.device("meta"):
-            module = build.build_module(config, data.spec)
-        build.check_together(build.build_trainer(config, folder), module, data)
-    except Exception as error:
-        message = user_message(error, "train", overrides)
-        message = message or f"no sentence for {error!r}"
-    assert "\n" not in (message or "")
-    return message
+from tests.helpers.messages import TABLES, message_for, one_sentence
 
 
 def fits(message: str | None, expected: str | None) -> bool:
@@ -124,6 +84,9 @@ def test_user_message_covers_errors_of_the_machine_but_not_of_the_code() -> None
         PermissionError(errno.EACCES, "Permission denied"): "a file cannot be written or read: Permission denied",
         RuntimeError("DefaultCPUAllocator: can't allocate memory"): "not enough memory (Default",
         FileNotFoundError(errno.ENOENT, "No such file", "x"): None,
+        MisconfigurationException("SWA needs\n an integer"): "SWA needs an integer",
+        ModuleNotFoundError("`psutil` is not installed"): "`psutil` is not installed",  # raised by Lightning
+        ModuleNotFoundError("No module named 'x'", name="x"): None,
         ValueError("ours"): None,
     }.items():
         assert fits(user_message(error), message), error

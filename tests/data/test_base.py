@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torchvision.transforms import v2
 
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
 from capsule_lab.errors import DataError, MissingDataError
 from capsule_lab.types import Batch, DataSpec
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CNN, Cli
 from tests.helpers.data_modules import trainer
+from tests.helpers.messages import one_sentence
 
 TEMPLATE = ROOT / "tests" / "templates" / "my_data"
 
@@ -83,12 +85,12 @@ class Missing(AbstractSource):
         return {"name": "missing"}
 
 
-class Zeros(AbstractSource):
+class Ramps(AbstractSource):
     def load(self, *, train: bool) -> Images:
-        return Images(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2)
+        return Images(torch.arange(20 * 16, dtype=torch.uint8).view(20, 1, 4, 4), torch.arange(20) % 2)
 
     def provenance(self) -> dict[str, Any]:
-        return {"name": "zeros"}
+        return {"name": "ramps"}
 
 
 class MissingDataModule(AbstractDataModule):
@@ -117,13 +119,111 @@ def test_missing_images_without_a_stand_in_are_an_error(source: Any, error: type
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
 def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCaptureFixture) -> None:
-    data = MissingDataModule(source=source, standin=Zeros(), validation="none")
-    data.setup("fit")
+    data = MissingDataModule(source=source, standin=Ramps(), validation="none")
+    with pytest.raises(DataError, match=r"^MissingDataModule has no eval_transform; expected one"):
+        data.setup("fit")
     assert data.uses_standin
-    assert data.provenance["name"] == "zeros"
+    assert data.provenance["name"] == "ramps"
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
-    with pytest.raises(NotImplementedError, match=r"^MissingDataModule has no eval_transform; expected one"):
-        data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
+
+
+class Own(AbstractDataModule):
+    """A data module whose parts a test chooses."""
+
+    def __init__(self, images: Any, spec: DataSpec, transform: Any, parts: dict[str, Any]) -> None:
+        super().__init__(validation="stratified", seed=0)
+        self.given, self.chosen, self.parts = images, spec, parts
+        self.eval_transform = transform
+        self.real_source = Ramps()
+
+    spec = property(lambda self: self.chosen)
+
+    def load(self, *, train: bool) -> Images:
+        return self.given
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        return super().transform_batch(batch, name)._replace(**self.parts)
+
+
+FLOATS = v2.ToDtype(torch.float32, scale=True)
+FOUR = {"image_shape": (1, 4, 4), "num_classes": 2}
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+@pytest.mark.parametrize(
+    ("changes", "transform", "parts", "message"),
+    [
+        ({"image_shape": (1, 5, 4)}, FLOATS, {}, r"images of shape (1, 4, 4); expected (1, 5, 4), as its spec states"),
+        ({"image_shape": (3, 4, 4)}, FLOATS, {}, r"images of shape (1, 4, 4); expected (3, 4, 4), as its spec states"),
+        ({}, v2.CenterCrop(3), {}, r"images of shape (1, 3, 3); expected (1, 4, 4)"),
+        ({}, v2.CenterCrop(4), {}, r"images of torch.uint8; expected torch.float32, as from v2.ToDtype"),
+        ({}, v2.ToDtype(torch.float64, scale=True), {}, r"images of torch.float64; expected torch.float32"),
+        ({}, v2.ToDtype(torch.float32), {}, r"pixels up to 1"),
+        ({}, lambda image: image / 0.0, {}, r"pixels that are not finite; expected numbers"),
+        ({"labels_per_image": 2}, FLOATS, {}, r"labels of shape (8,); expected (8, 2), as its spec states labels_per"),
+        ({}, FLOATS, {"labels": torch.zeros(8, 1).long()}, r"labels of shape (8, 1); expected (8,), as its spec"),
+        ({"classes": ("a", "b", "c")}, FLOATS, {}, r"3 names of classes; expected 2, as its spec states num_classes"),
+    ],
+)
+def test_images_that_are_not_as_the_specification_states_are_refused(
+    stage: str, changes: dict[str, Any], transform: Any, parts: dict[str, Any], message: str
+) -> None:
+    data = Own(Ramps().load(train=True), DataSpec(**{**FOUR, **changes}), transform, parts)
+    name = "train" if stage == "fit" else "test"
+    with pytest.raises(DataError, match=rf"^the {name} set of Own gives the network {re.escape(message)}"):
+        data.setup(stage)
+
+
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [
+        (v2.RandomCrop(9), r"ValueError: Required crop size \(9, 9\) is larger than"),
+        (v2.Normalize([0.5], [0.5]), "TypeError: Input tensor should be a float"),
+        (lambda image: image[0] @ image[0, :2], "RuntimeError: "),
+    ],
+)
+def test_transform_that_fails_is_one_sentence(transform: Any, reason: str) -> None:
+    data = Own(Ramps().load(train=True), DataSpec(**FOUR), transform, {})
+    with pytest.raises(DataError, match=f"^the train set of Own cannot be transformed \\({reason}"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("transform", [FLOATS, v2.Compose([FLOATS, v2.Normalize([0.13], [0.001])])])
+def test_usual_images_are_accepted_and_no_random_number_is_drawn(transform: Any) -> None:
+    state = torch.get_rng_state()
+    data = Own(Ramps().load(train=True), DataSpec(**FOUR), v2.Compose([v2.RandomCrop(4, 1), transform]), {})
+    data.setup("fit")
+    assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "message"),
+    [
+        (Ramps().load(train=True), 5, "has no image of 3 of the 5 classes, such as class 2"),
+        (Ramps().load(train=True)._replace(images=torch.full((20, 1, 4, 4), 7, dtype=torch.uint8)), 2, "20 blank imag"),
+    ],
+)
+def test_classes_without_images_and_blank_images_are_a_warning(
+    images: Images, classes: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Own(images, DataSpec((1, 4, 4), classes), FLOATS, {}).setup("fit")
+    (record,) = caplog.records
+    assert message in record.getMessage()
+
+
+@pytest.mark.usefixtures("my_data")
+@pytest.mark.parametrize("size", [15, 24])
+def test_specification_of_another_size_is_one_line_before_a_run(cli: Cli, tmp_path: Path, size: int) -> None:
+    file = tmp_path / "own" / "stripes.py"
+    file.write_text(file.read_text().replace("image_shape=(3, 16, 16)", f"image_shape=(3, {size}, {size})"))
+    del sys.modules["stripes"]
+    ended = cli(
+        "train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", "trainer.max_steps=1"
+    )
+    message = f"images of shape (3, 16, 16); expected (3, {size}, {size}), as its spec states"
+    assert one_sentence(ended).startswith(f"data: the train set of StripesDataModule gives the network {message}")
+    assert not (tmp_path / "runs").exists()
+    sys.modules["stripes"] = None
 
 
 class InParts(MissingDataModule):
@@ -146,7 +246,7 @@ class InParts(MissingDataModule):
     ids=str,
 )
 def test_transform_gets_the_name_of_the_set(state: dict[str, bool] | None, names: list[str]) -> None:
-    data: Any = InParts(standin=Zeros())
+    data: Any = InParts(standin=Ramps())
     data.trainer = None if state is None else trainer(**state)
     batch = Batch(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long())
     for number in range(len(names)):

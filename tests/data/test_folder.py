@@ -261,7 +261,8 @@ def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(folder: Path,
     with pytest.raises(DataError, match=r"own cannot be read \(No such file or directory\); expected a folder"):
         evaluate(run)
     shutil.rmtree(tmp_path / "elsewhere" / "cross")
-    result = evaluate(runs.open(tmp_path / "run"), data={"path": str((tmp_path / "elsewhere").rename(folder))})
+    result = evaluate(runs.open(tmp_path / "run"), data={"path": str(tmp_path / "elsewhere")})
+    assert result["provenance"]["name"] == "pictures of elsewhere"
     assert 0 <= result["test"]["error"] <= 100
 
 
@@ -380,7 +381,7 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
         ({"background": "blank"}, "data.background is 'blank'; expected a colour, such as white"),
         ({"shift": 16}, "data.shift is 16; expected fewer than the 16 pixels"),
         ({"test_share": "1/0"}, "data.test_share is '1/0'; expected a number or a fraction"),
-        ({"test_share": 0.001}, r"data.test_share is 1/1000, 0 of 36 images; expected at least one"),
+        ({"test_share": 0.001}, r"data.test_share is 1/1000, 0 of 36 .*: set data.test_share=1/12$"),
         ({"augment_with": ["os.system"]}, "data.augment_with contains 'os.system'; expected classes of torchvision"),
         ({"augment_with": [{"functional": {}}]}, "data.augment_with contains {'functional': {}}; expected classes"),
         ({"augment_with": [{"RandomRotation": {"angle": 1}}]}, "RandomRotation refuses its arguments: .*angle"),
@@ -390,6 +391,74 @@ def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
 def test_invalid_options_are_refused(made: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(made, **options)
+
+
+@pytest.mark.parametrize(
+    ("fit", "sides", "size", "expected"),
+    [
+        ("crop", (733, 3), 24, "cuts off most of most pictures, such as 100 % of one of 733x3; set data.fit=stretch, "),
+        ("crop", (20, 90), 24, "such as 78 % of one of 20x90; set data.fit=pad, which keeps everything, or stretch"),
+        ("crop", (160, 90), 24, None),
+        ("pad", (20, 90), 24, None),
+        ("pad", (733, 3), 24, "fewer than 4 of 24 pixels in one direction, such as one of 733x3; set data.fit=stretch"),
+        ("stretch", (733, 3), 24, None),
+    ],
+)
+def test_a_square_that_shows_little_of_most_pictures_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fit: str, sides: tuple[int, int], size: int, expected: str | None
+) -> None:
+    for label in range(2):
+        add(tmp_path / "mixed" / f"{label}" / "square.png", Image.effect_noise((30, 30), 50))
+        for number in range(5):
+            add(tmp_path / "mixed" / f"{label}" / f"{number}.png", Image.effect_noise(sides, 50))
+    module(tmp_path / "mixed", size=size, fit=fit)
+    found = [record.getMessage() for record in caplog.records if "data.fit" in record.getMessage()]
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]
+    caplog.clear()
+    for option in re.findall(r"set data\.fit=(\w+)|or (stretch)", " ".join(found)):
+        module(tmp_path / "mixed", size=size, fit="".join(option))
+    assert "data.fit" not in caplog.text, "the advice is accepted without another warning"
+
+
+def test_pictures_that_become_equal_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for label in range(2):
+        strip = Image.new("L", (300, 3))
+        strip.paste(255, (50 * label, 0, 50 * label + 20, 3))
+        for number in range(6):
+            add(tmp_path / "strips" / f"{label}" / f"{number}.png", strip)
+    module(tmp_path / "strips", fit="stretch")
+    assert "blank" not in caplog.text
+    module(tmp_path / "strips", fit="crop")
+    assert "the training set of PictureFolder has 10 blank images among 10 that were looked at" in caplog.text
+
+
+@pytest.mark.parametrize("numbers", [(2, 2), (3, 2), (2, 2, 2), (3, 3, 4), (9, 2), (2, 40)])
+@pytest.mark.parametrize("options", [{}, {"test_share": 0.9}, {"test_share": "1/100", "validation_share": 0.99}])
+def test_advice_about_shares_is_accepted_until_the_folder_can_be_used(
+    tmp_path: Path, numbers: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    for label, number in enumerate(numbers):
+        for picture in range(number):
+            add(tmp_path / "few" / f"class{label}" / f"{picture}.png", Image.new("L", (8, 8), picture))
+    options = followed(followed(followed(options, tmp_path / "few"), tmp_path / "few"), tmp_path / "few")
+    module(tmp_path / "few", **options).setup("test")
+
+
+def followed(options: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The options, changed as a message recommends if they are refused."""
+    try:
+        module(path, **options)
+    except ValueError as error:
+        return options | dict(re.findall(r"set data\.(\w+)=([\w/]+)", str(error)))
+    return options
+
+
+def test_a_class_of_one_picture_is_reported(folder: Path) -> None:
+    for path in sorted((folder / "disc").iterdir())[1:]:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class 1"):
+        module(folder)
 
 
 def test_a_missing_path_is_one_line(cli: Cli) -> None:

@@ -54,7 +54,7 @@ def test_stratified_takes_the_same_share_of_every_class():
 @pytest.mark.parametrize("validation", ["first", "stratified"])
 @pytest.mark.parametrize("share", [Fraction(0), Fraction(1, 1000), Fraction(1), Fraction(-1, 2)])
 def test_share_that_leaves_one_side_empty_is_refused(validation, share):
-    message = r"^data\.validation_share is .*of 100 images; expected .*validation=none$"
+    message = r"^data\.validation_share is .*of 100 images; expected .*data\.validation=none$"
     with pytest.raises(ValueError, match=message):
         split_validation(UNEVEN, validation, share, seed=0)
 

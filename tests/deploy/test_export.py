@@ -51,6 +51,22 @@ def test_programs_equal_the_network(name: str, to: Any, tmp_path: Path, monkeypa
     assert backends <= {"auto"}, "put back"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("validation", "none", "(the run was trained on all of them)"),
+        ("source", "real", "(the data set is not on this machine)"),
+    ],
+)
+def test_comparison_on_random_images_says_why(
+    option: str, value: str, reason: str, trained: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = runs.open(trained.directory)
+    run.config.data[option] = value
+    assert module._images(run).shape == (72, *SHAPE)
+    assert f"there are no validation images {reason}; the file is compared on random images" in caplog.text
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_iterations_are_unrolled(iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("em_caps_small_normalised", [], "smallNORB", 70_042),
         ("em_caps_paper", [], "smallNORB", 316_650),
         ("cnn_small", [], "smallNORB", 62_341),
+        ("cnn_multimnist", ["model.padding=valid"], "affNIST", 12_767_498),  # Sabour 2017, section 5.2
         ("cnn_pooled", [], "smallNORB", 76_533),
         ("em_caps_small", [], "MNIST", 68_308),
         ("em_caps", ["model.decoder=[512,1024]", "module=capsnet"], "smallNORB", 2_742_442),

@@ -109,6 +109,27 @@ def test_primary_capsules_see_rectified_features(batch_norm: bool) -> None:
     torch.testing.assert_close(seen[0], features.clamp_min(0))
 
 
+@pytest.mark.parametrize("normalisation", ["window", "all_parents"])
+@pytest.mark.parametrize("shift", [1, 2])
+def test_convolutional_capsules_move_with_the_image(shift: int, normalisation: str) -> None:
+    """Knowledge is the same everywhere: capsules move by a position for every four pixels, the product of the strides.
+
+    Positions at the border are left out, where fewer parents compete for a child.
+    """
+    routing: Any = partial(EMRouting, iterations=2, normalisation=normalisation)
+    conv = {"types": (4,), "strides": (2,)}
+    network = build((1, 48, 48), routing=routing, conv=conv, stem=[[6, 5, 2]], batch_norm=False).double()
+    image = torch.zeros(1, 1, 48, 48, dtype=torch.float64)
+    image[..., 16:28, 16:28] = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    moved = image.roll((4 * shift, 4 * shift), (2, 3))
+    before, after = (capsules_by_layer(network, each)["conv_capsules_1"] for each in (image, moved))
+    for one, other in ((before.poses, after.poses), (before.activations, after.activations)):
+        grid, moved_grid = (each.view(*network.conv_capsules.grid, 4, -1) for each in (one, other))
+        expected = grid[2 : -2 - shift, 2 : -2 - shift]
+        torch.testing.assert_close(moved_grid[2 + shift : -2, 2 + shift : -2], expected, rtol=0, atol=1e-12)
+        assert expected.flatten(0, 1).std(0).min() > 0
+
+
 def averaged(pixels: int, before: int, after: int, layers: Sequence[tuple[int, int]]) -> Tensor:
     """A coordinate of the pixels, averaged by every layer, as the official code computes it."""
     centres = (torch.arange(-before, pixels + after, dtype=torch.float32) - pixels / 2) / 100

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, zeros
 
 from capsule_lab import RandomCouplings, ScaledDistanceAgreement, dynamic_routing, uniform_routing
-from capsule_lab.functional import SQUASHES, squash
+from capsule_lab.functional import SQUASHES, dense_votes, squash
 from capsule_lab.routing import AbstractRouting, DynamicRouting, Normaliser, UniformRouting
-from capsule_lab.types import RoutingTrace
+from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers import routing_contract as checks
 from tests.helpers.routing_contract import CHILDREN, DIM, PARENTS, build, in_form, random_votes
 from tests.reference.contract import BACKENDS
@@ -41,6 +41,40 @@ def test_gradient_last_changes_gradients_and_no_value() -> None:
     assert torch.equal(full, last)
     with pytest.raises(AssertionError):
         checks.check_gradient(checks.route_of(build(DynamicRouting, gradient="last")))
+
+
+@pytest.mark.parametrize("std", [0.01, 0.001])
+def test_small_weights_make_short_poses_and_hardly_any_routing(std: float) -> None:
+    """With initial weights of std 0.01 a length is the square of its input's, and couplings stay almost equal."""
+    generator = torch.Generator().manual_seed(0)
+    children = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator)
+    weight = std * torch.randn(6, 8, PARENTS, DIM, dtype=torch.float64, generator=generator)
+    votes, traces = dense_votes(squash(children), weight), list[RoutingTrace]()
+    poses = dynamic_routing(votes, on_iteration=traces.append).poses
+    close(poses, dynamic_routing_loops(votes), rtol=1e-9, atol=1e-15)
+    total = torch.einsum("bij,bijd->bjd", traces[-1].couplings, votes).norm(dim=2)
+    assert total.max() < 10 * std
+    close(poses.norm(dim=2), total.square(), rtol=0.05, atol=1e-7)
+    close(traces[-1].couplings, torch.full_like(traces[-1].couplings, 1 / PARENTS), rtol=0, atol=std / 10)
+
+
+def test_capsule_of_one_component_without_squash_is_a_neuron() -> None:
+    """A weighted sum of its inputs and a bias, as in a linear layer, with the sum divided among the parents."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, CHILDREN), (CHILDREN, PARENTS), (PARENTS, 1)
+    inputs, weight, bias = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    votes = Votes(inputs.unsqueeze(2), weight.view(CHILDREN, 1, PARENTS, 1))
+    capsules = dynamic_routing(votes, iterations=1, squash="none", bias=bias)
+    neurons = torch.nn.functional.linear(inputs, weight.T / PARENTS, bias[:, 0])
+    close(capsules.poses.squeeze(2), neurons, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("iterations", "equal"), [(1, True), (2, True), (3, False)])
+def test_logits_that_are_replaced_differ_from_the_third_iteration_on(iterations: int, equal: bool) -> None:
+    updates = ("add", "replace")
+    added, replaced = (dynamic_routing(random_votes(), iterations=iterations, update=each).poses for each in updates)
+    assert torch.equal(added, replaced) == equal
+    close(replaced, dynamic_routing_loops(random_votes(), iterations=iterations, replace=True), rtol=0, atol=1e-12)
 
 
 def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:

@@ -21,7 +21,7 @@ from tests.helpers.changes_of_votes import CHANGES, example
 from tests.reference import em_bridge as bridge
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
-from tests.reference.em_loops import conv_em_loops, dense_em_loops, log_density
+from tests.reference.em_loops import conv_em_loops, dense_em_loops, in_terms_of_the_loops, log_density
 from tests.reference.wrong import check_catches
 
 LN_2PI = math.log(2 * math.pi)
@@ -146,6 +146,40 @@ def test_activation_logits_equal_numbers_by_hand() -> None:
     logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
     one = 1 / (1 + 1e-4)  # 1e-4 is added to the standard deviation
     torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("parents", [2, 5, 10, 32])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_standardised_logit_is_at_most_the_root_of_the_other_parents(parents: int, scale: float) -> None:
+    """A z-score of n numbers is at most sqrt(n - 1), 2 for five classes; one parent among equal ones reaches it."""
+    betas = torch.zeros(parents, dtype=torch.float64)
+    mass = scale * bridge.random(100, parents).exp()
+    mass[0] = 2 * scale
+    mass[0, 0] = scale
+    logits = activation_logit("standardised", mass, mass, betas, betas, dim=2, min_variance=0.1)
+    bound = math.sqrt(parents - 1)
+    assert logits.abs().max() <= bound * (1 + 1e-12)
+    assert logits[0, 0].item() == pytest.approx(bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["saturating", "linear", "increment"])
+@pytest.mark.parametrize("cost", ["paper", "official_legacy", "standardised"])
+def test_activations_are_more_sensitive_to_votes_in_later_iterations(cost: Any, schedule: Any) -> None:
+    """The inverse temperature is the slope of the logistic: a smaller spread of votes counts more in each iteration.
+
+    Without betas, logits of small inverse temperatures are near 0, where the slope is a quarter of lambda.
+    """
+    votes, activations = dense_inputs()
+    zero, steps, slopes = torch.zeros(PARENTS, dtype=torch.float64), inverse_temperatures(3, 0.001, schedule), []
+    for step in steps:
+        spread = torch.ones((), dtype=torch.float64, requires_grad=True)
+        options: Any = {"cost": cost, "temperature_schedule": "constant", "inverse_temperature": step, "iterations": 1}
+        found = em_routing(spread * votes, activations, zero, zero, **options).activations
+        of_loops = in_terms_of_the_loops({**options, "mass_eps": 1e-7})
+        exact(found.detach(), dense_em_loops(votes, activations, zero, zero, **of_loops)[-1].activations)
+        slopes.append(torch.autograd.grad(found[0, 0], spread)[0].abs().item())
+    assert steps == sorted(set(steps))
+    assert [slope / slopes[0] for slope in slopes] == pytest.approx([step / steps[0] for step in steps], rel=1e-3)
 
 
 def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:

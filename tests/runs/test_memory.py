@@ -1,3 +1,4 @@
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import torch
 
 from capsule_lab.config import build
 from capsule_lab.config.compose import compose
+from capsule_lab.errors import ConfigError
 from capsule_lab.runs import memory
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import interpreter
@@ -65,3 +67,52 @@ def test_an_estimate_is_logged_and_no_more(monkeypatch: pytest.MonkeyPatch, capl
     memory.log_need(config, module, spec, build.build_trainer(config, None))
     assert "training needs about" in caplog.text
     assert "this is more than is free; the cheapest change is " in caplog.text
+
+
+LARGE = ("trainer.accelerator=cpu", "data=folder", "data.size=1024")
+
+
+@pytest.mark.parametrize(
+    ("model", "free", "change"),
+    [
+        ("capsnet", 1e9, "data.size=128"),
+        ("capsnet", 12e9, "data.size=256"),
+        ("capsnet", 40e9, "model.transformation=shared"),
+        ("efficient_capsnet", 12e9, "data.size=512"),
+        ("em_caps model.decoder=[512]", 1e9, "data.size=256"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_they_are_built(
+    model: str, free: float, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The change that the message names is enough, and the check leaves no trace."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _: int(free))
+    overrides = [*LARGE, *f"model={model}".split()]
+    random = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=rf"^training needs [\d.]+ GB \(weights .*; the cheapest change is {change}$"):
+        memory.check_weights(compose("train", overrides), DataSpec((1, 1024, 1024), 2))
+    size = int(change.partition("data.size=")[2] or 1024)
+    memory.check_weights(compose("train", [*overrides, change]), DataSpec((1, size, size), 2))
+    assert caplog.text == ""
+    assert random.equal(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("model", ["capsnet", "em_caps"])
+def test_weights_that_fit_are_accepted(model: str) -> None:
+    memory.check_weights(compose("train", [f"model={model}", "trainer.accelerator=cpu"]), DataSpec((1, 28, 28), 10))
+
+
+def test_a_network_that_cannot_be_built_without_values_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_module", lambda *_: torch.zeros(1).item())  # as numbers of a meta tensor
+    memory.check_weights(compose("train", ["trainer.accelerator=cpu"]), DataSpec((1, 28, 28), 10))
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="free memory is read from /proc")
+def test_free_memory_is_within_the_limit_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert memory.free_bytes(cpu) > 0
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 10**8, used + 10**8))
+    assert memory.free_bytes(cpu) == pytest.approx(10**8, rel=0.2)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+    assert memory.free_bytes(cpu) == 0

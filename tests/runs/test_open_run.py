@@ -59,7 +59,7 @@ def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: 
     with pytest.raises(ConfigError, match=r"data\.eval_image does not exist; did you mean data\.eval_images"):
         run.data_with({"eval_image": 7})
     options = {"source": "real", "directory": str(real)}
-    with pytest.raises(RunError, match=r"was trained on .*stand-in.*, but now there is only real MNIST"):
+    with pytest.raises(RunError, match=r"was trained on .*stand-in.*, but the data here is real MNIST"):
         run.data_with(options)
     other = run.data_with({"_target_": "capsule_lab.data.MNISTDataModule", **options})
     assert isinstance(other, MNISTDataModule)
