@@ -16,6 +16,7 @@ from torch import Tensor
 from capsule_lab.analysis.axes import LETTER, MARGIN, SIZE, height_of, wrapped
 from capsule_lab.analysis.axes import add_heading as add_heading
 from capsule_lab.analysis.axes import label_log_axis as label_log_axis
+from capsule_lab.analysis.axes import plain_label as plain_label
 from capsule_lab.analysis.axes import sequential_colours as sequential_colours
 
 _GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: gaps between pictures and between groups, in widths of a picture
@@ -127,8 +128,8 @@ def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) ->
 
 
 def name_of_class(classes: Sequence[str], label: int) -> str:
-    """Return the name of a class, or its number if classes have no names."""
-    return classes[label] if classes else str(label)
+    """Return the name of a class for a figure, or its number if classes have no names."""
+    return plain_label(classes[label]) if classes else str(label)
 
 
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:

@@ -62,9 +62,9 @@ def _check_instructions(content: bytes) -> None:
         name = instruction.name
         if name not in _INSTRUCTIONS:
             raise ValueError(f"it has the instruction {name} of pickle; only arrays and lists are allowed")
-        if name == "GLOBAL" and argument.replace(" ", ".") not in _NAMES:
-            raise ValueError(f"it names {argument.replace(' ', '.')}; only numpy's arrays are allowed")
-        if name == "LONG_BINPUT" and argument > len(content):  # memory for so many objects would be allocated
+        if name == "GLOBAL" and (function := str(argument).replace(" ", ".")) not in _NAMES:
+            raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
+        if name == "LONG_BINPUT" and int(argument or 0) > len(content):  # memory for so many objects would be allocated
             raise ValueError(f"it has object number {argument} in {len(content)} bytes")
         tuples += name.startswith("TUPLE")
     if tuples > _MOST_TUPLES:
