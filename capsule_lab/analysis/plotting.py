@@ -23,6 +23,7 @@ _GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: gaps between pictures and between gro
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
 _FRAME = "0.75"  # ours: grey frame, to separate pictures with white edges
 _FAINT = 0.2  # ours: pictures with a smaller range of pixels count as empty
+_LONGEST_NAME = 40  # ours: characters of a class; longer names leave no room for the pictures
 _ALIKE = 0.05  # ours: pictures with a smaller standard deviation over pictures, mean over pixels, count as equal
 
 Picture = Float[Tensor, "channel height width"]
@@ -129,7 +130,10 @@ def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) ->
 
 def name_of_class(classes: Sequence[str], label: int) -> str:
     """Return the name of a class for a figure, or its number if classes have no names."""
-    return plain_label(classes[label]) if classes else str(label)
+    if not classes:
+        return str(label)
+    name = classes[label]
+    return plain_label(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
 
 
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:

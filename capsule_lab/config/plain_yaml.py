@@ -16,6 +16,8 @@ _LARGEST = (
     200_000  # ours: characters, with aliases replaced by what they stand for; our tables have at most 20 thousand
 )
 
+_DEEPEST = 50  # ours: levels; PyYAML's time grows with the square of their number
+
 
 def parse(text: str) -> Any:
     """Return the content in plain containers, read as Hydra reads its files: ``1e-3`` is a number.
@@ -48,6 +50,8 @@ def _check_events(text: str) -> None:
         elif isinstance(event, yaml.CollectionStartEvent):
             open_anchors.append(anchor)
             open_sizes.append(1)
+            if len(open_anchors) > _DEEPEST:
+                raise ValueError(f"it is nested more than {_DEEPEST} levels deep; expected a few")
         elif isinstance(event, yaml.CollectionEndEvent):
             size = open_sizes.pop()
             anchor = open_anchors.pop()

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.compose import sweeps_dir
-from capsule_lab.errors import TableError, closest, one_line, suggest
+from capsule_lab.errors import TableError, closest, one_line, printable, suggest
 from capsule_lab.tables.schema import Column, Comparison, Content, Row, Seeds, Table, check_override
 
 
@@ -39,7 +39,7 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
     try:
         checked = Content.model_validate(content)
     except ValidationError as error:
-        raise TableError(f"{file}: {_message(error, content)}") from error
+        raise TableError(printable(f"{file}: {_message(error, content)}")) from error
     return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head), file=file)
 
 
@@ -73,7 +73,7 @@ def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
         try:
             check_override(override)
         except ValueError as error:
-            raise TableError(f"{where} has {override}; {error}") from error
+            raise TableError(printable(f"{where} has {override}; {error}")) from error
     return tuple(overrides)
 
 
