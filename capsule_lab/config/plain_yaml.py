@@ -41,7 +41,7 @@ def _check_events(text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
-            open_sizes[-1] += _size_of_alias(anchor, sizes)
+            open_sizes[-1] += _size_of_alias(event.anchor, sizes)
         elif isinstance(event, yaml.ScalarEvent):
             _check_scalar(event.value)
             size = len(event.value) + 1

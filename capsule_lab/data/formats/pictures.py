@@ -75,10 +75,10 @@ def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
             if size is not None and min(picture.size) > 4 * size:
                 picture.draft(None, (2 * size, 2 * size))
             _check_size(picture)
-            picture.load()
-            _check_numbers(picture)
             if getattr(picture, "is_animated", False):
                 _warn_of_frames()
+            picture.load()  # after the above, which moves to the next frame of a GIF and back
+            _check_numbers(picture)
     except Exception as error:  # Pillow raises many types of errors for damaged files
         raise DataError(f"{path} cannot be read: {why_unreadable(error)}") from error
     return picture
