@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims docs test test-all campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims docs test test-all campaign fuzz lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -82,6 +82,9 @@ test-all: ## whole fits and sweeps as well, with shapes checked in every test
 
 campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps
 	@set -f; OMP_NUM_THREADS=1 $(RUN) -m tests.campaign $(OVERRIDES)
+
+fuzz: $(READY) ## read generated files of every format and count the answers; examples=20000 of each
+	@CAPSULE_LAB_EXAMPLES=$(or $(examples),5000) OMP_NUM_THREADS=1 $(RUN) -m pytest -q --hypothesis-show-statistics tests/test_parsers.py $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

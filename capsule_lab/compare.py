@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config import plain_yaml
 from capsule_lab.config.compose import flat
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
 from capsule_lab.system.files import expanded
@@ -21,7 +20,6 @@ from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
 _FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
-_LARGEST = 1_000_000  # ours: bytes of a configuration; those of runs have 10 kB
 
 
 @command("compare")
@@ -66,14 +64,11 @@ def _finished(directory: Path) -> dict[str, Any]:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Read a configuration, which may come from elsewhere: without its interpolations, and without YAML's aliases."""
+    """Read a configuration, which may come from elsewhere."""
     file = directory / "config.yaml"
     try:
-        text = file.read_text()
-        if len(text) > _LARGEST or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("it is too large or has aliases")  # noqa: TRY301  # aliases multiply
-        return dict(cast(Any, OmegaConf.to_container(OmegaConf.create(text), resolve=False)))
-    except (ValueError, TypeError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        return dict(plain_yaml.parse(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, OSError) as error:
         raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
 
 

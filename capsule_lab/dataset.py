@@ -87,14 +87,15 @@ def _draw_classes(data: Any, by_class: dict[int, Tensor], path: Path) -> None:
     import torch
 
     from capsule_lab import runs
-    from capsule_lab.analysis.plotting import Column, Group, picture_grid
+    from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid, plain_label
 
     images = [*by_class.values()]
     blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
     shown = max(map(len, images))
     columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
-    names = [data.spec.classes[label] if data.spec.classes else str(label) for label in by_class]
-    figure = picture_grid([Group("", columns)], names, title=f"{data.provenance['name']}, training")
+    names = [name_of_class(data.spec.classes, label) for label in by_class]
+    title = plain_label(f"{data.provenance['name']}, training")
+    figure = picture_grid([Group("", columns)], names, title=title)
     runs.files.save_figure(figure, path)
     log.info("%s", path)
 

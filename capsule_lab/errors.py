@@ -72,8 +72,16 @@ def closest(unknown: str, options: Iterable[str]) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` in one line without control characters, which may come from a file and affect a terminal."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+", " ", text)
+    """Return ``text`` in one line without control characters, which may come from a file and affect a terminal.
+
+    Bytes of a file's name that are not UTF-8, which Python keeps as surrogates, are left out, too.
+    """
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+", " ", text)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether ``text`` can be written as UTF-8: names of files may contain other bytes, JSON lone surrogates."""
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def suggest(unknown: str, options: Iterable[str]) -> str:
@@ -101,7 +109,8 @@ def check_number(
     below: float = math.inf,
 ) -> None:
     """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``."""
-    if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and above < value < below:
+    is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)  # which is an int for Python
+    if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
         return
     bounds = [
         *([f"more than {above}"] if above > -math.inf else []),
@@ -116,8 +125,9 @@ def check_number(
 def check_sizes(owner: str, **sizes: int) -> None:
     """Check that sizes, such as the number of channels, are positive whole numbers."""
     for size, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            expected = "1 or more" if isinstance(value, int) else "a whole number"
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or value < 1:
+            expected = "1 or more" if is_whole else "a whole number"
             raise ValueError(f"{owner} has {size} {value!r}; expected {expected}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import math
 import sys
@@ -93,7 +92,7 @@ def _print_json(predictions: dict[str, Prediction], top: int) -> None:
         }
         for path, prediction in predictions.items()
     ]
-    sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    sys.stdout.write(runs.files.json_text(rows, "the output", indent=2) + "\n")
 
 
 def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
@@ -109,7 +108,7 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
     """Draw what the network received, with file and class below."""
     import torch
 
-    from capsule_lab.analysis.plotting import Column, Group, picture_grid
+    from capsule_lab.analysis.plotting import Column, Group, picture_grid, plain_label
 
     shown = [*seen][:SHEET]
     images = torch.stack([seen[name] for name in shown])
@@ -121,8 +120,8 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
         torch.zeros_like(images[0]) if images.shape[1] != 3 else torch.ones_like(images[0])
     )  # grey is drawn inverted
     pictures = [*images, *[empty] * (across * down - len(shown))]
-    texts = [f"{Path(name).name}: {predictions[name].name}".replace("$", r"\$") for name in shown]
-    below = [(printable(text), "black") for text in texts] + [("", "black")] * (across * down - len(shown))
+    texts = [plain_label(f"{Path(name).name}: {predictions[name].name}") for name in shown]
+    below = [(text, "black") for text in texts] + [("", "black")] * (across * down - len(shown))
     columns = [Column("", pictures[column::across], below=below[column::across]) for column in range(across)]
     title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"
     title = title if len(seen) > SHEET else "pictures as the network sees them"

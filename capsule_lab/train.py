@@ -115,6 +115,8 @@ class Training:
         build.quiet_lightning_logs()
         self.directory, self.overrides = directory, [*overrides]
         self.data = build.build_data(config)
+        if runs.trust.refuses_pickles(config.get("trust")):
+            runs.check_has_no_pickles(self.data)
         L.seed_everything(config.seed, workers=True, verbose=False)
         self.config = callbacks.with_names(config, directory, overrides)
         memory.check_weights(self.config, self.data.spec)
@@ -127,6 +129,8 @@ class Training:
         self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec, self.data.input_form)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
+        last = directory / "checkpoints" / "last.ckpt"
+        runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
         memory.log_need(self.config, self.module, self.data.spec, self.trainer)
         if deadline < math.inf:
             callbacks.pause_at(self.trainer, deadline)

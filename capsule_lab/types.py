@@ -182,3 +182,13 @@ class DataSpec:
     factors: tuple[str, ...] = ()
     labels_per_image: int = 1
     change: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check exact types, because a record may come from a file: ``True`` is an ``int`` for Python, too."""
+        sizes = (*self.image_shape, self.num_classes, self.labels_per_image, *self.change)
+        if len(self.image_shape) != 3 or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(
+                f"image_shape, num_classes, labels_per_image and change are {sizes}; expected positive int"
+            )
+        if not all(type(name) is str for name in (*self.classes, *self.factors)):
+            raise ValueError("classes or factors have names that are not text; expected str")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.errors import check_number, closest, printable
+from capsule_lab.errors import check_number, check_sizes, closest, printable
 
 
 def test_closest_finds_the_name_that_was_meant() -> None:
@@ -31,3 +31,11 @@ def test_number_out_of_range_is_refused_with_its_bounds() -> None:
 def test_printable_removes_control_characters() -> None:
     assert printable("\x1b]0;title\x07 \x9b31mred \u202edrawkcab\r\n\0") == " ]0;title   31mred  drawkcab "
     assert printable("π ± 日本 [/b] \\ <b>") == "π ± 日本 [/b] \\ <b>"
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_and_false_are_no_numbers(value: bool) -> None:
+    with pytest.raises(ValueError, match=f"size is {value}; expected 0 to 2"):
+        check_number("size", value, 0, 2)
+    with pytest.raises(ValueError, match=f"a layer has channels {value}; expected a whole number"):
+        check_sizes("a layer", channels=value)

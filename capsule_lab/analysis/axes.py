@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from capsule_lab.errors import printable
+
 SIZE = 8.5  # ours: font size of all text, in points
 LINE, LETTER = 0.16, 0.075  # ours: line height and character width, in inches
 MARGIN = 0.15  # ours: inches
@@ -17,10 +19,15 @@ _LIGHTEST = 0.9  # ours: end of viridis, whose last colours are too light for li
 _DECADES = 3  # ours: logarithmic axes with more decades have no minor labels
 
 
+def plain_label(text: str) -> str:
+    """Return text that comes from files for a figure: matplotlib would read ``$…$`` as a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def add_heading(figure: Figure, heading: str) -> None:
     """Write ``heading`` above everything else in the figure, and increase its height accordingly."""
     width, height = figure.get_size_inches()
-    heading, title = wrapped(heading, width), wrapped(figure.get_suptitle(), width)
+    heading, title = wrapped(plain_label(heading), width), wrapped(figure.get_suptitle(), width)
     above = height_of([heading])
     figure.set_size_inches(width, height + above)
     text = "\n".join(filter(None, [heading, title]))

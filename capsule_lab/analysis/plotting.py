@@ -16,12 +16,14 @@ from torch import Tensor
 from capsule_lab.analysis.axes import LETTER, MARGIN, SIZE, height_of, wrapped
 from capsule_lab.analysis.axes import add_heading as add_heading
 from capsule_lab.analysis.axes import label_log_axis as label_log_axis
+from capsule_lab.analysis.axes import plain_label as plain_label
 from capsule_lab.analysis.axes import sequential_colours as sequential_colours
 
 _GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: gaps between pictures and between groups, in widths of a picture
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
 _FRAME = "0.75"  # ours: grey frame, to separate pictures with white edges
 _FAINT = 0.2  # ours: pictures with a smaller range of pixels count as empty
+_LONGEST_NAME = 40  # ours: characters of a class; longer names leave no room for the pictures
 _ALIKE = 0.05  # ours: pictures with a smaller standard deviation over pictures, mean over pixels, count as equal
 
 Picture = Float[Tensor, "channel height width"]
@@ -127,8 +129,11 @@ def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) ->
 
 
 def name_of_class(classes: Sequence[str], label: int) -> str:
-    """Return the name of a class, or its number if classes have no names."""
-    return classes[label] if classes else str(label)
+    """Return the name of a class for a figure, or its number if classes have no names."""
+    if not classes:
+        return str(label)
+    name = classes[label]
+    return plain_label(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
 
 
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:

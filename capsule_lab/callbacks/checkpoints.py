@@ -87,8 +87,12 @@ class EmbedConfig(Callback):
         self.epoch_ends = True  # before other callbacks save: Lightning logs the epoch after this hook
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["capsule_lab"] = self.record(trainer)
+
+    def record(self, trainer: L.Trainer) -> dict[str, Any]:
+        """Return what a checkpoint of this moment contains, in plain containers."""
         following = epoch_metrics(trainer) if self.epoch_ends else None
-        checkpoint["capsule_lab"] = {  # precision: the value of auto here; threads: at the start of training
+        return {  # precision: the value of auto here; threads: at the start of training
             "format": FORMAT,
             "version": version("capsule-lab"),
             "config": to_container(self.config),

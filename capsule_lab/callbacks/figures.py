@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from capsule_lab.analysis.plotting import add_heading, image_rows
+from capsule_lab.analysis.plotting import add_heading, image_rows, name_of_class
 from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.callbacks.loggers import Trackio
@@ -127,7 +127,7 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     axis.imshow(counts, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
         axis.text(column, row, str(count), ha="center", va="center", color="w" if 2 * count > counts.max() else "k")
-    names = [*classes] or [str(number) for number in range(len(counts))]
+    names = [name_of_class(classes, label) for label in range(len(counts))]
     axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)
     axis.set_yticks(range(len(names)), names)

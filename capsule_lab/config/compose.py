@@ -180,6 +180,7 @@ _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by comman
     "epsilons": list[float] | None,
     "difference": float | None,
     "trust": list[str] | str | None,
+    "train.trust": Literal["safetensors"] | None,
     "compare.runs": list[str] | None,
     "explorer.beside": list[str] | str | None,
     "explorer.precision": Literal["f16", "f32"],

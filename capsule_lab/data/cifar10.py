@@ -31,6 +31,7 @@ class CIFAR10Files(PublishedFiles):
 
     name = NAME
     path = "cifar-10-batches-py"
+    has_pickles = True
     checksums = {  # noqa: RUF012 - declared a ClassVar in the base
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
         "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",

@@ -29,7 +29,7 @@ from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
 from capsule_lab.data.transforms import random_integers, random_shift, to_unit_interval, transform_each
-from capsule_lab.errors import DataError, check_choice, check_number, one_line
+from capsule_lab.errors import DataError, check_choice, check_number, is_unicode, one_line, printable
 from capsule_lab.system.files import expanded
 from capsule_lab.types import DataSpec
 
@@ -81,6 +81,9 @@ def list_folder(path: Path, known: tuple[str, ...] = ()) -> Listing:
     parts = {part: path / part for part in PARTS if part in top} if has_parts else {"": path}
     folders = {part: _folders(folder) for part, folder in parts.items()}
     classes = known or tuple(next(iter(folders.values())))
+    for name in classes:
+        if not is_unicode(name):
+            raise DataError(f"{path} has a folder named {name!a}; expected a name in UTF-8: rename it")
     if len(classes) < 2:
         found = f"one class, {classes[0]}" if classes else "no folders"
         where = next(iter(parts.values()))
@@ -229,7 +232,7 @@ class PackedFolder(AbstractSource):
     def _check_readable(self, bad: Sequence[Sequence[str]]) -> None:
         """Fail or log if there are pictures that cannot be read, and fail if a class has no others."""
         if bad:
-            named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_NAMED])
+            named = printable(", ".join(f"{name} ({reason})" for name, reason in bad[:_NAMED]))
             more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             what = f"{len(bad)} of {len(self.listing.files)} pictures of {self.path} cannot be read: {named}{more}"
             if self.bad == "fail":
@@ -290,8 +293,6 @@ def read_pixels(path: Path, *, size: int, channels: int, fit: pictures.Fit, back
         return pictures.as_pixels(pictures.fitted(picture, (size, size), fit, background), channels).numpy().tobytes()
     except DataError as error:
         return str(error).removeprefix(f"{path} cannot be read: ")
-    except Exception as error:  # Pillow raises many types of errors for damaged metadata
-        return pictures.why_unreadable(error)
 
 
 class PictureFolder(AbstractDataModule):

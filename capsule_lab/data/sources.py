@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 class AbstractSource(ABC):
     """The training and test images of a data set, with their provenance."""
 
+    has_pickles: ClassVar[bool] = False
+    """Whether its files are pickles, which ``trust=safetensors`` refuses."""
+
     def find(self) -> None:  # noqa: B027 - to be overridden where images may be missing
         """Look for the images, and download or render them if they are missing; by default they are never missing.
 

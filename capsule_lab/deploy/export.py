@@ -7,7 +7,6 @@ a fixed batch is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from capsule_lab import runs
 from capsule_lab.errors import CapsuleLabError, ConfigError, MissingDataError, RunError, one_line
 from capsule_lab.networks.base import AbstractNetwork, reconstructs
 from capsule_lab.routing import AbstractRouting
-from capsule_lab.runs.files import writing
+from capsule_lab.runs.files import json_text, writing
 from capsule_lab.runs.trust import BUILT
 from capsule_lab.system.files import atomically
 
@@ -105,7 +104,7 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
     images = _images(run)
     network = ExportedNetwork(run.network, reconstruction=reconstruction).eval()
     facts = {"record": record, "classes": record["spec"]["classes"], "input_form": record["input_form"]}
-    metadata = {f"capsule_lab.{name}": json.dumps(value) for name, value in facts.items()}
+    metadata = {f"capsule_lab.{name}": json_text(value, out) for name, value in facts.items()}
     write, read = (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch_export, _read_torch_export)
     with writing(out), atomically(out) as temporary, torch.no_grad():
         try:

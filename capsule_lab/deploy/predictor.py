@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -94,7 +95,8 @@ class Predictor:
         if not isinstance(picture, str | Path):
             prepared: Tensor = self._data.from_picture(picture, polarity=polarity)
             return prepared
-        opened = open_picture(picture)
+        with warnings.catch_warnings(action="ignore"):  # of Pillow, about metadata and size
+            opened = open_picture(picture)
         try:
             return self.prepare(opened, polarity=polarity)
         except DataError as error:
@@ -139,6 +141,8 @@ class Predictor:
             {"sum of scores": float(output.scores.sum())}, f"the network of {self.run.checkpoint}"
         )
         poses = None if output.capsules is None else output.capsules.poses
+        if poses is not None:
+            runs.results.check_finite({"sum of poses": float(poses.sum())}, f"the network of {self.run.checkpoint}")
         predictions = []
         for number, classes in enumerate(order.tolist()):
             scores = {self.classes[label]: float(output.scores[number, label]) for label in classes}

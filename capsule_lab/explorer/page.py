@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("engine.js", "draw.js", "sandbox.js", "views.js")
 LARGEST = 12_000_000  # ours: bytes of a page
+_TRIED = 200  # ours: images that each network has to classify
 _IMAGES = 2000  # ours: training images for the ranges of poses and for the examples
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,12 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
     digits = _digits(opened[0])
     networks, blocks = [], []
     for role, run in roles.items():
+        _check_finite(run, digits.images[:_TRIED])
         blocks.append(_block(role, export(run.network, precision)))
         used = rounded(run.network, precision)
-        networks.append({"role": role, **_record(run), "rounding": _difference(run.network, used, digits.images[:200])})
+        networks.append(
+            {"role": role, **_record(run), "rounding": _difference(run.network, used, digits.images[:_TRIED])}
+        )
     facts = {
         "names": list(opened[0].spec.classes or map(str, range(opened[0].spec.num_classes))),
         "digits": digits.kind,
@@ -154,6 +157,14 @@ def _record(run: runs.Run) -> dict[str, Any]:
     }
 
 
+def _check_finite(run: runs.Run, images: Tensor) -> None:
+    """Raise a ``RunError`` if a weight or an output is not finite, which the page could not show."""
+    state = {f"sum of {name}": float(value.sum()) for name, value in run.network.state_dict().items()}
+    with torch.no_grad():
+        state["sum of scores"] = float(run.network(images).scores.sum())
+    runs.results.check_finite(state, f"the network of {run.checkpoint}")
+
+
 def _difference(network: Any, other: Any, images: Tensor) -> float:
     with torch.no_grad():
         return float((network(images).scores - other(images).scores).abs().max())
@@ -170,4 +181,5 @@ def _block(role: str, exported: PackedNetwork) -> str:
 
 def as_json(value: Any) -> str:
     """Return JSON for a script element: names of classes may contain ``</script>``."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    text = runs.files.json_text(value, "the page", separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.compose import as_argument, to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import find_checkpoint
-from capsule_lab.runs.trust import check_record
+from capsule_lab.runs.files import json_text
+from capsule_lab.runs.trust import check_record, refuses_pickles
 from capsule_lab.system.files import atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_HEADER = 2**20  # ours: bytes; names, shapes and record of our networks have at most 50 kB
+_SIZE_OF_LENGTH = 8  # bytes; safetensors' format
 
 FORMAT = 2
 """Version of the record that ``callbacks.EmbedConfig`` adds; increased when old records become unreadable."""
@@ -44,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}give a file that `python -m capsule_lab.train` wrote, or remove it and train again"
         ) from error
-    _check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
+    check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
     return checkpoint
 
 
@@ -56,7 +58,7 @@ def _begins_as_archive(path: Path) -> bool:
         return True
 
 
-def _check(record: Any, path: Path) -> None:
+def check(record: Any, path: Path) -> None:
     """Check the record in a file, which has exact types, see ``check_record``."""
     if type(record) is not dict or type(record.get("format")) is not int:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
@@ -66,6 +68,15 @@ def _check(record: Any, path: Path) -> None:
             f"is {version('capsule-lab')}, which reads format {FORMAT}: use the version that wrote it"
         )
     check_record(record, path)
+
+
+def check_pickles(path: Path, trust: Sequence[str] | str | None) -> None:
+    """Raise a ``RunError`` if a file must be unpickled, and ``trust`` refuses that."""
+    if refuses_pickles(trust) and path.suffix != ".safetensors":
+        raise RunError(
+            f"{path} is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert it on a "
+            f"machine that trusts it, by python -m capsule_lab.export {as_argument('ckpt', path)} to=safetensors"
+        )
 
 
 def read_any(path: Path) -> dict[str, Any]:
@@ -79,8 +90,13 @@ def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping
 
     # copies: weights in another memory order or with shared memory cannot be written
     state = {name: weight.contiguous().clone() for name, weight in weights.items()}
+    content = save(state, {"capsule_lab": json_text(record, path)})
+    try:
+        _check_header(content[:_SIZE_OF_LENGTH])
+    except ValueError as error:
+        raise RunError(f"{path} cannot be written: {error}") from error
     with atomically(path) as temporary:
-        temporary.write_bytes(save(state, {"capsule_lab": json.dumps(record)}))  # save_file: only its owner may read
+        temporary.write_bytes(content)  # save_file: only its owner may read
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -92,11 +108,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
     try:
         with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-        if header > _LARGEST_HEADER:
-            raise ValueError(  # noqa: TRY301
-                f"its header has {header} bytes; expected at most {_LARGEST_HEADER}"
-            )
+            _check_header(file.read(_SIZE_OF_LENGTH))
         with safe_open(path, framework="pt") as opened:
             record = json.loads((opened.metadata() or {}).get("capsule_lab", "null"))
             weights = {f"network.{name}": opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -105,8 +117,14 @@ def read_safetensors(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as weights ({one_line(error)[:200]}); it is truncated, damaged or another kind of "
             "file: fetch or export it again"
         ) from error
-    _check(record, path)
+    check(record, path)
     return {"capsule_lab": record, "state_dict": weights, "global_step": record.get("step")}
+
+
+def _check_header(length: bytes) -> None:
+    """Check the length of a header, with which a file of safetensors begins."""
+    if (header := int.from_bytes(length, "little")) > _LARGEST_HEADER:
+        raise ValueError(f"its header has {header} bytes; expected at most {_LARGEST_HEADER}")
 
 
 def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:
@@ -116,6 +134,8 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
         path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
     if path is None:
         return None
+    if refuses_pickles(config.get("trust")):
+        raise RunError(f"{path} is a pickle, which trust=safetensors refuses; expected a new run, or a file you trust")
     record = read(path)["capsule_lab"]
     check_same_source(path, record["provenance"], provenance, "start a new run without ckpt=, on these data")
     if record["provenance"] != provenance:

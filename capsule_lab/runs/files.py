@@ -40,13 +40,23 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write indented JSON; raise an error for a number that is not finite, which JSON cannot represent."""
+def json_text(content: Any, name: object, **options: Any) -> str:
+    """Return ``content`` as JSON for the file ``name``, with the ``options`` of ``json.dumps``.
+
+    Raises:
+        RunError: for a number that is not finite, or text that is not Unicode, which JSON cannot represent.
+    """
     try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, **options)
+        text.encode()
     except ValueError as error:
-        raise RunError(f"{path} cannot be written: {one_line(error)}") from error
-    write_text(path, text + "\n")
+        raise RunError(f"{name} cannot be written: {one_line(error)[:200]}") from error
+    return text
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON, see ``json_text``."""
+    write_text(path, json_text(content, path, indent=2) + "\n")
 
 
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories, ready_weights
-from capsule_lab.runs.trust import check_targets, plain_value
+from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,7 @@ class Run:
         directory: the run directory, or the folder of a checkpoint file outside a run directory.
         step: number of training steps of these weights.
         seconds: training time of these weights.
+        without_pickles: whether data in pickles is refused, ``trust=safetensors``.
     """
 
     module: AbstractModule
@@ -51,6 +52,7 @@ class Run:
     directory: Path
     step: int
     seconds: float
+    without_pickles: bool = False
 
     def __repr__(self) -> str:
         network, data = type(self.module.network).__name__, self.provenance["name"]
@@ -104,6 +106,8 @@ class Run:
         config = OmegaConf.create({"data": self.data_config(options)})
         check.check(config)
         data = build.build_data(config)
+        if self.without_pickles:
+            check_has_no_pickles(data)
         data.use_spec(self.spec)
         data.prepare_data()
         if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
@@ -151,6 +155,16 @@ class Run:
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
 
 
+def check_has_no_pickles(data: AbstractDataModule) -> None:
+    """Raise a ``RunError`` if the files of a data set must be unpickled, for ``trust=safetensors``."""
+    source = getattr(data, "real_source", None)
+    if getattr(source, "has_pickles", False) and data.source != "standin":
+        raise RunError(
+            f"the files of {type(data).__name__} are pickles, which trust=safetensors refuses; expected other data, or "
+            "data.source=standin"
+        )
+
+
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
     """Yield the name of the set, which selects the transform, and each stored ``Batch`` of prepared data."""
     data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
@@ -171,15 +185,17 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
         path: ``runs/…``, a ``.ckpt`` or ``.safetensors`` file, or the name of ready weights. Results for the latter are
             written to ``runs/<name>``.
         trust: packages besides ours whose classes and functions the configuration in the checkpoint may name, such
-            as the package of your networks, routings or data.
+            as the package of your networks, routings or data. ``"safetensors"`` refuses files that must be unpickled:
+            checkpoints other than ``.safetensors``, and CIFAR10's.
     """
     file = directories.find_checkpoint(ready_weights.locate(path))
+    checkpoints.check_pickles(file, trust)
     directory = directories.root() / str(path) if str(path) in ready_weights.index() else directories.directory_of(file)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
     check_targets(record.get("config"), trust, file)
     try:
-        return _built(file, directory, checkpoint, record)
+        return _built(file, directory, checkpoint, record, refuses_pickles(trust))
     except RunError:
         raise
     except Exception as error:  # any type, if the record is incomplete or does not fit
@@ -194,15 +210,45 @@ def _cannot_be_rebuilt(what: str, error: Exception) -> RunError:
     )
 
 
-def _built(file: Path, directory: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
-    from capsule_lab.config import build  # torch and Lightning
+def check_will_open(record: dict[str, Any], network: torch.nn.Module, file: Path) -> None:
+    """Check before training that ``open`` will accept a checkpoint ``file`` with this record and this network.
+
+    Packages besides ours, which ``open`` has to trust, are trusted.
+
+    Raises:
+        RunError: if it will not.
+    """
+    import torch  # slow to import
+
+    try:
+        checkpoints.check(record, file)
+        check_targets(record["config"], packages_of(record["config"]), file)
+        config, spec = _parsed(record)
+        with torch.random.fork_rng(devices=()):
+            _check_weights(config, spec, network.state_dict(), file)
+        _check_record(spec, network)
+    except Exception as error:  # any type, as in `open`
+        raise RunError(
+            f"the run is not started, because its checkpoints could not be opened afterwards: {one_line(error)[:500]}"
+        ) from error
+
+
+def _parsed(record: dict[str, Any]) -> tuple[DictConfig, DataSpec]:
     from capsule_lab.types import DataSpec
 
     config = OmegaConf.create(record["config"])
     config.module.compile = False
     facts: dict[str, Any] = record["spec"]
     facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-    spec = DataSpec(**facts)
+    return config, DataSpec(**facts)
+
+
+def _built(
+    file: Path, directory: Path, checkpoint: dict[str, Any], record: dict[str, Any], without_pickles: bool
+) -> Run:
+    from capsule_lab.config import build  # torch and Lightning
+
+    config, spec = _parsed(record)
     stored = checkpoint["state_dict"]
     if (kind := type(stored)) not in (dict, OrderedDict):
         raise RunError(f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint")
@@ -222,6 +268,7 @@ def _built(file: Path, directory: Path, checkpoint: dict[str, Any], record: dict
         directory=directory,
         step=checkpoint["global_step"],
         seconds=record["seconds"],
+        without_pickles=without_pickles,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.errors import ConfigError, RunError, one_line
+from capsule_lab.errors import ConfigError, RunError, is_unicode, one_line
 
 BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
 """Configuration groups in a checkpoint from which objects are built."""
@@ -37,7 +37,10 @@ _RECORD: dict[str, Any] = {
 }  # fmt: skip
 _PLAIN = (str, bool, int, float, type(None))
 _STANDARD = {*sys.stdlib_module_names, "torch"}
-_MAX_VALUES = 10_000  # ours: a configuration has 300; lists that share items can represent billions
+_MOST_OPTIONS = 10_000  # ours: a configuration has 300; lists that share items can represent billions
+_MOST_FACTS = 1_000_000  # ours: of data; ImageNet has 21,841 classes
+SAFETENSORS = "safetensors"
+"""The entry of ``trust`` that refuses every file that must be unpickled, even by a restricted unpickler."""
 
 
 def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) -> None:
@@ -45,7 +48,7 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
 
     ``check_record`` must have accepted the configuration of ``file``. Packages in ``trust`` are allowed besides ours.
     """
-    packages = [trust] if isinstance(trust, str) else list(trust or ())
+    packages = [name for name in _entries(trust) if name != SAFETENSORS]
     for name in packages:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _STANDARD:
             raise ConfigError(f"trust contains {name!r}; expected names of your own packages, such as trust=[mine]")
@@ -64,32 +67,53 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
             )
 
 
-def check_record(record: dict[str, Any], file: Path) -> None:
-    """Check that the record in a file contains only text, numbers, lists and mappings, and no interpolations.
+def _entries(trust: Sequence[str] | str | None) -> list[str]:
+    return [trust] if isinstance(trust, str) else list(trust or ())
 
-    Configurations are stored resolved: ``${oc.env:HOME}`` in a file would read the environment of the user. Types must
+
+def refuses_pickles(trust: Sequence[str] | str | None) -> bool:
+    """Return whether ``trust`` contains ``safetensors``."""
+    return SAFETENSORS in _entries(trust)
+
+
+def check_record(record: dict[str, Any], file: Path) -> None:
+    """Check that the record in a file contains only text, numbers, lists and mappings.
+
+    The configuration has no interpolations, because it is stored resolved: ``${oc.env:HOME}`` in a file would read the
+    environment of the user. Facts about the data are not interpreted, so that a class may be named ``${x}``. Types must
     match exactly: a pickle can replace methods of an ``OrderedDict``, which would deceive this check.
     """
-    pending: list[Any] = [record]
+    facts = {name: value for name, value in record.items() if name != "config"}
+    for value in _plain_values(facts, file, _MOST_FACTS):
+        if type(value) is str and not is_unicode(value):
+            raise RunError(f"{file} has the text {value[:80]!a}; expected Unicode: rename where it is from")
+    for value in _plain_values(record.get("config"), file, _MOST_OPTIONS):
+        if type(value) is str and ("${" in value or not is_unicode(value)):
+            raise RunError(f"{file} has {value[:80]!a} in its configuration; expected Unicode without interpolation")
+    for name, expected in _RECORD.items():
+        part, _, key = name.partition(".")
+        if not isinstance(record[part].get(key) if key else record.get(part), expected):
+            raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
+
+
+def _plain_values(content: Any, file: Path, most: int) -> Iterator[Any]:
+    """Yield the values and keys in nested containers; raise a ``RunError`` if there are many, or others than plain."""
+    pending = [content]
     values = 0
     while pending:
         value = pending.pop()
         values += 1
-        if values > _MAX_VALUES:
-            raise RunError(f"{file} has a configuration that is too large; expected a few hundred values")
+        if values > most:
+            raise RunError(f"{file} has more than {most} values in its record; expected a few hundred")
         kind = type(value)
         if kind is dict:
             pending += [*value, *value.values()]
         elif kind in (list, tuple):
             pending += value
-        elif kind is str and "${" in value:
-            raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
-        elif kind not in _PLAIN:
-            raise RunError(f"{file} has {kind.__name__} in its configuration; expected text, numbers and lists of them")
-    for name, expected in _RECORD.items():
-        part, _, key = name.partition(".")
-        if not isinstance(record[part].get(key) if key else record.get(part), expected):
-            raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
+        elif kind in _PLAIN:
+            yield value
+        else:
+            raise RunError(f"{file} has {kind.__name__} in its record; expected text, numbers and lists of them")
 
 
 def plain_value(config: DictConfig, key: str) -> Any:

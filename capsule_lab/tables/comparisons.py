@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
-from pydantic import ValidationError
 
+from capsule_lab.config import plain_yaml
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
@@ -240,9 +239,9 @@ def _was_in_commit(commit: str, file: Path, comparison: Comparison) -> bool | No
     if content is None:
         return None
     try:
-        given = (yaml.safe_load(content) or {}).get("comparisons") or []
+        given = (plain_yaml.parse(content) or {}).get("comparisons") or []
         return comparison in [Comparison.model_validate(each) for each in given]
-    except (yaml.YAMLError, ValidationError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError):  # of pydantic, too
         return False
 
 

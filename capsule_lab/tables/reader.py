@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
-from yaml import YAMLError
 
+from capsule_lab.config import plain_yaml
 from capsule_lab.config.compose import sweeps_dir
-from capsule_lab.errors import TableError, closest, one_line, suggest
+from capsule_lab.errors import TableError, closest, one_line, printable, suggest
 from capsule_lab.tables.schema import Column, Comparison, Content, Row, Seeds, Table, check_override
 
 
@@ -34,18 +30,16 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
         raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
     try:
         text = file.read_text(encoding="utf-8")
-        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (OSError, UnicodeDecodeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        content = plain_yaml.parse(text)
+    except (OSError, ValueError) as error:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise TableError(f"{file} holds a {type(content).__name__}; expected {', '.join(Content.model_fields)}")
-    if match := re.search(r'[^"]{,40}\$\{[^"]{,40}', json.dumps(content, ensure_ascii=False, default=str)):
-        raise TableError(f"{file} contains {match[0]!r}; expected text without ${{…}}, which depends on the machine")
     head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
     try:
         checked = Content.model_validate(content)
     except ValidationError as error:
-        raise TableError(f"{file}: {_message(error, content)}") from error
+        raise TableError(printable(f"{file}: {_message(error, content)}")) from error
     return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head), file=file)
 
 
@@ -79,7 +73,7 @@ def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
         try:
             check_override(override)
         except ValueError as error:
-            raise TableError(f"{where} has {override}; {error}") from error
+            raise TableError(printable(f"{where} has {override}; {error}")) from error
     return tuple(overrides)
 
 

@@ -224,3 +224,18 @@ def test_page_fits_the_screen(browser: Any, file: Path, width: int, scheme: str)
         " !each.labels?.length && !each.textContent.trim() && !each.hidden).map((each) => each.outerHTML)"
     )
     assert missing == [], "everything has a name for a screen reader"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_network_with_weights_that_are_not_finite_is_refused(value: float, which: int) -> None:
+    made = [run_of(NETWORKS[name]()) for name in ("capsnet", "em")]
+    with torch.no_grad():
+        next(made[which].network.parameters()).view(-1)[0] = value
+    with pytest.raises(RunError, match=r"the network of a\.ckpt gives sum of .* (nan|inf).*; expected finite numbers"):
+        render(made)
+
+
+def test_page_has_no_number_that_json_does_not_know() -> None:
+    with pytest.raises(RunError, match="the page cannot be written"):
+        module.as_json({"a": [float("nan")]})

@@ -113,7 +113,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda r: r["config"]["model"]["routing"].update(iterations=10**7),
     ),
     "few names": ("1 names of classes; expected 10 texts", lambda r: r["spec"].update(classes=["a"])),
-    "no names": ("10 names of classes; expected 10 texts", lambda r: r["spec"].update(classes=[1] * 10)),
+    "no names": ("names that are not text; expected str", lambda r: r["spec"].update(classes=[1] * 10)),
     "data": ("names capsule_lab.train.main", lambda r: r["config"]["data"].update(_target_="capsule_lab.train.main")),
     "other data": (
         "has data that cannot be rebuilt",

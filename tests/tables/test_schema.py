@@ -249,7 +249,9 @@ def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.Mon
         {"paper": "${python:os.mkdir}"},
         {"paper": "${seeds}"},
     ):
-        with pytest.raises(TableError, match=r"mine\.yaml contains '.*\$\{.*'; expected text without ") as caught:
+        with pytest.raises(
+            TableError, match=r"mine\.yaml cannot be read: it contains '.*\$\{.*'; expected text without "
+        ) as caught:
             read(table_file(**content))
         assert "s3cr3t" not in str(caught.value)
 

@@ -1,9 +1,14 @@
-"""Reader of CIFAR10's files, which are Python 2 pickles; it does not run other code that a pickle may contain."""
+"""Reader of CIFAR10's files, which are Python 2 pickles; it does not run other code that a pickle may contain.
+
+A file can be forged with the right MD5. Its instructions are therefore read first, and only those of the published
+files are allowed; then they are executed with records of this file in the place of numpy's classes, and the array is
+made here from its bytes.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,15 @@ NAME = "CIFAR10"
 SIZE = 32  # Krizhevsky 2009: pixels a side
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {  # functions named in the files, and their replacements
-    ("numpy.core.multiarray", "_reconstruct"): np.ndarray.__new__,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): lambda kind, *_: np.dtype(kind),  # its further arguments are deprecated since numpy 2.4
-}
+_INSTRUCTIONS = {
+    "PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "NONE", "NEWFALSE", "BININT", "BININT1", "BININT2",
+    "BINSTRING", "SHORT_BINSTRING", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "TUPLE",
+    "TUPLE1", "TUPLE2", "TUPLE3", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET",
+}  # fmt: skip
+"""Names in ``pickletools`` of what protocol 2 needs for text, integers, lists, one dictionary and numpy's array."""
+_MOST_TUPLES = 10  # ours: the files have 6; the hash of deeply nested ones overflows the stack of C
+_NAMES = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
+_UINT8 = (("u1", 0, 1), (3, "|", None, None, None, -1, -1, 0))  # arguments and state of numpy's dtype
 
 
 def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -31,28 +40,77 @@ def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
         DataError: if the file has another format, or a label is out of range.
     """
     with reading(path, NAME), path.open("rb") as file:
-        batch = _ArrayUnpickler(file, encoding="latin1").load()  # numpy's advice for arrays that Python 2 pickled
-        if not batch.keys() >= {"data", "labels"}:
-            raise ValueError(f"it has {', '.join(map(str, batch))}, not data and labels")
-        pixels, labels = np.asarray(batch["data"]), np.asarray(batch["labels"], dtype=np.int64)
-    size = 3 * SIZE**2
-    if pixels.dtype != np.uint8 or pixels.shape[1:] != (size,) or labels.shape != pixels.shape[:1]:
+        _check_instructions(file.read())
+        file.seek(0)
+        batch = _InertUnpickler(file, encoding="latin1").load()
+        if type(batch) is not dict or not batch.keys() >= {"data", "labels"}:
+            found = ", ".join(map(str, batch)) if type(batch) is dict else type(batch).__name__
+            raise ValueError(f"it has {found}, not data and labels")
+        pixels, labels = _pixels(batch["data"]), _labels(batch["labels"])
+    if len(labels) != len(pixels):
         raise DataError(
-            f"{path} holds {pixels.dtype} of shape {pixels.shape} and labels of shape {labels.shape}; expected uint8 "
-            f"of (n, {size}) and labels of (n,): remove it and its folder to download them again"
-        )
-    unknown = np.setdiff1d(labels, range(len(CLASSES)))
-    if len(unknown):
-        raise DataError(
-            f"{path} has label {unknown[0]}; expected 0 to 9: remove it and its folder to download them again"
+            f"{path} holds {len(pixels)} images and {len(labels)} labels; expected as many labels as images: remove it "
+            "and its folder to download them again"
         )
     return pixels.reshape(-1, 3, SIZE, SIZE), labels
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles arrays only: a pickle can otherwise call any function, and a file with the right MD5 can be forged."""
+def _check_instructions(content: bytes) -> None:
+    """Check that a pickle has only instructions of the published files, before any of them is executed."""
+    tuples = 0
+    for instruction, argument, _ in pickletools.genops(content):
+        name = instruction.name
+        if name not in _INSTRUCTIONS:
+            raise ValueError(f"it has the instruction {name} of pickle; only arrays and lists are allowed")
+        if name == "GLOBAL" and (function := str(argument).replace(" ", ".")) not in _NAMES:
+            raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
+        if name == "LONG_BINPUT" and int(argument or 0) > len(content):  # memory for so many objects would be allocated
+            raise ValueError(f"it has object number {argument} in {len(content)} bytes")
+        tuples += name.startswith("TUPLE")
+    if tuples > _MOST_TUPLES:
+        raise ValueError(f"it has {tuples} tuples; expected at most {_MOST_TUPLES}")
 
+
+class _Inert:
+    """What stands in the place of a class or function of numpy, and of what it returns: only keeps its arguments."""
+
+    def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __call__(self, *arguments: Any) -> _Inert:
+        return _Inert(f"{self.name}()", arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _InertUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it contains {module}.{name}; only numpy's arrays are allowed")
-        return _ALLOWED[module, name]
+        return _Inert(f"{module}.{name}")
+
+
+def _pixels(array: Any) -> npt.NDArray[np.uint8]:
+    """Make the array ``(n, 3072)`` from the state that numpy wrote: version, shape, dtype, order and bytes."""
+    if type(array) is not _Inert or type(array.state) is not tuple or len(array.state) != 5:
+        raise ValueError("its data is not an array")
+    _, shape, dtype, is_fortran, content = array.state
+    if type(dtype) is not _Inert or (dtype.arguments, dtype.state) != _UINT8 or is_fortran is not False:
+        raise ValueError("its data is not uint8, row by row")
+    if type(content) is not str or type(shape) is not tuple:
+        raise ValueError("its data has no bytes or no shape")
+    size = 3 * SIZE**2
+    if shape != (len(content) // size, size) or len(content) % size:
+        raise ValueError(f"its data has {len(content)} bytes of shape {str(shape)[:80]}; expected (n, {size})")
+    pixels = bytearray(content, "latin1")  # from_numpy warns of an array that cannot be written
+    return np.frombuffer(pixels, np.uint8).reshape(-1, size)
+
+
+def _labels(labels: Any) -> npt.NDArray[np.int64]:
+    if type(labels) is not list or not all(type(label) is int for label in labels):
+        raise ValueError("its labels are not a list of integers")
+    for label in labels:
+        if label not in range(len(CLASSES)):
+            raise ValueError(f"it has label {label}; expected 0 to {len(CLASSES) - 1}")
+    return np.array(labels, dtype=np.int64)

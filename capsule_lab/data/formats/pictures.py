@@ -27,6 +27,8 @@ ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 """Endings of the names of pictures, in small or capital letters."""
 
 DIGIT_SIZE, DIGIT_BOX = 28, 20  # LeCun 1998: pixels of an image, and of the box around its digit
+MOST_PIXELS = 50_000_000  # ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
+_SAMPLE_FORMAT, _UNSIGNED, _SIGNED = 339, 1, 2  # a tag of TIFF and its values
 _HIDDEN = (".", "__MACOSX")  # names that begin so are files of the operating system
 _LARGEST = 400  # ours: a larger picture is reduced first, so that noise of the camera is averaged
 _FAINTEST = 0.1  # ours: least contrast of ink, of the range of a picture; noise and shades of paper have less
@@ -65,22 +67,46 @@ def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
     """Read a picture from a file. A JPEG of more than four times ``size`` pixels is reduced while it is decoded.
 
     Raises:
-        DataError: if it cannot be read, or has a single pixel; the message has the file's name and the reason.
+        DataError: if it cannot be read, has a single pixel, more than ``MOST_PIXELS``, or numbers that Pillow reads as
+            others; the message has the file's name and the reason.
     """
     try:
         with Image.open(path) as picture:
             if size is not None and min(picture.size) > 4 * size:
                 picture.draft(None, (2 * size, 2 * size))
-            picture.load()
+            _check_size(picture)
+            if getattr(picture, "is_animated", False):
+                _warn_of_frames()
+            picture.load()  # after the above, which moves to the next frame of a GIF and back
+            _check_numbers(picture)
     except Exception as error:  # Pillow raises many types of errors for damaged files
         raise DataError(f"{path} cannot be read: {why_unreadable(error)}") from error
-    if max(picture.size) == 1:
-        raise DataError(f"{path} cannot be read: it has a single pixel")
     return picture
+
+
+def _check_size(picture: Image.Image) -> None:
+    number = picture.width * picture.height
+    if number == 1:
+        raise DataError("it has a single pixel")
+    if number > MOST_PIXELS:
+        raise DataError(
+            f"it has {number / 1e6:.0f} million pixels; expected at most {MOST_PIXELS / 1e6:.0f} million: reduce it"
+        )
+
+
+def _check_numbers(picture: Image.Image) -> None:
+    """Check numbers that Pillow takes for those of another type: of TIFF, signed ones of 8 bits, unsigned of 32."""
+    kind = getattr(picture, "tag_v2", {}).get(_SAMPLE_FORMAT, (_UNSIGNED,))[0]
+    if kind == _SIGNED and picture.mode not in ("I", "I;16"):
+        raise DataError("it has signed numbers of 8 bits; expected unsigned ones: convert it")
+    if kind == _UNSIGNED and picture.mode == "I" and np.asarray(picture).min() < 0:
+        raise DataError(f"it has numbers of 32 bits above {2**31 - 1}; expected smaller ones: convert it")
 
 
 def why_unreadable(error: Exception) -> str:
     """Return the reason why Pillow cannot read a picture, without the name of the file."""
+    if isinstance(error, DataError):
+        return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "it is not a picture"
     if isinstance(error, Image.DecompressionBombError):
@@ -91,18 +117,43 @@ def why_unreadable(error: Exception) -> str:
 def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
     """Return a picture upright, in grey (``"L"``) or colour (``"RGB"``), on ``background`` where it is transparent.
 
-    Of an animation it is the first frame. Numbers of 16 bits or more are scaled by their own range to 8 bits.
+    Of an animation or a stack it is the first frame. Numbers of 16 bits or more are scaled by their own range to 8.
+
+    Raises:
+        DataError: if it has numbers that are not finite, or cannot be converted.
     """
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith(("I", "F")):
-        _warn_of_scaling()
-        values = np.asarray(picture, dtype=np.float64)
-        low, high = values.min(), values.max()
-        picture = Image.fromarray(((values - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8))
+    try:
+        picture = ImageOps.exif_transpose(picture)
+        if picture.mode.startswith(("I", "F")):
+            picture = _scaled(picture)
+        if picture.has_transparency_data:
+            picture = picture.convert("RGBA")
+            picture = Image.alpha_composite(Image.new("RGBA", picture.size, background), picture)
+        return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    except Exception as error:  # Pillow raises many types of errors for damaged metadata
+        raise DataError(why_unreadable(error)) from error
+
+
+def _scaled(picture: Image.Image) -> Image.Image:
+    """Scale numbers of 16 bits or more by their own range to 8 bits."""
+    _warn_of_scaling()
     if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, background), picture)
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+        raise DataError("it has 16 bits and a transparent value; expected 8 bits: convert it")
+    values = np.array(picture, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise DataError("it has pixels that are not finite numbers; expected finite ones: replace them")
+    low, high = values.min(), values.max()
+    values -= low  # in place: a large picture takes gigabytes otherwise
+    values *= 255 / max(high - low, 1e-12)
+    return Image.fromarray(values.round(out=values).astype(np.uint8))
+
+
+@functools.cache
+def _warn_of_frames() -> None:
+    log.warning(
+        "of pictures with several frames or pages, the first one is used; store each as a picture of its own if the "
+        "others matter"
+    )
 
 
 @functools.cache

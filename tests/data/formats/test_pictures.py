@@ -1,12 +1,19 @@
 """Pictures of drawn digits, and of photographs, as the networks receive them."""
 
+import logging
+import struct
+import zlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
 
 from capsule_lab import data
-from capsule_lab.data.formats.pictures import as_digit, opaque
+from capsule_lab.data.folder import read_pixels
+from capsule_lab.data.formats import pictures
+from capsule_lab.data.formats.pictures import as_digit, opaque, open_picture
 from capsule_lab.errors import DataError
 
 
@@ -101,3 +108,114 @@ def test_what_networks_receive() -> None:
 def test_inputs_that_are_not_one_picture(data: type) -> None:
     with pytest.raises(DataError, match="which is not made of one picture; expected a network"):
         data().from_picture(seven())
+
+
+def tiff(numbers: np.ndarray, sample_format: int) -> bytes:
+    """A grey picture without compression; ``sample_format`` is 1 for unsigned, 2 for signed, 3 for floating point."""
+    height, width = numbers.shape
+    content = numbers.tobytes()
+    bits, end = 8 * numbers.itemsize, 8 + len(content)
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(content)}
+    entries = {**tags, 339: sample_format}
+    packed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    return b"II*\0" + struct.pack("<I", end) + content + struct.pack("<H", len(entries)) + packed + bytes(4)
+
+
+def png(width: int, height: int, depth: int = 16) -> bytes:
+    """A black grey picture of any size in a small file."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + width * depth // 8) * height), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+WRONG = {
+    "NaN": (tiff(np.where(FLOATS == 0, np.nan, FLOATS), 3), "pixels that are not finite numbers"),
+    "infinite": (tiff(np.where(FLOATS == 1, np.inf, FLOATS), 3), "pixels that are not finite numbers"),
+    "negative infinite": (tiff(np.where(FLOATS == 1, -np.inf, FLOATS), 3), "pixels that are not finite numbers"),
+    "signed of 8 bits": (tiff(np.arange(64, dtype=np.int8).reshape(8, 8) - 9, 2), "signed numbers of 8 bits"),
+    "unsigned of 32 bits": (tiff(np.full((8, 8), 2**32 - 1, np.uint32), 1), "numbers of 32 bits above 2147483647"),
+    "169 million pixels": (png(13_000, 13_000), "it has 169 million pixels; expected at most 50 million"),
+    "60 million pixels": (png(60_000_000, 1), "it has 60 million pixels; expected at most 50 million"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # both callers ignore warnings
+@pytest.mark.parametrize("name", WRONG)
+def test_picture_that_would_be_changed_silently_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    content, message = WRONG[name]
+    file = tmp_path / "a.tif"
+    file.write_bytes(content)
+    answer = read_pixels(file, size=8, channels=1, fit="crop", background="white")
+    assert isinstance(answer, str)
+    assert message in answer
+    data_module = data.MNISTDataModule()
+    with pytest.raises(DataError, match=message):
+        data_module.from_picture(open_picture(file))
+
+
+RIGHT = {
+    "float": tiff(FLOATS, 3),
+    "float below zero": tiff(FLOATS - 5, 3),
+    "signed of 32 bits": tiff(np.arange(64, dtype=np.int32).reshape(8, 8) - 9, 2),
+    "signed of 16 bits": tiff(np.arange(64, dtype=np.int16).reshape(8, 8) - 9, 2),
+    "unsigned of 16 bits": tiff(np.arange(64, dtype=np.uint16).reshape(8, 8) + 65_000, 1),
+    "unsigned of 32 bits": tiff(np.arange(64, dtype=np.uint32).reshape(8, 8) + 2**30, 1),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_numbers_of_16_bits_and_more_are_scaled_by_their_range(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tif").write_bytes(RIGHT[name])
+    values = np.asarray(opaque(open_picture(tmp_path / "a.tif"))).ravel()
+    assert np.abs(values - np.linspace(0, 255, 64)).max() <= 1
+
+
+def test_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "a.png", transparency=3)
+    with pytest.raises(DataError, match="it has 16 bits and a transparent value; expected 8 bits"):
+        opaque(open_picture(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "F", "I"]
+)
+def test_every_mode_is_converted(mode: str) -> None:
+    assert opaque(Image.new(mode, (4, 4))).mode in ("L", "RGB")
+
+
+def test_mode_that_pillow_cannot_convert_is_one_sentence() -> None:
+    with pytest.raises(DataError, match="conversion from La to L not supported"):
+        opaque(Image.new("La", (4, 4)))
+
+
+@pytest.mark.parametrize("ending", ["gif", "tiff", "webp", "png"])
+def test_first_of_several_frames_is_used_with_a_warning(
+    tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, *others = [Image.new("L", (8, 8), value) for value in (40, 120, 200)]
+    first.save(tmp_path / f"a.{ending}", save_all=True, append_images=others)
+    pictures._warn_of_frames.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        picture = opaque(open_picture(tmp_path / f"a.{ending}")).convert("L")
+    assert picture.getpixel((4, 4)) == pytest.approx(40, abs=2)
+    assert "of pictures with several frames or pages, the first one is used" in caplog.text
+
+
+def test_picture_of_one_frame_gives_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seven().save(tmp_path / "a.tiff")
+    pictures._warn_of_frames.cache_clear()
+    open_picture(tmp_path / "a.tiff")
+    assert caplog.text == ""
+
+
+def test_large_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seven(size=(400, 400)).save(tmp_path / "a.jpg")
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 50_000)
+    assert open_picture(tmp_path / "a.jpg", 28).size == (100, 100)
+    with pytest.raises(DataError, match="expected at most 0 million"):
+        open_picture(tmp_path / "a.jpg")

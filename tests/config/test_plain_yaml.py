@@ -1,0 +1,88 @@
+"""YAML of others: aliases do not multiply, and nothing but plain values is read."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from capsule_lab.config import plain_yaml
+from capsule_lab.config.compose import sweeps_dir
+from capsule_lab.errors import TableError
+from capsule_lab.tables import comparisons, reader
+from capsule_lab.tables.schema import Comparison
+
+
+def multiplied(levels: int, width: int, opening: str, closing: str, part: str) -> str:
+    """Lists or mappings of aliases of the level above."""
+    lines = [f"a0: &a0 {opening}{', '.join(part.format(k, 'x') for k in range(width))}{closing}"]
+    for level in range(1, levels):
+        aliases = ", ".join(part.format(k, f"*a{level - 1}") for k in range(width))
+        lines.append(f"a{level}: &a{level} {opening}{aliases}{closing}")
+    return "\n".join(lines)
+
+
+BOMBS = {
+    "lists": multiplied(10, 9, "[", "]", "{1}"),
+    "mappings": multiplied(10, 9, "{", "}", "k{0}: {1}"),
+    "two levels": multiplied(2, 700, "[", "]", "{1}"),
+    "long text": f"a: &a {'x' * 50_000}\nb: [*a, *a, *a, *a, *a]",
+    "merged": "a: &a {k: x}\n"
+    + "\n".join(f"a{n}: &a{n} {{<<: *a, j: [{', '.join(['*a'] * 900)}]}}" for n in range(90)),
+    "itself": "a: &a [*a]",
+    "itself in a mapping": "a: &a {b: {c: *a}}",
+    "unknown": "a: *b",
+    "large": f"a: {'x' * 200_001}",
+    "deep": "[" * 100_000,
+    "deep on one line": "- " * 90_000,
+    "deep in keys": "? " * 90_000,
+    "deep mapping": "a: " + "{a: " * 2000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_file_that_expands_without_end_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as caught:
+        plain_yaml.parse(BOMBS[name])
+    assert "\n" not in str(caught.value)
+
+
+ODD = {
+    "tag": "!!python/object/apply:os.mkdir [MARKER]", "path": "!!python/object/apply:pathlib.Path [a]",
+    "own tag": "!a b", "set": "!!set {a, b}", "binary": "!!binary aGk=", "time": "a: !!timestamp x",
+    "bool": "a: !!bool x", "int": "!!int x", "interpolation": "a: ${oc.env:HOME}",
+    "escaped": '"\\x24{oc.env:HOME}": 1', "two documents": "a: 1\n---\nb: 2", "two keys": "a: 1\na: 2",
+    "key of a list": "? [a]\n: b", "control": "a: \x00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_plain_value_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as caught:
+        plain_yaml.parse(ODD[name])
+    assert "\n" not in str(caught.value)
+    assert not Path("MARKER").exists()
+
+
+def test_aliases_in_measure_are_read() -> None:
+    assert plain_yaml.parse("a: &x [b, 1e-3]\nc: *x\nd: *x") == {"a": ["b", 1e-3], "c": ["b", 1e-3], "d": ["b", 1e-3]}
+
+
+@pytest.mark.parametrize("file", sorted(sweeps_dir().glob("*.yaml")), ids=lambda file: file.stem)
+def test_tables_of_this_repository_are_far_below_the_limit(file: Path) -> None:
+    assert plain_yaml.parse(file.read_text() + "\n# " + "x" * 150_000) == plain_yaml.parse(file.read_text())
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_table_that_expands_without_end_is_one_sentence(name: str) -> None:
+    Path("mine.yaml").write_text(BOMBS[name])
+    with pytest.raises(TableError, match=r"mine\.yaml cannot be read: "):
+        reader.read(Path("mine.yaml"))
+
+
+COMPARISON = Comparison.model_construct()
+
+
+def test_comparison_of_a_commit_is_read_as_the_table_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparisons, "_at_commit", lambda *_: BOMBS["lists"])
+    assert comparisons._was_in_commit("1234567", Path("mine.yaml"), COMPARISON) is False
+    assert yaml.safe_load("a: 1e-3") == {"a": "1e-3"}, "PyYAML alone reads another value"
