@@ -16,7 +16,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config.compose import flat
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
-from capsule_lab.system.files import expanded
+from capsule_lab.system.files import expanded, read_regular
 from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
@@ -69,9 +69,9 @@ def _config(directory: Path) -> dict[str, Any]:
     """Read a configuration, which may come from elsewhere: without its interpolations, and without YAML's aliases."""
     file = directory / "config.yaml"
     try:
-        text = file.read_text()
-        if len(text) > _LARGEST or any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("it is too large or has aliases")  # noqa: TRY301  # aliases multiply
+        text = read_regular(file, inside=directory, most=_LARGEST).decode()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("it has aliases")  # noqa: TRY301  # aliases multiply
         return dict(cast(Any, OmegaConf.to_container(OmegaConf.create(text), resolve=False)))
     except (ValueError, TypeError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error

@@ -17,6 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.axes import label_log_axis
+from capsule_lab.errors import one_line
+from capsule_lab.system.files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +70,12 @@ def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
     If the file is missing, or damaged, which causes a warning, the table is empty with a column ``step``.
     """
     try:
-        return _checked(metrics.read_bytes(), sha256)
+        return _checked(read_regular(metrics, inside=metrics.parent), sha256)
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except ValueError as error:  # also of pandas and of the decoding
-        log.warning("%s is damaged (%s) and counts as missing", metrics, " ".join(str(error).split()))
+    except (OSError, ValueError) as error:  # ValueError: also of pandas and of the decoding
+        reason = getattr(error, "strerror", None) or one_line(error)
+        log.warning("%s is damaged (%s) and counts as missing", metrics, reason)
     return pd.DataFrame({"step": []})
 
 

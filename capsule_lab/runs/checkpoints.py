@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
-from capsule_lab.runs.directories import find_checkpoint
+from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.trust import check_record
-from capsule_lab.system.files import atomically
+from capsule_lab.system.files import atomically, open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ def read(path: Path) -> dict[str, Any]:
     import torch  # slow to import
 
     try:
+        _check_file(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # from pickle or torch's reader, depending on the damage
         reason = one_line(error).partition(". ")[0] or type(error).__name__
@@ -44,6 +45,13 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
     _check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
     return checkpoint
+
+
+def _check_file(path: Path) -> None:
+    """Raise an ``OSError`` unless it is a regular file, which may be a link, and inside of the run if it is of one."""
+    directory = directory_of(path)
+    inside = directory if path.absolute().parent != directory else None
+    open_regular(path, inside=inside).close()
 
 
 def _check(record: Any, path: Path) -> None:
@@ -81,6 +89,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     try:
+        _check_file(path)
         with path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
         if header > _LARGEST_HEADER:

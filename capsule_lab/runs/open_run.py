@@ -173,6 +173,7 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     """
     file = directories.find_checkpoint(ready_weights.locate(path))
     directory = directories.root() / str(path) if str(path) in ready_weights.index() else directories.directory_of(file)
+    directories.check_links(directory)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
     check_targets(record.get("config"), trust, file)

@@ -148,17 +148,17 @@ def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
 
 def read_metrics(directory: Path) -> dict[str, Any] | None:
     """Return ``metrics.json`` in a run directory; ``None`` if it is missing or damaged."""
-    return read_record(directory / RESULT, _SCHEMA[_Result])
+    return read_record(directory / RESULT, _SCHEMA[_Result], directory)
 
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the result of an evaluation; ``None`` if it is missing or damaged."""
-    return read_record(path, _SCHEMA[_Evaluation])
+    """Return the result of an evaluation, in a folder of a run; ``None`` if it is missing or damaged."""
+    return read_record(path, _SCHEMA[_Evaluation], path.parent.parent)
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
     """Return ``status.json`` of a run that ended early; ``None`` if it is missing or damaged."""
-    return read_record(directory / STATUS, _SCHEMA[_Status])
+    return read_record(directory / STATUS, _SCHEMA[_Status], directory)
 
 
 def read_pause(directory: Path) -> dict[str, Any] | None:
@@ -187,7 +187,7 @@ def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_lef
 
 def read_heartbeat(directory: Path) -> Heartbeat | None:
     """Return the last heartbeat of a run; ``None`` if it ended by itself or has not trained yet."""
-    content = read_record(directory / HEARTBEAT, _HEARTBEAT)
+    content = read_record(directory / HEARTBEAT, _HEARTBEAT, directory)
     return Heartbeat(**content) if content else None
 
 

@@ -25,9 +25,9 @@ SCHEMA = TypeAdapter(Content)
 def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record = tmp_path / "runs" / "record.json"
     files.write_record(record, CONTENT)
-    assert files.read_record(record, SCHEMA) == json.loads(record.read_text()) == CONTENT
-    assert files.read_record(record.with_name("missing.json"), SCHEMA) is None
-    assert files.read_record(record / "below_a_file.json", SCHEMA) is None
+    assert files.read_record(record, SCHEMA, tmp_path) == json.loads(record.read_text()) == CONTENT
+    assert files.read_record(record.with_name("missing.json"), SCHEMA, tmp_path) is None
+    assert files.read_record(record / "below_a_file.json", SCHEMA, tmp_path) is None
     assert caplog.messages == []
     wrong = [
         ("type", b'{"status": 3, "error": 1}', "status: Input should be a valid string"),
@@ -39,7 +39,7 @@ def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplo
         caplog.clear()
         files._warn_once.cache_clear()
         record.write_bytes(content)
-        assert files.read_record(record, SCHEMA) is files.read_record(record, SCHEMA) is None, name
+        assert files.read_record(record, SCHEMA, tmp_path) is files.read_record(record, SCHEMA, tmp_path) is None, name
         (message,) = caplog.messages
         assert message.startswith(f"{record} is damaged ("), name
         assert message.endswith("and is treated as missing"), name
