@@ -57,9 +57,7 @@ class Predictions:
         if not chosen.any():
             return None
         cluster = None if self.cluster is None else self.cluster[chosen]
-        return Predictions(
-            self.label[chosen], self.prediction[chosen], self.margin[chosen], cluster, self.part[chosen]
-        )
+        return Predictions(self.label[chosen], self.prediction[chosen], self.margin[chosen], cluster, self.part[chosen])
 
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:

@@ -84,6 +84,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     source: str | None = None
     options: dict[str, Any] = {}
     split: Literal["test", "val"] = "test"
+    images: _Count = 0
     checks: list[_Check] = []
     parameters: _Count = 0
     steps: _Count = 0
@@ -102,7 +103,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
         """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
         if not self.attack or "targeted" not in self.model_fields_set:
             return self  # it is not drawn
-        if missing := {"space", "couplings", "source", "options", "split"} - self.model_fields_set:
+        if missing := {"space", "couplings", "source", "options", "split", "images"} - self.model_fields_set:
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         for epsilon in {key.partition("/")[0] for key in self.attack}:
             drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
