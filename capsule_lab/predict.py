@@ -121,7 +121,7 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
         torch.zeros_like(images[0]) if images.shape[1] != 3 else torch.ones_like(images[0])
     )  # grey is drawn inverted
     pictures = [*images, *[empty] * (across * down - len(shown))]
-    texts = [f"{Path(name).name}: {predictions[name].name}".replace("$", r"\$") for name in shown]
+    texts = [f"{Path(name).name}: {predictions[name].name}" for name in shown]
     below = [(printable(text), "black") for text in texts] + [("", "black")] * (across * down - len(shown))
     columns = [Column("", pictures[column::across], below=below[column::across]) for column in range(across)]
     title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"

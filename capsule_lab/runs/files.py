@@ -90,7 +90,10 @@ def sha256(path: Path) -> str | None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure; create its folder if necessary."""
+    from capsule_lab.analysis.axes import show_dollar_signs  # imports matplotlib
+
     with writing(path), atomically(path) as temporary:
+        show_dollar_signs(figure)
         figure.savefig(temporary, dpi=120)
 
 

@@ -64,16 +64,18 @@ class _PredictionFile(BaseModel, strict=True):
     sha256: str
 
 
+_Seconds = Annotated[float, Field(ge=0, le=1e100)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Quantities = dict[str, float | None]
+_Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # ours: statistics square numbers, which must not overflow
+_Quantities = dict[str, _Number | None]
 
 
 class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     """The fields that reports and their figures read, here and in ``_Result``."""
 
     provenance: _Provenance
-    test: dict[str, float] = {}
-    val: dict[str, float] = {}
+    test: dict[str, _Number] = {}
+    val: dict[str, _Number] = {}
     time_to_accuracy: _Quantities = {}
     at_equal_error: _Quantities = {}
     analyse: _Quantities = {}
@@ -95,8 +97,8 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     curves: str | None = None
     weights_tested: str | None = None
     predictions: _PredictionFile | None = None
-    training_cpu_seconds: float | None = None
-    evaluation_seconds: float = 0.0
+    training_cpu_seconds: _Seconds | None = None
+    evaluation_seconds: _Seconds = 0.0
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
@@ -117,9 +119,9 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
 class _Result(_Evaluation):
     status: str
     config_hash: str
-    test: dict[str, float]
-    val: dict[str, float]
-    training_seconds: float
+    test: dict[str, _Number]
+    val: dict[str, _Number]
+    training_seconds: _Seconds
     steps: _Count
     hardware: str
     commit: str | None

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from capsule_lab.analysis.axes import show_dollar_signs
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import one_line, printable
 from capsule_lab.system.files import read_regular
@@ -353,6 +354,7 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
 
 def _svg(figure: Figure) -> str:
     text = io.BytesIO()
+    show_dollar_signs(figure)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "capsule_lab"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return _data("image/svg+xml", text.getvalue())
