@@ -142,7 +142,7 @@ class MLflow(MLFlowLogger):
         client = super().experiment
         self.opened = True  # run_id uses the client
         with atomically(self.file) as temporary:
-            temporary.write_text(str(self.run_id))
+            temporary.write_text(str(self.run_id), encoding="utf-8")
         client.update_run(self.run_id, status="RUNNING")  # it may have ended before
         return client
 
@@ -199,7 +199,7 @@ class Trackio(Logger):
             )
             self.continues = True  # training, test and figures open it one after another
             with atomically(self.file) as temporary:
-                temporary.write_text(self.run_name)
+                temporary.write_text(self.run_name, encoding="utf-8", errors="backslashreplace")
         return self.opened
 
     @rank_zero_only

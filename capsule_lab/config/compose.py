@@ -127,7 +127,7 @@ def searching(entries: Sequence[str]) -> Iterator[None]:
 
 def head(file: Path) -> list[str]:
     """Return the comments at the head of a YAML file; the first line is a summary."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
     return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
 
 

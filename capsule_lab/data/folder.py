@@ -211,7 +211,7 @@ class PackedFolder(AbstractSource):
                 self._check_readable(bad)
             shape = len(kept), channels, size, size
             index = {"files": kept, "bad": bad, "shape": shape, "sha256": digest.hexdigest()}
-            (scratch / _INDEX).write_text(json.dumps(index))
+            (scratch / _INDEX).write_text(json.dumps(index), encoding="utf-8")
 
     def _read(self, paths: Sequence[Path], read: Any) -> Iterator[bytes | str]:
         with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(self.workers) as pool:  # Pillow's metadata

@@ -97,7 +97,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the free memory of a GPU, or of the machine for any other device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+    line = next(line for line in _MEMINFO.read_text(encoding="utf-8").splitlines() if line.startswith("MemAvailable:"))
     return 1024 * int(line.split()[1])  # in kB
 
 
