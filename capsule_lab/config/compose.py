@@ -304,8 +304,9 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
     if key.startswith("hydra."):
         return f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in groups()}
     default = default_options(config_name)
+    known = {*default} - {key}  # a group of other commands would fail again
+    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in known}
     if key.startswith("data.") and "data" not in of_groups and default.get("data", "") is None:
         return f"{key} does not exist; did you mean +{key}? It changes the training data; data=… selects other data"
     config = compose(config_name, [*of_groups.values()])
