@@ -21,7 +21,8 @@ from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
 _FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
-_LARGEST = 1_000_000  # ours: bytes of a configuration; those of runs have 10 kB
+_LARGEST = 200_000  # ours: bytes of a configuration; those of runs have 10 kB
+_DEEPEST = 50  # ours: levels; configurations of runs have 5
 
 
 @command("compare")
@@ -70,11 +71,21 @@ def _config(directory: Path) -> dict[str, Any]:
     file = directory / "config.yaml"
     try:
         text = read_regular(file, inside=directory, most=_LARGEST).decode()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("it has aliases")  # noqa: TRY301  # aliases multiply
+        _check_yaml(text)
         return dict(cast(Any, OmegaConf.to_container(OmegaConf.create(text), resolve=False)))
     except (ValueError, TypeError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
+
+
+def _check_yaml(text: str) -> None:
+    """Check, while it is parsed, that YAML has no aliases, which multiply, and no deep nesting, which takes hours."""
+    depth = 0
+    for event in yaml.parse(text):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has aliases")  # noqa: TRY004
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested in more than {_DEEPEST} levels")
 
 
 def _is_copy(key: str, config: Mapping[str, Any]) -> bool:

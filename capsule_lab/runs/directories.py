@@ -40,7 +40,7 @@ _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """End of the name of a run directory."""
 _OVERRIDES = "# overrides: "
-_LONGEST_LINE = 2**20  # ours: bytes of the overrides; a shell passes at most two million
+_LONGEST_LINE = 100_000  # ours: bytes of the overrides; those of runs have a hundred
 _WRITTEN = ("checkpoints", "evaluations", "figures", "train.log")
 
 

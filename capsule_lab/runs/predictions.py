@@ -105,8 +105,8 @@ def _arrays(content: bytes) -> dict[str, Array]:
             raise ValueError(f"{unpacked} bytes unpacked, more than {_LARGEST}")
         for member in packed.infolist():
             name = member.filename.removesuffix(".npy")
-            if name in arrays:
-                raise ValueError(f"{name} twice")
+            if name in arrays or name == member.filename:
+                raise ValueError(f"{printable(member.filename)} twice, or no array of numpy")
             arrays[name] = np.lib.format.read_array(io.BytesIO(packed.read(member)), allow_pickle=False)
     return arrays
 
