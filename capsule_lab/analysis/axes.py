@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from textwrap import wrap
-from typing import cast
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -44,9 +43,9 @@ def show_dollar_signs(figure: Figure) -> None:
     files. Formulas of its own, for numbers at axes, stay.
     """
     for text in figure.findobj(Text):
-        shown = cast(Text, text).get_text()
+        shown = text.get_text()
         if "$" in shown and not shown.startswith(_OF_MATPLOTLIB):
-            cast(Text, text).set_parse_math(False)
+            text.set_parse_math(False)
 
 
 def sequential_colours(count: int) -> list[tuple[float, float, float, float]]:

@@ -8,8 +8,8 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO waits for a writer
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,7 +21,7 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
 
-def open_regular(path: Path, *, inside: Path | None = None) -> BinaryIO:
+def open_regular(path: Path, *, inside: Path | None = None) -> BufferedReader:
     """Open a regular file for reading; everything that reads a run directory or data of others opens files here.
 
     Args:

@@ -171,16 +171,16 @@ def test_linked_folders_are_not_followed(world: Path, run: Path, name: str, tmp_
 
 
 def test_report_shows_no_private_file_in_the_place_of_a_figure(cli: Cli, world: Path, run: Path) -> None:
-    (run / "figures" / "private.png").symlink_to(world.parent / "secret")
+    (run / "figures" / "leaked.png").symlink_to(world.parent / "secret")
     shutil.copy(world.parent / "secret", run / "figures" / "hard_linked.png")
-    (run / "figures" / "inside.png").symlink_to("curves.png")
+    (run / "figures" / "inside.png").symlink_to("test_confusion.png")
     ended = cli("report", f"table={world / 'mine.yaml'}", "rows=[one]", "columns=[test_error]")
     assert ended.status == 0
-    assert "private.png is not shown: a link to a file outside of" in ended.out
+    assert "leaked.png is not shown: a link to a file outside of" in ended.out
     assert "hard_linked.png is not shown: it is not a PNG" in ended.out
     page = (world / "runs" / "reports" / "mine.html").read_text()
     assert "inside" in page
-    assert "private" not in page
+    assert "leaked" not in page
     assert IN_BASE64 not in page
 
 
