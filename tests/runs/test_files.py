@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from pydantic import BaseModel, TypeAdapter
 
 from capsule_lab.errors import RunError
@@ -75,3 +76,23 @@ def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"):
             write()
+
+
+def test_text_that_cannot_be_encoded_is_cleaned_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    files.write_record(
+        path, {"status": "a\udcff", "error": 1.0, "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}]}
+    )
+    found = files.read_record(path, SCHEMA, tmp_path)
+    assert found == {"status": "a\ufffd", "error": 1.0, "log": ["tab\tand\nline", "\ufffd[31m\ufffd", {"\ufffd": 1}]}
+
+
+@pytest.mark.parametrize("text", ["$\\frac{$", "a $ b $", "$x$", "$", r"\$"])
+def test_dollar_signs_in_figures_are_drawn(tmp_path: Path, text: str) -> None:
+    figure = Figure()
+    axis = figure.add_subplot(title=text, xscale="log")
+    axis.plot([1, 1000], [1, 2], label=text)
+    axis.set_yticks([1, 2], [text, "b"])
+    axis.legend()
+    files.save_figure(figure, tmp_path / "a.svg")
+    assert not axis.title.get_parse_math() or "$" not in text
