@@ -41,7 +41,7 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 """End of the name of a run directory."""
 _OVERRIDES = "# overrides: "
 _LONGEST_LINE = 100_000  # ours: bytes of the overrides; those of runs have a hundred
-_WRITTEN = ("checkpoints", "evaluations", "figures", "train.log")
+_WRITTEN = ("analyses", "attacks", "checkpoints", "evaluations", "figures", "train.log")
 
 
 def root() -> Path:
