@@ -215,7 +215,7 @@ def memory_now(device: torch.device) -> int:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
@@ -224,6 +224,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):
-        match = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        match = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
         return int(match[1]) * 1024 if match else 0
     return 0

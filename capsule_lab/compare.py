@@ -15,10 +15,11 @@ from capsule_lab.command import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.compose import flat
 from capsule_lab.errors import ConfigError, RunError, one_line, printable
-from capsule_lab.system.files import expanded
+from capsule_lab.system.files import expanded, read_regular
 from capsule_lab.system.terminal import aligned
 
 _DATA = ("provenance.name", "provenance.source", "provenance.test_images")
+_LARGEST = 200_000  # ours: bytes of a configuration; those of runs have 10 kB
 _FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
 
 
@@ -67,7 +68,8 @@ def _config(directory: Path) -> dict[str, Any]:
     """Read a configuration, which may come from elsewhere."""
     file = directory / "config.yaml"
     try:
-        return dict(plain_yaml.parse(file.read_text(encoding="utf-8")))
+        text = read_regular(file, inside=directory, most=_LARGEST).decode()
+        return dict(plain_yaml.parse(text))
     except (ValueError, TypeError, OSError) as error:
         raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
 

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 
 class CapsuleLabError(Exception):
@@ -71,17 +71,32 @@ def closest(unknown: str, options: Iterable[str]) -> str | None:
     return by_lower[candidates[0]] if candidates else None
 
 
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"  # all but tab and line feed
+
+
 def printable(text: str) -> str:
     """Return ``text`` in one line without control characters, which may come from a file and affect a terminal.
 
     Bytes of a file's name that are not UTF-8, which Python keeps as surrogates, are left out, too.
     """
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+", " ", text)
+    return re.sub(rf"[\t\n{_CONTROL}]+", " ", text)
 
 
 def is_unicode(text: str) -> bool:
     """Return whether ``text`` can be written as UTF-8: names of files may contain other bytes, JSON lone surrogates."""
     return re.search("[\ud800-\udfff]", text) is None
+
+
+def cleaned(value: Any) -> Any:
+    """Return a value from a file without control characters and lone surrogates in its texts, which cannot be encoded.
+
+    The value consists of plain containers and of numbers; tabs and line feeds stay.
+    """
+    if isinstance(value, str):
+        return re.sub(rf"[{_CONTROL}]", "\ufffd", value)
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def suggest(unknown: str, options: Iterable[str]) -> str:

@@ -29,13 +29,13 @@ def main(config: DictConfig) -> None:
     """Print a row for each run directory, the most recent last."""
     files = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
     described = {file.parent: runs.directories.read_overrides(file.parent) for file in files}
-    matching = [run for run in described if str(config.contains) in f"{run.name} {described[run]}"]
+    matching = [run for run in described if str(config.contains) in f"{run.name} {shlex.join(described[run])}"]
     matching = matching[-config.last :]
     console = Console(highlight=False)
     if not matching:
         console.print(f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False)
         return
-    shared, differing = differences([shlex.split(described[directory]) for directory in matching])
+    shared, differing = differences([described[directory] for directory in matching])
     results = {directory: runs.results.read_metrics(directory) or {} for directory in matching}
     best = _best(results)
     rows = [

@@ -111,6 +111,7 @@ class Training:
         from capsule_lab.runs import memory
         from capsule_lab.system import environment
 
+        runs.directories.check_links(directory)
         environment.commit()  # of the code imported now: the files may change during training
         build.quiet_lightning_logs()
         self.directory, self.overrides = directory, [*overrides]

@@ -7,6 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import toynorb
 from capsule_lab import dataset
@@ -16,6 +17,7 @@ from capsule_lab.data.standins import toynorb_files as files
 from tests.helpers.commands import Cli
 from tests.helpers.data_modules import without_network
 from tests.helpers.make_pictures import make_pictures
+from tests.helpers.messages import one_sentence
 from tests.helpers.toynorb_images import painted
 
 
@@ -55,7 +57,7 @@ def test_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatc
 def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[np.ndarray] = []
     monkeypatch.setattr(toynorb, "render", painted)
-    monkeypatch.setattr("toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing())
+    monkeypatch.setattr("toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or Figure())
     dataset._draw(tmp_path / "sheet.png", 8)
     reported = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
     assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
@@ -64,11 +66,6 @@ def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch
     assert reported[0][2, :, 1].tolist() == list(range(10))
     assert reported[1][2, :, 3].tolist() == list(range(18))
     assert reported[2][2, :, 4].tolist() == list(range(6))
-
-
-class _Nothing:
-    def savefig(self, path: Path, **_: object) -> None:
-        path.write_bytes(b"")
 
 
 def test_real_files_are_checked(cli: Cli, real: Path) -> None:
@@ -109,3 +106,8 @@ def test_contact_sheet_has_training_images_of_each_class(cli: Cli, tmp_path: Pat
     images = dataset._first_images(AffNISTDataModule(source="standin", directory=str(tmp_path)))
     assert {label: tuple(each.shape) for label, each in images.items()} == dict.fromkeys(range(10), (12, 1, 40, 40))
     assert (torch.cat([*images.values()]).min(), torch.cat([*images.values()]).max()) == (0, 1)
+
+
+@pytest.mark.parametrize("overrides", [["data=mnist"], ["data=mnist", "model=capsnet"]])
+def test_groups_of_other_commands_are_refused_in_one_sentence(cli: Cli, overrides: list[str]) -> None:
+    assert "data does not exist; Options: directory, name, " in one_sentence(cli("dataset", *overrides))

@@ -8,6 +8,7 @@ from textwrap import wrap
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from capsule_lab.errors import printable
@@ -16,6 +17,7 @@ SIZE = 8.5  # ours: font size of all text, in points
 LINE, LETTER = 0.16, 0.075  # ours: line height and character width, in inches
 MARGIN = 0.15  # ours: inches
 _LIGHTEST = 0.9  # ours: end of viridis, whose last colours are too light for lines on white
+_OF_MATPLOTLIB = r"$\mathdefault{"
 _DECADES = 3  # ours: logarithmic axes with more decades have no minor labels
 
 
@@ -39,6 +41,18 @@ def add_heading(figure: Figure, heading: str) -> None:
         left, bottom, across, down = axes.get_position(original=True).bounds
         axes.set_position((left, bottom * kept, across, down * kept))
     figure.suptitle(text, y=1 - MARGIN / 2 / (height + above), va="top", size=SIZE + 1)
+
+
+def show_dollar_signs(figure: Figure) -> None:
+    """Draw texts with dollar signs as they are, before the figure is saved.
+
+    Matplotlib takes them for formulas, and raises an error for what is none; names of classes, data and rows come from
+    files. Formulas of its own, for numbers at axes, stay.
+    """
+    for text in figure.findobj(Text):
+        shown = text.get_text()
+        if "$" in shown and not shown.startswith(_OF_MATPLOTLIB):
+            text.set_parse_math(False)
 
 
 def sequential_colours(count: int) -> list[tuple[float, float, float, float]]:

@@ -17,6 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.axes import label_log_axis
+from capsule_lab.errors import cleaned, one_line
+from capsule_lab.system.files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ COLOURS = (
 _MARKERS = "os^Dv<>P*Xp"  # 11, coprime with the number of colours
 _DASHES = ("-", "--", "-.", ":")
 _LEGEND_SIZE = 8  # ours: points
+_LAST_STEP = 2**53  # larger numbers are not exact
+LARGEST = 1e100  # ours: matplotlib and statistics square numbers, which must not overflow
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
@@ -52,7 +56,9 @@ def legend_below(figure: Figure) -> None:
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
-    widest = max(TextPath((0, 0), label, size=_LEGEND_SIZE).get_extents().width for label in curves)  # points
+    widest = max(
+        TextPath((0, 0), label.replace("$", r"\$"), size=_LEGEND_SIZE).get_extents().width for label in curves
+    )  # points
     column = widest / 72 + 0.65  # ours: inches, for the line beside the text and the gap
     columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: browser fonts are wider
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
@@ -68,11 +74,12 @@ def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
     If the file is missing, or damaged, which causes a warning, the table is empty with a column ``step``.
     """
     try:
-        return _checked(metrics.read_bytes(), sha256)
+        return _checked(read_regular(metrics, inside=metrics.parent), sha256)
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except ValueError as error:  # also of pandas and of the decoding
-        log.warning("%s is damaged (%s) and counts as missing", metrics, " ".join(str(error).split()))
+    except (OSError, ValueError) as error:  # ValueError: also of pandas and of the decoding
+        reason = getattr(error, "strerror", None) or one_line(error)
+        log.warning("%s is damaged (%s) and counts as missing", metrics, reason)
     return pd.DataFrame({"step": []})
 
 
@@ -82,9 +89,17 @@ def _checked(content: bytes, sha256: str | None) -> pd.DataFrame:
     table = pd.read_csv(io.BytesIO(content))
     if "step" not in table or not all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes):
         raise ValueError("expected numeric columns, one of them step")
-    if not table["step"].is_monotonic_increasing:
-        raise ValueError("its steps are not ascending")
-    return table
+    if not table["step"].is_monotonic_increasing or not table["step"].between(0, _LAST_STEP).all():
+        raise ValueError("its steps are not ascending numbers from 0")
+    return table.rename(columns=cleaned)
+
+
+def finite_rows(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Return the rows with a number in each of the columns that can be drawn, and the step; without a column, none."""
+    if not {*columns} <= {*table}:
+        return table[:0]
+    rows = table[["step", *columns]]
+    return rows[(rows.abs() < LARGEST).all(axis=1)]
 
 
 def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
@@ -140,7 +155,7 @@ def layer_curves(metrics: Path) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     activation, dead = figure.subplots(1, 2)
     for number, layer in enumerate(layers_in(metrics)):
-        rows = table[["step", MEAN + layer, STD + layer, DEAD + layer]].dropna()
+        rows = finite_rows(table, MEAN + layer, STD + layer, DEAD + layer)
         steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
         colour, label = COLOURS[number % len(COLOURS)], layer.replace("_", " ")
         activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
@@ -158,12 +173,13 @@ def layers_in(metrics: Path) -> list[str]:
     """Return the names of the layers that ``RoutingStats`` logged, from the image upwards."""
     columns: list[str] = [*read_curves(metrics)]  # in alphabetical order
     names = [name.removeprefix(STD) for name in columns if name.startswith(STD)]
+    names = [name for name in names if {MEAN + name, DEAD + name} <= {*columns}]
     return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
 
 
 def transfer_curve(metrics: Path) -> Figure:
     """Draw accuracy on synthetic affNIST against accuracy on the training data set (Sabour 2017, section 5.2)."""
-    rows = read_curves(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
+    rows = finite_rows(read_curves(metrics), VAL_ERROR, AFFNIST_ERROR)
     figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
     axis = figure.add_subplot()
     val, affnist = 100 - rows[VAL_ERROR], 100 - rows[AFFNIST_ERROR]
@@ -186,7 +202,7 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
 
 
 def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0) -> None:
-    rows = table[["step", name]].dropna() if name in table else table[:0]
+    rows = finite_rows(table, name)
     if len(rows):
         (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha)
         if len(rows) == 1:

@@ -19,13 +19,15 @@ from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from omegaconf import DictConfig
 
 from capsule_lab.config.compose import to_container
+from capsule_lab.errors import one_line
 from capsule_lab.lit.lightning_internals import drop_anonymous
 from capsule_lab.runs.directories import hash_in
-from capsule_lab.system.files import atomically
+from capsule_lab.system.files import atomically, read_regular
 
 log = logging.getLogger(__name__)
 
 _LONGEST_TAG, _LONGEST_NAME = 64, 128  # W&B's limits in characters
+_LONGEST_IN_FILE = 1000  # ours: bytes; the name of a folder and a few digits
 
 
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
@@ -124,7 +126,7 @@ class MLflow(MLFlowLogger):
             run_name=name,
             tracking_uri=tracking_uri,
             tags={key: value for key, value in {"table": group, "row": job_type}.items() if value},
-            run_id=self.file.read_text() if self.continues else None,
+            run_id=_read_name(self.file) if self.continues else None,
         )
 
     @property
@@ -140,7 +142,7 @@ class MLflow(MLFlowLogger):
         client = super().experiment
         self.opened = True  # run_id uses the client
         with atomically(self.file) as temporary:
-            temporary.write_text(str(self.run_id))
+            temporary.write_text(str(self.run_id), encoding="utf-8")
         client.update_run(self.run_id, status="RUNNING")  # it may have ended before
         return client
 
@@ -170,7 +172,7 @@ class Trackio(Logger):
         super().__init__()
         self.file, self.project, self.group = Path(save_dir) / "trackio_run", project, group
         self.continues = self.file.is_file()
-        self.run_name = self.file.read_text() if self.continues else f"{self.file.parent.name}-{secrets.token_hex(3)}"
+        self.run_name = _read_name(self.file) if self.continues else f"{self.file.parent.name}-{secrets.token_hex(3)}"
         self.config: dict[str, Any] = {"row": job_type} if job_type else {}
         self.opened: Any = None
 
@@ -197,7 +199,7 @@ class Trackio(Logger):
             )
             self.continues = True  # training, test and figures open it one after another
             with atomically(self.file) as temporary:
-                temporary.write_text(self.run_name)
+                temporary.write_text(self.run_name, encoding="utf-8", errors="backslashreplace")
         return self.opened
 
     @rank_zero_only
@@ -216,6 +218,16 @@ class Trackio(Logger):
         if self.opened is not None:
             self.opened.finish()
             self.opened = None
+
+
+def _read_name(file: Path) -> str:
+    """Return the name of a run in a file of its directory, which is sent to a server."""
+    try:
+        name = read_regular(file, inside=file.parent, most=_LONGEST_IN_FILE).decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise ValueError(f"{file} cannot be read ({reason}); remove it, and a new run starts there") from error
+    return name
 
 
 def _check_server(uri: str) -> None:

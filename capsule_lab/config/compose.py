@@ -127,7 +127,7 @@ def searching(entries: Sequence[str]) -> Iterator[None]:
 
 def head(file: Path) -> list[str]:
     """Return the comments at the head of a YAML file; the first line is a summary."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
     return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
 
 
@@ -323,8 +323,9 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
     if key.startswith("hydra."):
         return f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in groups()}
     default = default_options(config_name)
+    known = {*default} - {key}  # a group of other commands would fail again
+    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in known}
     config = compose(config_name, [*of_groups.values()])
     with open_dict(config):
         for group in default:

@@ -49,7 +49,7 @@ def function_options(group: str) -> dict[str, FunctionOption]:
     spec = find_spec(package)
     options = {}
     for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
                 target, described = f"{package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
                 arguments = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import logging
 import os
+import shutil
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from capsule_lab.errors import DataError, one_line
 from capsule_lab.system.files import expanded
 
+_FILLING = ".filling-"
+_SECONDS_TO_LOCK = 60  # ours: between the creation of a scratch folder and its lock
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
 log = logging.getLogger(__name__)
@@ -66,8 +71,13 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn any error in this block into a ``DataError`` that names the file ``path`` and the data set ``name``."""
+    """Turn any error in this block into a ``DataError`` that names the file ``path`` and the data set ``name``.
+
+    What exists and is neither a regular file nor a folder is an error, too: opening a FIFO would wait.
+    """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError("not a regular file")  # noqa: TRY301
         yield
     except DataError:
         raise
@@ -109,7 +119,10 @@ def filling(folder: Path) -> Iterator[Path]:
     Other files in ``folder`` stay.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".filling-", dir=folder.parent) as scratch:
+    _remove_leftovers(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=_FILLING, dir=folder.parent) as scratch, ExitStack() as stack:
+        with suppress(OSError):  # not every file system locks folders; leftovers then stay
+            stack.enter_context(_locked(Path(scratch)))
         filled = Path(scratch) / folder.name
         filled.mkdir()
         yield filled
@@ -118,6 +131,26 @@ def filling(folder: Path) -> Iterator[Path]:
                 os.replace(file, folder / file.name)
         else:
             os.replace(filled, folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove scratch folders of processes that were killed: nothing holds their locks."""
+    for scratch in folder.glob(f"{_FILLING}*"):
+        with suppress(OSError):  # it is locked, or another process removes it
+            if time.time() - scratch.stat().st_mtime > _SECONDS_TO_LOCK:
+                with _locked(scratch):
+                    shutil.rmtree(scratch)
+
+
+@contextmanager
+def _locked(scratch: Path) -> Iterator[None]:
+    """Hold a lock on a folder, which the kernel releases if this process is killed; an ``OSError`` if another does."""
+    descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:

@@ -1,4 +1,4 @@
-"""Pictures of one's own: a folder for each class. They are read once, into a file that is mapped into memory."""
+"""Pictures of one's own: a folder for each class. They are read once, into a file of their pixels."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torch import Tensor
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.download import filling
 from capsule_lab.data.formats import pictures
-from capsule_lab.data.loader import Images, Rows
+from capsule_lab.data.loader import Images, PixelFile, Rows
 from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
 from capsule_lab.data.transforms import random_integers, random_shift, to_unit_interval, transform_each
 from capsule_lab.errors import DataError, check_choice, check_number, is_unicode, one_line, printable
-from capsule_lab.system.files import expanded
+from capsule_lab.system.files import expanded, open_regular, read_regular
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ _THREADS = 8  # ours: more would wait for the disk
 _LOOKED_AT = 100  # ours: pictures whose proportions are looked at, evenly spaced
 _LEAST_SHARE = 0.5  # ours: share of a picture that a crop should keep
 _LEAST_PIXELS = 4  # ours: fewer pixels, along the short side of a padded picture, show nothing
+_ALWAYS_HASHED = 2**28  # ours: bytes, which take less than a second
 _FEW = 1000  # ours: with fewer training pictures, networks here learn them by heart
 _SPLIT_SEED = 0  # ours: test and validation pictures must not change with the seed of a run
 _MIRROR = 2  # stream of its random draws, after those of the shift
@@ -124,7 +125,8 @@ class PackedFolder(AbstractSource):
     another pack. ``pixels.u8`` has the pixels ``(n, channel, size, size)``, and ``index.json`` their names, and the
     widths and heights of some pictures.
     ``path`` is ``None`` in a configuration that does not name it; ``reading`` is ``size``, ``fit`` and ``background``.
-    Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``.
+    Pictures that cannot be read are an error with ``bad="fail"``, and left out with ``"skip"``. Links to pictures and
+    to folders of classes are followed, because data is often linked; what is no regular file cannot be read.
     """
 
     def __init__(self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any) -> None:
@@ -180,12 +182,12 @@ class PackedFolder(AbstractSource):
         self._check_readable(self.index["bad"])
 
     def load(self, *, train: bool) -> Images:
-        files, shape = self.index["files"], self.index["shape"]
-        stored = torch.from_file(str(self.folder / _PIXELS), shared=False, size=math.prod(shape), dtype=torch.uint8)
+        files = self.index["files"]
+        stored = PixelFile(self.folder / _PIXELS, self.index["shape"])
         chosen = [row for row, (_, _, part) in enumerate(files) if (part != "test" if train else part in ("", "test"))]
         rows = torch.tensor(chosen, dtype=torch.int64)
         labels = torch.tensor([files[row][1] for row in chosen], dtype=torch.int64)
-        return Images(cast(Tensor, Rows(stored.view(shape), rows)), labels)
+        return Images(cast(Tensor, Rows(stored, rows)), labels)
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -222,7 +224,7 @@ class PackedFolder(AbstractSource):
                 self._check_readable(bad)
             shape = len(kept), channels, size, size
             index = {"files": kept, "bad": bad, "shape": shape, "sha256": digest.hexdigest(), "sides": self._sides()}
-            (scratch / _INDEX).write_text(json.dumps(index))
+            (scratch / _INDEX).write_text(json.dumps(index), encoding="utf-8")
 
     def _read(self, paths: Sequence[Path], read: Any) -> Iterator[bytes | str]:
         with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(self.workers) as pool:  # Pillow's metadata
@@ -237,7 +239,7 @@ class PackedFolder(AbstractSource):
             what = f"{len(bad)} of {len(self.listing.files)} pictures of {self.path} cannot be read: {named}{more}"
             if self.bad == "fail":
                 raise DataError(f"{what}; expected pictures: remove them, or leave them out with data.bad=skip")
-            log.warning("%s; they are left out", what)
+            log.warning("%s; they are left out", printable(what))
         of_files, of_kept = (
             {(part, k) for _, k, part in files} for files in (self.listing.files, self.index.get("files", ()))
         )
@@ -247,16 +249,35 @@ class PackedFolder(AbstractSource):
             raise DataError(f"no picture of {folder} can be read; expected one or more: replace them")
 
     def _read_index(self) -> dict[str, Any]:
+        """Return the index, after a check that it and the pixels are those that were written for this listing."""
         try:
-            index: dict[str, Any] = json.loads((self.folder / _INDEX).read_text())
-            expected, found = math.prod(index["shape"]), (self.folder / _PIXELS).stat().st_size
-            problem = "" if found == expected else f"{_PIXELS} has {found} bytes instead of {expected}"
-            problem = problem or ("" if index["bad"] is not None and index["sha256"] else f"{_INDEX} is incomplete")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problem = f"{type(error).__name__}: {one_line(error)}"
+            index: dict[str, Any] = json.loads(read_regular(self.folder / _INDEX))
+            problem = self._problem_of_index(index) or self._problem_of_pixels(index)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            problem = f"{type(error).__name__}: {one_line(error)[:200]}"
         if problem:
             raise DataError(f"{self.folder} is damaged ({problem}): remove it, and the pictures are read again")
         return index
+
+    def _problem_of_index(self, index: Any) -> str:
+        left_out = {name for name, reason in index["bad"] if isinstance(reason, str)}
+        kept = [[*file] for file in self.listing.files if file[0] not in left_out]
+        shape = [len(kept), self.find_channels(), self.reading["size"], self.reading["size"]]
+        if index["files"] != kept or len(kept) + len(index["bad"]) != len(self.listing.files):
+            return f"{_INDEX} does not have the pictures of {self.path}"
+        return "" if index["shape"] == shape else f"{_INDEX} has another shape than {shape}"
+
+    def _problem_of_pixels(self, index: Mapping[str, Any]) -> str:
+        """Compare size and SHA-256; the latter of a large file only if it was changed after the index was written."""
+        written = (self.folder / _INDEX).stat().st_mtime_ns
+        with open_regular(self.folder / _PIXELS) as file:
+            state, expected = os.fstat(file.fileno()), math.prod(index["shape"])
+            if state.st_size != expected:
+                return f"{_PIXELS} has {state.st_size} bytes instead of {expected}"
+            if state.st_size > _ALWAYS_HASHED and state.st_mtime_ns <= written:
+                return ""
+            same = hashlib.file_digest(file, "sha256").hexdigest() == index["sha256"]
+            return "" if same else f"{_PIXELS} has another SHA-256 than in {_INDEX}"
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -280,7 +301,7 @@ def _size(path: Path) -> tuple[int, int] | None:
 def _is_grey(path: Path) -> bool:
     """Return whether a picture is grey, from the beginning of its file; one that cannot be read does not matter."""
     try:
-        with Image.open(path) as picture:
+        with open_regular(path) as file, Image.open(file) as picture:
             return picture.mode in _GREY
     except Exception:  # of any kind, from Pillow; reported when all pictures are read
         return True

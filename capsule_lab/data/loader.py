@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import open_regular
 from capsule_lab.types import Batch, DataSpec
 
 log = logging.getLogger(__name__)
@@ -24,22 +28,48 @@ _LOOKED_AT = 100  # ours: images that are looked at before training
 _BRIGHTEST = 10  # ours: standardised images have negative pixels, too
 
 
+class PixelFile:
+    """Images in a file of their pixels, which stays open; images are read when they are used.
+
+    If the file becomes shorter, reading raises a ``DataError``. A memory map would end the process by SIGBUS.
+
+    Args:
+        path: the file, of one byte per number.
+        shape: ``(n, channel, height, width)``.
+    """
+
+    def __init__(self, path: Path, shape: Sequence[int]) -> None:
+        self.path, self.shape = path, torch.Size(shape)
+        with open_regular(path) as file:
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, rows: Int64[Tensor, " some"]) -> UInt8[Tensor, "some channel height width"]:
+        """Return the images in these rows."""
+        images = torch.empty((len(rows), *self.shape[1:]), dtype=torch.uint8)
+        size = self.shape[1:].numel()
+        for row, image in zip(rows.tolist(), images.numpy(), strict=True):
+            if os.preadv(self._descriptor, [image], row * size) != size:
+                raise DataError(f"{self.path} became shorter while it was used; start again, and the pictures are read")
+        return images
+
+
 class Rows:
-    """Some images of a file that is mapped into memory; a subset of them is a list of rows, and copies no image.
+    """Some images of a ``PixelFile``; a subset of them is a list of rows, and copies no image.
 
     It has those attributes of a tensor ``(n, channel, height, width)`` that ``Images`` and ``InMemory`` use.
 
     Args:
-        stored: all images of the file, from ``torch.from_file``.
+        stored: all images of the file.
         rows: ``(n,)``, the index of each image in ``stored``.
     """
 
     _BLOCK = 2**28  # ours: bytes that are copied to a device at once
+    dtype, ndim, device = torch.uint8, 4, torch.device("cpu")
 
-    def __init__(self, stored: UInt8[Tensor, "all channel height width"], rows: Int64[Tensor, " n"]) -> None:
+    def __init__(self, stored: PixelFile, rows: Int64[Tensor, " n"]) -> None:
         self.stored, self.rows = stored, rows
         self.shape = torch.Size((len(rows), *stored.shape[1:]))
-        self.dtype, self.ndim, self.device = stored.dtype, stored.ndim, stored.device
         self.nbytes = self.shape.numel()
 
     def __len__(self) -> int:
@@ -52,7 +82,7 @@ class Rows:
         """Return the images as a tensor."""
         rows, order = self.rows.sort()  # in the order of the file, so that each page is read once
         images = torch.empty(self.shape, dtype=self.dtype)
-        images[order] = self.stored[rows]
+        images[order] = self.stored.read(rows)
         return images
 
     def to(self, device: torch.device) -> Rows | Tensor:
@@ -62,7 +92,7 @@ class Rows:
         images = torch.empty(self.shape, dtype=self.dtype, device=device)
         step = max(1, self._BLOCK // self.shape[1:].numel())
         for first in range(0, len(self), step):
-            images[first : first + step] = self.stored[self.rows[first : first + step]].to(device)
+            images[first : first + step] = self.stored.read(self.rows[first : first + step]).to(device)
         return images
 
 

@@ -66,11 +66,11 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
         "networks": networks,
     }
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - as_json escapes for scripts
-    page = environment.from_string((ASSETS / "page.html").read_text()).render(
-        style=(ASSETS / "style.css").read_text(),
+    page = environment.from_string((ASSETS / "page.html").read_text(encoding="utf-8")).render(
+        style=(ASSETS / "style.css").read_text(encoding="utf-8"),
         facts=as_json(facts),
         models="\n".join(blocks),
-        scripts="\n".join((ASSETS / name).read_text() for name in SCRIPTS),
+        scripts="\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
     if len(page) > LARGEST:
         raise RunError(

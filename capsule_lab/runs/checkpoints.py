@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 
 from capsule_lab.config.compose import as_argument, to_container
 from capsule_lab.errors import RunError, one_line
-from capsule_lab.runs.directories import find_checkpoint
+from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.files import json_text
 from capsule_lab.runs.trust import check_record, refuses_pickles
-from capsule_lab.system.files import atomically
+from capsule_lab.system.files import atomically, open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,7 @@ def read(path: Path) -> dict[str, Any]:
     import torch  # slow to import
 
     try:
+        _check_file(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # from pickle or torch's reader, depending on the damage
         reason = one_line(error).partition(". ")[0] or type(error).__name__
@@ -56,6 +57,13 @@ def _begins_as_archive(path: Path) -> bool:
             return file.read(2) == b"PK"  # of a ZIP archive
     except OSError:
         return True
+
+
+def _check_file(path: Path) -> None:
+    """Raise an ``OSError`` unless it is a regular file, which may be a link, and inside of the run if it is of one."""
+    directory = directory_of(path)
+    inside = directory if path.absolute().parent != directory else None
+    open_regular(path, inside=inside).close()
 
 
 def check(record: Any, path: Path) -> None:
@@ -107,6 +115,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     try:
+        _check_file(path)
         with path.open("rb") as file:
             _check_header(file.read(_SIZE_OF_LENGTH))
         with safe_open(path, framework="pt") as opened:

@@ -20,6 +20,7 @@ They are in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -29,15 +30,19 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config.identity import config_hash as config_hash
-from capsule_lab.errors import RunError
+from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import ready_weights
 from capsule_lab.system.environment import is_first_process as is_first_process
-from capsule_lab.system.files import atomically, expanded
+from capsule_lab.system.files import atomically, expanded, leads_out, open_regular
+
+log = logging.getLogger(__name__)
 
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """End of the name of a run directory."""
 _OVERRIDES = "# overrides: "
+_LONGEST_LINE = 100_000  # ours: bytes of the overrides; those of runs have a hundred
+_WRITTEN = ("analyses", "attacks", "checkpoints", "evaluations", "figures", "train.log")
 
 
 def root() -> Path:
@@ -143,11 +148,27 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
     return root() / (f"{base}-{_number(existing[-1]) + 1}" if existing else base)
 
 
-def read_overrides(directory: Path) -> str:
-    """Return the overrides of a run, quoted for a shell; empty if they are unknown."""
-    with (directory / "config.yaml").open() as lines:
-        first = lines.readline()
-    return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
+def read_overrides(directory: Path) -> list[str]:
+    """Return the overrides of a run; empty if they are unknown, with a warning if its configuration is damaged."""
+    file = directory / "config.yaml"
+    try:
+        with open_regular(file, inside=directory) as lines:
+            first = lines.readline(_LONGEST_LINE).decode()
+        return shlex.split(first.removeprefix(_OVERRIDES)) if first.startswith(_OVERRIDES) else []
+    except (OSError, ValueError) as error:  # ValueError: of the decoding, or quotes that do not match
+        reason = getattr(error, "strerror", None) or one_line(error)
+        log.warning("%s cannot be read (%s); its overrides are unknown", file, reason)
+    return []
+
+
+def check_links(directory: Path) -> None:
+    """Raise a ``RunError`` if a part of the run that commands write to is a link that leads out of its directory."""
+    for name in _WRITTEN:
+        if leads_out(directory / name, directory):
+            raise RunError(
+                f"{directory / name} is a link out of the run directory; expected a directory with files of its own: "
+                "remove the link, or put what it points to in its place"
+            )
 
 
 def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
@@ -163,7 +184,8 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
             for leftover in directory.glob("checkpoints/.*.ckpt"):  # from a process that was killed while saving
                 leftover.unlink()
             with atomically(directory / "config.yaml") as temporary:
-                temporary.write_text(f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}")
+                text = f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}"
+                temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             for name in ("metrics.json", "status.json"):  # from the run that is continued
                 (directory / name).unlink(missing_ok=True)
     except OSError as error:

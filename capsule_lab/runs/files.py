@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from capsule_lab.config.compose import user_message
-from capsule_lab.errors import RunError, one_line
-from capsule_lab.system.files import atomically
+from capsule_lab.errors import RunError, cleaned, one_line
+from capsule_lab.system.files import atomically, read_regular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
+
+_LARGEST_RECORD = 2**24  # ours: bytes; those of runs have 10 kB
 
 
 @contextmanager
@@ -35,9 +37,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; create its folder if necessary."""
+    """Write a text file in UTF-8; create its folder if necessary.
+
+    Names of files that are not UTF-8 contain surrogates, which are written as escapes, in JSON those of the format.
+    """
     with writing(path), atomically(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def json_text(content: Any, name: object, **options: Any) -> str:
@@ -59,16 +64,21 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json_text(content, path, indent=2) + "\n")
 
 
-def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """Read a file of ``write_record``; return ``None`` if it is missing, or, with a warning, if it is damaged."""
+def read_record(path: Path, schema: TypeAdapter[Any], inside: Path) -> dict[str, Any] | None:
+    """Read a file of ``write_record`` in the folder ``inside``, such as the run's.
+
+    Return ``None`` if it is missing or, with a warning, if it is damaged or outside of the folder.
+    """
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = cleaned(json.loads(read_regular(path, inside=inside, most=_LARGEST_RECORD)))
         schema.validate_python(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
+    except OSError as error:
+        reason = error.strerror or one_line(error)
     except (ValueError, RecursionError) as error:
         reason = one_line(error)
     else:
@@ -90,7 +100,10 @@ def sha256(path: Path) -> str | None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure; create its folder if necessary."""
+    from capsule_lab.analysis.axes import show_dollar_signs  # imports matplotlib
+
     with writing(path), atomically(path) as temporary:
+        show_dollar_signs(figure)
         figure.savefig(temporary, dpi=120)
 
 
@@ -98,7 +111,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 def logging_to(path: Path) -> Iterator[None]:
     """Also write the log messages of this block to ``path``, with the time, and an error that ends the block."""
     with writing(path):
-        handler = logging.FileHandler(path)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -117,6 +130,7 @@ def logging_to(path: Path) -> Iterator[None]:
 def tail(path: Path, lines: int) -> list[str]:
     """Return the last lines of a text file; an empty list if it cannot be read."""
     try:
-        return path.read_text(errors="replace").splitlines()[-lines:]
+        text = read_regular(path, inside=path.parent).decode(errors="replace")
     except OSError:
         return []
+    return text.splitlines()[-lines:]

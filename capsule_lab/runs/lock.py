@@ -34,6 +34,7 @@ from capsule_lab.runs.files import write_record as write_file
 from capsule_lab.runs.results import Heartbeat, describe_error, read_result
 from capsule_lab.system import slurm
 from capsule_lab.system.environment import is_first_process
+from capsule_lab.system.files import open_regular
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher sets the file with the output of this process."""
@@ -111,7 +112,7 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
 def _is_held(path: Path) -> bool:
     """Return whether a process holds the lock on a file, without creating it; several processes may check at once."""
     try:
-        with path.open() as file:
+        with open_regular(path, inside=path.parent) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:  # other errors mean that the file does not exist
         return isinstance(error, BlockingIOError)
@@ -163,8 +164,11 @@ def is_alive(directory: Path, beat: Heartbeat | None) -> bool:
 
 
 def is_recent(beat: Heartbeat) -> bool:
-    """Return whether a heartbeat is so recent that its run trains; an older one may be of an earlier process."""
-    return time.time() - beat.time < _HEARTBEAT_SECONDS
+    """Return whether a heartbeat is so recent that its run trains; an older one may be of an earlier process.
+
+    One from the future is of a process before the clock was set back.
+    """
+    return abs(time.time() - beat.time) < _HEARTBEAT_SECONDS
 
 
 def is_locked(fingerprint: str) -> bool:
@@ -177,7 +181,7 @@ def is_locked(fingerprint: str) -> bool:
 
 def read_record(fingerprint: str) -> LockRecord | None:
     """Return the record of an unfinished run; ``None`` if it does not exist or is damaged."""
-    content = read_file(_record_file(fingerprint), _SCHEMA)
+    content = read_file(_record_file(fingerprint), _SCHEMA, root())
     return _SCHEMA.validate_python(content) if content else None
 
 

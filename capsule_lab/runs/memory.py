@@ -147,7 +147,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     import resource  # Unix only
 
-    line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+    line = next(line for line in _MEMINFO.read_text(encoding="utf-8").splitlines() if line.startswith("MemAvailable:"))
     available = 1024 * int(line.split()[1])  # in kB
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
     if limit == resource.RLIM_INFINITY:

@@ -191,6 +191,7 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     file = directories.find_checkpoint(ready_weights.locate(path))
     checkpoints.check_pickles(file, trust)
     directory = directories.root() / str(path) if str(path) in ready_weights.index() else directories.directory_of(file)
+    directories.check_links(directory)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
     check_targets(record.get("config"), trust, file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capsule_lab.errors import RunError, one_line
+from capsule_lab.errors import RunError, one_line, printable
 from capsule_lab.runs.files import writing
-from capsule_lab.system.files import atomically
+from capsule_lab.system.files import atomically, read_regular
 
 FILE = "predictions.npz"
+_LARGEST = 2**28  # ours: bytes, unpacked; ten million images have less
 Array = npt.NDArray[Any]
 
 
@@ -48,11 +50,14 @@ class Predictions:
         return different if different.ndim == 1 else different.any(1)
 
     def of_part(self, part: int) -> Predictions | None:
-        """Return the predictions for one part of the test set; ``None`` if there are no parts."""
+        """Return the predictions for one part of the test set; ``None`` without parts, or without images of it."""
         if self.part is None:
             return None
-        fields = (self.label, self.prediction, self.margin, self.cluster, self.part)
-        return Predictions(*(None if each is None else each[self.part == part] for each in fields))  # type: ignore[arg-type]
+        chosen = self.part == part
+        if not chosen.any():
+            return None
+        cluster = None if self.cluster is None else self.cluster[chosen]
+        return Predictions(self.label[chosen], self.prediction[chosen], self.margin[chosen], cluster, self.part[chosen])
 
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:
@@ -68,18 +73,58 @@ def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, 
 def read(directory: Path, record: Mapping[str, Any]) -> Predictions | None:
     """Read the predictions of a run or an evaluation; ``None`` if its record has none, or the file is gone.
 
-    ``record`` is ``metrics.json`` of the run, or that of the evaluation. Raise a ``RunError`` for another file.
+    ``record`` is ``metrics.json`` of the run, or that of the evaluation. Raise a ``RunError`` for another file, and for
+    one that is outside of the run directory, damaged, or has arrays that do not fit together.
     """
     entry = record.get("predictions")
     if not entry:
         return None
     path = directory / entry["file"]
-    if directory.resolve() not in path.resolve().parents or not path.is_file():
+    try:
+        content = read_regular(path, inside=directory)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise RunError(f"{printable(str(path))} cannot be read ({reason}); evaluate the run again") from error
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise RunError(f"{path} is not the file of the run's test (another SHA-256); evaluate the run again")
     try:
-        return Predictions(**np.load(io.BytesIO(content), allow_pickle=False))
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise RunError(f"{path} is no file of predictions ({one_line(error)}); evaluate the run again") from error
+        return _checked(Predictions(**_arrays(content)))
+    except Exception as error:  # numpy and zipfile raise many types of errors for files of others
+        reason = one_line(error)[:200] or type(error).__name__
+        raise RunError(f"{path} is no file of predictions ({reason}); evaluate the run again") from error
+
+
+def _arrays(content: bytes) -> dict[str, Array]:
+    """Return the arrays in an archive of numpy; raise an error of any kind if it is damaged or too large."""
+    arrays: dict[str, Array] = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as packed, warnings.catch_warnings(action="error"):
+        unpacked = sum(member.file_size for member in packed.infolist())
+        if unpacked > _LARGEST:
+            raise ValueError(f"{unpacked} bytes unpacked, more than {_LARGEST}")
+        for member in packed.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in arrays or name == member.filename:
+                raise ValueError(f"{printable(member.filename)} twice, or no array of numpy")
+            arrays[name] = np.lib.format.read_array(io.BytesIO(packed.read(member)), allow_pickle=False)
+    return arrays
+
+
+def _checked(found: Predictions) -> Predictions:
+    """Return predictions whose arrays fit together; raise a ``ValueError`` for others."""
+    label, margin = found.label, found.margin
+    if not label.size or label.ndim not in (1, 2):
+        raise ValueError(f"label of shape {label.shape}")
+    if margin.dtype.kind != "f" or np.isnan(margin).any():
+        raise ValueError(f"margin of {margin.dtype}, or NaN in it")
+    numbers = {"label": label, "prediction": found.prediction, "cluster": found.cluster, "part": found.part}
+    for name, array in numbers.items():
+        if array is not None and (array.dtype.kind != "i" or array.min(initial=0) < 0):
+            raise ValueError(f"{name} of {array.dtype}, or a number below 0 in it; expected integers from 0")
+    if found.prediction.shape != label.shape:
+        raise ValueError(f"prediction of shape {found.prediction.shape}; expected {label.shape}")
+    for name, array in {"margin": margin, "cluster": found.cluster, "part": found.part}.items():
+        if array is not None and array.shape != label.shape[:1]:
+            raise ValueError(f"{name} of shape {array.shape}; expected {label.shape[:1]}")
+    return found

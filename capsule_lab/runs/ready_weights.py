@@ -21,7 +21,7 @@ INDEX = Path(__file__).with_name("ready") / "index.json"
 
 def index() -> dict[str, dict[str, Any]]:
     """Return the entry of each name."""
-    entries: dict[str, dict[str, Any]] = json.loads(INDEX.read_text())["weights"]
+    entries: dict[str, dict[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))["weights"]
     return entries
 
 

@@ -64,16 +64,18 @@ class _PredictionFile(BaseModel, strict=True):
     sha256: str
 
 
+_Seconds = Annotated[float, Field(ge=0, le=1e100)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Quantities = dict[str, float | None]
+_Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # ours: statistics square numbers, which must not overflow
+_Quantities = dict[str, _Number | None]
 
 
 class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     """The fields that reports and their figures read, here and in ``_Result``."""
 
     provenance: _Provenance
-    test: dict[str, float] = {}
-    val: dict[str, float] = {}
+    test: dict[str, _Number] = {}
+    val: dict[str, _Number] = {}
     time_to_accuracy: _Quantities = {}
     at_equal_error: _Quantities = {}
     analyse: _Quantities = {}
@@ -84,6 +86,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     source: str | None = None
     options: dict[str, Any] = {}
     split: Literal["test", "val"] = "test"
+    images: _Count = 0
     checks: list[_Check] = []
     parameters: _Count = 0
     steps: _Count = 0
@@ -94,15 +97,15 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     curves: str | None = None
     weights_tested: str | None = None
     predictions: _PredictionFile | None = None
-    training_cpu_seconds: float | None = None
-    evaluation_seconds: float = 0.0
+    training_cpu_seconds: _Seconds | None = None
+    evaluation_seconds: _Seconds = 0.0
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
         """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
         if not self.attack or "targeted" not in self.model_fields_set:
             return self  # it is not drawn
-        if missing := {"space", "couplings", "source", "options", "split"} - self.model_fields_set:
+        if missing := {"space", "couplings", "source", "options", "split", "images"} - self.model_fields_set:
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         for epsilon in {key.partition("/")[0] for key in self.attack}:
             drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
@@ -116,9 +119,9 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
 class _Result(_Evaluation):
     status: str
     config_hash: str
-    test: dict[str, float]
-    val: dict[str, float]
-    training_seconds: float
+    test: dict[str, _Number]
+    val: dict[str, _Number]
+    training_seconds: _Seconds
     steps: _Count
     hardware: str
     commit: str | None
@@ -148,17 +151,17 @@ def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
 
 def read_metrics(directory: Path) -> dict[str, Any] | None:
     """Return ``metrics.json`` in a run directory; ``None`` if it is missing or damaged."""
-    return read_record(directory / RESULT, _SCHEMA[_Result])
+    return read_record(directory / RESULT, _SCHEMA[_Result], directory)
 
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the result of an evaluation; ``None`` if it is missing or damaged."""
-    return read_record(path, _SCHEMA[_Evaluation])
+    """Return the result of an evaluation, in a folder of a run; ``None`` if it is missing or damaged."""
+    return read_record(path, _SCHEMA[_Evaluation], path.parent.parent)
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
     """Return ``status.json`` of a run that ended early; ``None`` if it is missing or damaged."""
-    return read_record(directory / STATUS, _SCHEMA[_Status])
+    return read_record(directory / STATUS, _SCHEMA[_Status], directory)
 
 
 def read_pause(directory: Path) -> dict[str, Any] | None:
@@ -187,7 +190,7 @@ def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_lef
 
 def read_heartbeat(directory: Path) -> Heartbeat | None:
     """Return the last heartbeat of a run; ``None`` if it ended by itself or has not trained yet."""
-    content = read_record(directory / HEARTBEAT, _HEARTBEAT)
+    content = read_record(directory / HEARTBEAT, _HEARTBEAT, directory)
     return Heartbeat(**content) if content else None
 
 

@@ -35,7 +35,7 @@ def hardware(device: torch.device, count: int = 1) -> str:
 
 
 def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    text = info.read_text().partition("\n\n")[0] if info.is_file() else ""  # of the first core
+    text = info.read_text(encoding="utf-8").partition("\n\n")[0] if info.is_file() else ""  # of the first core
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     flags = {*facts.get("flags", "").split()}
     simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -13,7 +14,13 @@ from pathlib import Path
 
 @contextmanager
 def usable_streams() -> Iterator[None]:
-    """End a command silently, with the status of SIGPIPE, when the reader closes the pipe (``| head``)."""
+    """End a command silently, with the status of SIGPIPE, when the reader closes the pipe (``| head``).
+
+    Characters that a terminal's encoding does not have are written as escapes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
+            stream.reconfigure(errors="backslashreplace")
     logging.raiseExceptions = False  # else a traceback for each line that cannot be written
     try:
         yield

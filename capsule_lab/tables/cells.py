@@ -229,12 +229,14 @@ class TrainingCell(Cell):
         if self.finished is None or not metric.startswith("train/"):
             return super().value(metric)
         directory, result = self.finished
-        from capsule_lab.analysis.curves import read_curves  # imports pandas and matplotlib, which takes a second
+        from capsule_lab.analysis.curves import LARGEST, read_curves  # imports pandas and matplotlib, for a second
 
         curves = read_curves(directory / "metrics.csv", result.get("curves"))
         values = curves[metric].dropna().tolist() if metric in curves else []
         if not values:
             raise TableError(f"{directory} has no {metric} in its metrics.csv; expected a metric such as train/error")
+        if not abs(values[-1]) < LARGEST:
+            raise TableError(f"{directory} has {metric} {values[-1]} in its metrics.csv; expected a finite number")
         return float(values[-1])
 
 

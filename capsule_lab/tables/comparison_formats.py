@@ -184,22 +184,17 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
 
 def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
-    lines = [max(wrapped(_plain(label), _PANEL).count("\n") + 1 for label in rows) for rows in labels.values()]
+    lines = [max(wrapped(printable(label), _PANEL).count("\n") + 1 for label in rows) for rows in labels.values()]
     heights = [0.8 + (0.1 + LINE * most) * len(rows) for most, rows in zip(lines, labels.values(), strict=True)]
     figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
     axes = list(figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0])
     for axis, title in zip(axes, labels, strict=True):
-        axis.set_title(wrapped(_plain(title), _PAPER), fontsize=SIZE, loc="left")
+        axis.set_title(wrapped(printable(title), _PAPER), fontsize=SIZE, loc="left")
     return figure, axes
 
 
 def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
-    axis.set_yticks(range(len(labels)), [wrapped(_plain(label), _PANEL) for label in labels], fontsize=SIZE - 1.5)
+    axis.set_yticks(range(len(labels)), [wrapped(printable(label), _PANEL) for label in labels], fontsize=SIZE - 1.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=SIZE - 1)
     axis.grid(axis="x", alpha=0.3)
-
-
-def _plain(text: str) -> str:
-    """Return text that matplotlib shows as it is."""
-    return printable(text).replace("$", r"\$")

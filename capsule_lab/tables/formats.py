@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,19 +19,25 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from capsule_lab.analysis.axes import show_dollar_signs
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
-from capsule_lab.errors import printable
+from capsule_lab.errors import one_line, printable
+from capsule_lab.system.files import read_regular
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.statistics import half_width
 from capsule_lab.tables.summary import NOT_REACHED, Entry, Mean, Median, Run, best_runs
 
+log = logging.getLogger(__name__)
+
 _IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
+_PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of the format
+_LARGEST_FIGURE = 2**24  # ours: bytes; those of runs have 100 kB
 _FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadsheets
 HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
 
@@ -347,14 +354,26 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
 
 def _svg(figure: Figure) -> str:
     text = io.BytesIO()
+    show_dollar_signs(figure)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "capsule_lab"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return _data("image/svg+xml", text.getvalue())
 
 
 def _figures(run: Run) -> list[tuple[str, str]]:
-    files = sorted((run.directory / "figures").glob("*.png"))
-    return [(file.stem.replace("_", " "), _data("image/png", file.read_bytes())) for file in files]
+    """Return names and contents of the figures in the run directory; others are left out with a warning."""
+    figures = []
+    for file in sorted((run.directory / "figures").glob("*.png")):
+        try:
+            content = read_regular(file, inside=run.directory, most=_LARGEST_FIGURE)
+        except OSError as error:
+            log.warning("%s is not shown: %s", file, error.strerror or one_line(error))
+            continue
+        if not content.startswith(_PNG):
+            log.warning("%s is not shown: it is not a PNG", file)
+            continue
+        figures.append((file.stem.replace("_", " "), _data("image/png", content)))
+    return figures
 
 
 def _data(kind: str, content: bytes) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import html
 import logging
+import re
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from typing import Any
 
-from capsule_lab.errors import CapsuleLabError, ConfigError, one_line
+from capsule_lab.errors import CapsuleLabError, ConfigError, one_line, printable
 
 log = logging.getLogger(__name__)
 
+_OWN = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # with any port, as ssh -L forwards others
 _SECONDS = 3  # ours: interval at which the page asks for the state
 _SCRIPT = """<script>
 async function ask() {
@@ -22,6 +25,14 @@ async function ask() {
 setTimeout(ask, %(interval)d);
 </script>
 </body>"""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error of one request in one line; a browser that closes its connection is none."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | TimeoutError):
+            log.error("a request was not answered: %s: %s", type(error).__name__, printable(str(error)))
 
 
 def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -> None:
@@ -49,8 +60,8 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
         timeout = 10  # ours: seconds for a request; browsers also open connections that they do not use
 
         def do_GET(self) -> None:
-            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-            is_own = host in ("127.0.0.1", "localhost")  # refuses requests that pages of other sites send
+            hosts = self.headers.get_all("Host") or []
+            is_own = len(hosts) == 1 and _OWN.fullmatch(hosts[0])  # refuses requests that pages of other sites send
             if not is_own or self.path not in ("/", "/state"):
                 self.send_error(404 if is_own else 403)
                 return
@@ -59,13 +70,13 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(text.encode(errors="replace"))
 
         def log_message(self, format: str, *args: object) -> None:  # the parent's name
             log.debug(format, *args)
 
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port or 0), Handler)
+        server = _Server(("127.0.0.1", port or 0), Handler)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port is {port}, which cannot be opened ({one_line(error)}); expected port=null") from error
     log.info("http://127.0.0.1:%d shows the report and updates by itself; Ctrl-C ends it", server.server_port)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab import runs
-from capsule_lab.errors import TableError
+from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import Composed, expand
@@ -57,11 +57,18 @@ class Run:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """The predictions behind ``test/error`` or ``test/<part>/error``; ``None`` for others, and without a file."""
+        """The predictions behind ``test/error`` or ``test/<part>/error``.
+
+        ``None`` for other metrics, without a file and, with a warning, for a file that cannot be used.
+        """
         metric = self.cell.column.metric
         if not metric.startswith("test/") or not metric.endswith("/error"):
             return None
-        found = runs.predictions.read(self.directory, self.result)
+        try:
+            found = runs.predictions.read(self.directory, self.result)
+        except RunError as error:  # the run is still shown, without what needs its predictions
+            log.warning("%s: %s", self.name, error)
+            return None
         part = metric.removeprefix("test/").removesuffix("error").rstrip("/")
         if not part or found is None:
             return found

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from capsule_lab.analysis import curves
+from capsule_lab.runs.files import save_figure
 from tests.helpers.damage import damages
 
 CONTENT = b"epoch,step,train/loss,val/loss\n0.0,3,,0.5\n0.0,3,0.25,\n1.0,7,,nan\n"
@@ -60,3 +61,23 @@ def test_a_legend_is_whole() -> None:
         assert 0 < box.x0 < box.x1 < figure.bbox.width
         assert box.y0 >= 0
         assert axis.get_window_extent().height > 0.4 * 3 * figure.dpi
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "step,train/loss,train/error\n1,inf,nan\n2,-inf,1e308\n",
+        "step,val/error,affine/error\n1,inf,nan\n",
+        "step,val/error,affine/error\n1,1e200,5\n",
+        "step,val/activation_a,val/activation_std_a\n1,0.5,0.1\n",
+        "step,val/activation_$\\frac{$,val/activation_std_$\\frac{$,val/dead_$\\frac{$\n1,0.5,0.1,1\n",
+        "step,val/activation_\x01,val/activation_std_\x01,val/dead_\x01\n1,0.5,inf,1\n",
+        "step,train/loss\n1e308,1\n",
+        "step,train/loss\n-5,1\n",
+        "step,train/loss\n1,1\ninf,2\n",
+    ],
+)
+def test_numbers_and_columns_that_cannot_be_drawn_are_left_out(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "metrics.csv").write_text(rows)
+    for name, figure in curves.figures(tmp_path / "metrics.csv"):
+        save_figure(figure, tmp_path / f"{name}.png")

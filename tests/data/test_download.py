@@ -1,14 +1,16 @@
 """Files of data sets are verified by checksums, and downloaded completely or not at all."""
 
 import hashlib
+import os
 import re
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 import requests
 
-from capsule_lab.data.download import data_directory, download_file, fetch, reading, verify
+from capsule_lab.data.download import data_directory, download_file, fetch, filling, reading, verify
 from capsule_lab.errors import DataError
 from tests.helpers.data_modules import answer_downloads
 
@@ -151,3 +153,19 @@ def test_data_directory_is_the_argument_or_the_environment_or_the_default(monkey
     ]:
         monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
         assert data_directory(argument) == Path(expected)
+
+
+def test_scratch_folders_of_processes_that_were_killed_are_removed(tmp_path):
+    hour_ago = time.time() - 3600
+    with filling(tmp_path / "other") as scratch:  # of a process that still works
+        for name in (".filling-killed", ".filling-new"):
+            write(tmp_path / name / "other", "first")
+        (tmp_path / ".filling-link").symlink_to(tmp_path / "elsewhere")
+        write(tmp_path / "elsewhere", "second")
+        for folder in (scratch.parent, tmp_path / ".filling-killed", tmp_path / "elsewhere"):
+            os.utime(folder, (hour_ago, hour_ago))
+        with filling(tmp_path / "folder"):
+            assert scratch.is_dir()
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {".filling-link", ".filling-new", "elsewhere", "folder", "other"}
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["second"]

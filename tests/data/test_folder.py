@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from capsule_lab import runs
 from capsule_lab.data import PictureFolder
+from capsule_lab.data import folder as folder_of_pictures
 from capsule_lab.data.formats.pictures import open_picture, pictures_in
 from capsule_lab.data.loader import Rows
 from capsule_lab.errors import DataError
@@ -169,7 +171,11 @@ def test_two_jobs_pack_at_once(made: Path) -> None:
     [
         ("pixels.u8", b"x", "pixels.u8 has 1 bytes instead of"),
         ("index.json", b"{", "JSONDecodeError"),
-        ("index.json", b"{}", "KeyError: 'shape'"),
+        ("index.json", b"{}", "KeyError: 'bad'"),
+        ("index.json", b"null", "TypeError"),
+        ("index.json", b"[" * 100_000, "RecursionError"),
+        ("index.json", b"\xff\xfe", ""),
+        ("index.json", b"9" * 5000, "ValueError"),
     ],
 )
 def test_a_damaged_pack_is_reported(made: Path, file: str, content: bytes, text: str) -> None:
@@ -177,6 +183,90 @@ def test_a_damaged_pack_is_reported(made: Path, file: str, content: bytes, text:
     (packs()[0] / file).write_bytes(content)
     with pytest.raises(DataError, match=rf"folder-\w+ is damaged \({text}.*\): remove it, and the pictures are read"):
         module(made)
+
+
+INDICES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no files": lambda index: index.pop("files"),
+    "no shape": lambda index: index.pop("shape"),
+    "no hash": lambda index: index.pop("sha256"),
+    "another hash": lambda index: index.update(sha256="0" * 64),
+    "another label": lambda index: index["files"][0].__setitem__(1, 1),
+    "a label of text": lambda index: index["files"][0].__setitem__(1, "disc"),
+    "a huge label": lambda index: index["files"][0].__setitem__(1, 10**30),
+    "another name": lambda index: index["files"][0].__setitem__(0, "../secret.png"),
+    "another part": lambda index: index["files"][0].__setitem__(2, "test"),
+    "another order": lambda index: index["files"].reverse(),
+    "a picture twice": lambda index: index["files"].append(index["files"][0]),
+    "files as mapping": lambda index: index.update(files={}),
+    "a huge shape": lambda index: index.update(shape=[10**12, 1, 28, 28]),
+    "a shape with the same product": lambda index: index["shape"].reverse(),
+    "a shape of text": lambda index: index.update(shape="1234"),
+    "no numbers in the shape": lambda index: index.update(shape=[None] * 4),
+    "no list of bad pictures": lambda index: index.update(bad=None),
+    "bad pictures that do not exist": lambda index: index["bad"].append(["x.png", "no picture"]),
+    "bad pictures of another type": lambda index: index["bad"].append([["x"], 3]),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_of_other_pictures_is_reported(made: Path, name: str) -> None:
+    module(made)
+    file = packs()[0] / "index.json"
+    index = json.loads(file.read_text())
+    INDICES[name](index)
+    file.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"is damaged \(.+\): remove it, and the pictures are read again$"):
+        module(made)
+
+
+@pytest.mark.parametrize("largest", [0, 2**28], ids=["large", "small"])
+def test_a_changed_pixel_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    monkeypatch.setattr(folder_of_pictures, "_ALWAYS_HASHED", largest)
+    module(made)
+    with (packs()[0] / "pixels.u8").open("r+b") as file:
+        value = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([value ^ 1]))
+    with pytest.raises(DataError, match=r"is damaged \(pixels\.u8 has another SHA-256 than in index\.json\)"):
+        module(made)
+
+
+def test_pixels_that_are_cut_off_while_they_are_used_are_reported(made: Path) -> None:
+    """A file that is mapped into memory would end the process by SIGBUS."""
+    batches = iter(module(made, batch_size=4).train_dataloader())
+    next(batches)
+    os.truncate(packs()[0] / "pixels.u8", 10)
+    with pytest.raises(DataError, match=r"pixels\.u8 became shorter while it was used"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    "kind", [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)], ids=["FIFO", "folder", "loop"]
+)
+def test_pixels_in_another_kind_of_file_are_reported(made: Path, kind: Any) -> None:
+    module(made)
+    file = packs()[0] / "pixels.u8"
+    file.unlink()
+    kind(file)
+    with pytest.raises(DataError, match=r"is damaged \((OSError|FileNotFoundError): .+\): remove it"):
+        module(made)
+
+
+def test_a_fifo_in_place_of_a_picture_is_named(folder: Path) -> None:
+    os.mkfifo(folder / "disc" / "pipe.png")
+    with pytest.raises(DataError, match=r"disc/pipe\.png \(not a regular file\); expected pictures: remove them"):
+        module(folder)
+    assert module(folder, bad="skip").provenance["left_out"] == 1
+
+
+def test_links_to_pictures_and_classes_are_followed(made: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    (linked / "disc").mkdir(parents=True)
+    for name in (path.name for path in made.iterdir() if path.name != "disc"):
+        (linked / name).symlink_to(made / name)
+    for picture in (made / "disc").iterdir():
+        (linked / "disc" / picture.name).symlink_to(picture)
+    assert module(linked).provenance["sha256"] == module(made).provenance["sha256"]
 
 
 def test_a_full_disk_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,13 +278,15 @@ def test_a_full_disk_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
-def test_twenty_thousand_pictures_stay_out_of_memory(made: Path) -> None:
+def test_twenty_thousand_pictures_stay_out_of_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = module(made, size=128, channels=3)
     index, folder = data.real_source.index, data.real_source.folder
     files = [[f"{number}", number % 3, ""] for number in range(20_000)]
     with (folder / "pixels.u8").open("r+b") as file:
         file.truncate(len(files) * 3 * 128 * 128)
     (folder / "index.json").write_text(json.dumps(index | {"files": files, "shape": [len(files), 3, 128, 128]}))
+    for check in ("_problem_of_index", "_problem_of_pixels"):
+        monkeypatch.setattr(folder_of_pictures.PackedFolder, check, lambda *_: "")
 
     def anonymous() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()

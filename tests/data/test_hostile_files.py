@@ -15,7 +15,9 @@ from capsule_lab.data import cifar10
 from capsule_lab.data.cifar10 import CIFAR10Files
 from capsule_lab.data.download import fetch
 from capsule_lab.data.formats import affnist
+from capsule_lab.data.formats.binary_matrix import read_matrix
 from capsule_lab.data.formats.cifar10 import read_batch
+from capsule_lab.data.formats.pictures import open_picture
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.errors import DataError
 from tests.helpers.cifar10_files import CONTENTS, array, pickled
@@ -127,3 +129,22 @@ def test_zip_is_never_unpacked_to_disk(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"test\.mat\.zip(/test\.mat)? cannot be read"):
             affnist.load(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["test.mat.zip"], name
+
+
+READERS = {
+    "data_batch_1": read_batch,
+    "test.mat": affnist.load_mat,
+    "test_32x32.mat": lambda path: SVHNFiles(path.parent.parent).load(train=False),
+    "norb.mat": read_matrix,
+    "norb.mat.gz": read_matrix,
+    "picture.png": open_picture,
+}
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, name: str, kind: Any) -> None:
+    (tmp_path / "SVHN").mkdir()
+    kind(tmp_path / "SVHN" / name)
+    with pytest.raises(DataError, match=r"cannot be read.*not a regular file"):
+        READERS[name](tmp_path / "SVHN" / name)

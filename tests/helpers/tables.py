@@ -38,7 +38,7 @@ RESULT = {
 """The record of a finished run."""
 ATTACKED = {
     "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
-    "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
+    "options": {"_target_": "a.fgsm"}, "split": "test", "images": 100, "checks": [{"name": "a", "passed": None}],
 }  # fmt: skip
 """Fields of the record of an attack that other evaluations do not have."""
 

@@ -75,10 +75,10 @@ def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
 
 def test_overrides_are_recorded_as_typed(config: DictConfig, tmp_path: Path) -> None:
     directory = create(config, "routing=uniform", "model.decoder=[8, 16]")
-    assert directories.read_overrides(directory) == "routing=uniform 'model.decoder=[8, 16]'"
-    assert directories.read_overrides(create(config)) == ""
+    assert directories.read_overrides(directory) == ["routing=uniform", "model.decoder=[8, 16]"]
+    assert directories.read_overrides(create(config)) == []
     (tmp_path / "config.yaml").write_text("seed: 0\n")
-    assert directories.read_overrides(tmp_path) == "", "not known"
+    assert directories.read_overrides(tmp_path) == [], "not known"
 
 
 def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from pydantic import BaseModel, TypeAdapter
 
 from capsule_lab.errors import RunError
@@ -25,9 +26,9 @@ SCHEMA = TypeAdapter(Content)
 def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record = tmp_path / "runs" / "record.json"
     files.write_record(record, CONTENT)
-    assert files.read_record(record, SCHEMA) == json.loads(record.read_text()) == CONTENT
-    assert files.read_record(record.with_name("missing.json"), SCHEMA) is None
-    assert files.read_record(record / "below_a_file.json", SCHEMA) is None
+    assert files.read_record(record, SCHEMA, tmp_path) == json.loads(record.read_text()) == CONTENT
+    assert files.read_record(record.with_name("missing.json"), SCHEMA, tmp_path) is None
+    assert files.read_record(record / "below_a_file.json", SCHEMA, tmp_path) is None
     assert caplog.messages == []
     wrong = [
         ("type", b'{"status": 3, "error": 1}', "status: Input should be a valid string"),
@@ -39,7 +40,7 @@ def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplo
         caplog.clear()
         files._warn_once.cache_clear()
         record.write_bytes(content)
-        assert files.read_record(record, SCHEMA) is files.read_record(record, SCHEMA) is None, name
+        assert files.read_record(record, SCHEMA, tmp_path) is files.read_record(record, SCHEMA, tmp_path) is None, name
         (message,) = caplog.messages
         assert message.startswith(f"{record} is damaged ("), name
         assert message.endswith("and is treated as missing"), name
@@ -75,3 +76,23 @@ def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"):
             write()
+
+
+def test_text_that_cannot_be_encoded_is_cleaned_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    files.write_record(
+        path, {"status": "a\udcff", "error": 1.0, "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}]}
+    )
+    found = files.read_record(path, SCHEMA, tmp_path)
+    assert found == {"status": "a\ufffd", "error": 1.0, "log": ["tab\tand\nline", "\ufffd[31m\ufffd", {"\ufffd": 1}]}
+
+
+@pytest.mark.parametrize("text", ["$\\frac{$", "a $ b $", "$x$", "$", r"\$"])
+def test_dollar_signs_in_figures_are_drawn(tmp_path: Path, text: str) -> None:
+    figure = Figure()
+    axis = figure.add_subplot(title=text, xscale="log")
+    axis.plot([1, 1000], [1, 2], label=text)
+    axis.set_yticks([1, 2], [text, "b"])
+    axis.legend()
+    files.save_figure(figure, tmp_path / "a.svg")
+    assert not axis.title.get_parse_math() or "$" not in text

@@ -1,4 +1,9 @@
+import io
+import os
+import warnings
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,3 +50,122 @@ def test_files_with_objects_run_nothing(tmp_path: Path) -> None:
     digest = runs.files.sha256(tmp_path / "a.npz")
     with pytest.raises(RunError, match="is no file of predictions"):
         runs.predictions.read(tmp_path, {"predictions": {"file": "a.npz", "sha256": digest}})
+
+
+def saved(array: Any, **header: Any) -> bytes:
+    """A file of numpy, with another header than that of the array if one is given."""
+    written = io.BytesIO()
+    np.save(written, np.asarray(array))
+    if not header:
+        return written.getvalue()
+    changed = io.BytesIO()
+    np.lib.format.write_array_header_1_0(changed, {"descr": "<i4", "fortran_order": False, "shape": (2,), **header})
+    return changed.getvalue() + bytes(8)
+
+
+LABELS, MARGIN = np.array([1, 2], np.int32), np.array([0.5, 1.0], np.float32)
+FITTING = {"label.npy": saved(LABELS), "prediction.npy": saved(LABELS), "margin.npy": saved(MARGIN)}
+
+
+def label_of(content: bytes) -> dict[str, bytes]:
+    return {**FITTING, "label.npy": content}
+
+
+def both(array: Any) -> dict[str, bytes]:
+    return {**FITTING, "label.npy": saved(array), "prediction.npy": saved(array)}
+
+
+MEMBERS: dict[str, dict[str, bytes]] = {
+    "no label": {name: content for name, content in FITTING.items() if name != "label.npy"},
+    "another array": {**FITTING, "more.npy": saved(LABELS)},
+    "another name": {**FITTING, "cluster.txt": b"1"},
+    "a path": {**FITTING, "../cluster.npy": saved(LABELS)},
+    "NUL in a name": {**FITTING, "cluster\0.npy": saved(LABELS)},
+    "no archive member of numpy": label_of(b"1, 2"),
+    "empty member": label_of(b""),
+    "cut off": label_of(saved(LABELS)[:-1]),
+    "shorter labels": label_of(saved(LABELS[:1])),
+    "no dimensions": both(1),
+    "no images": {**both(LABELS[:0]), "margin.npy": saved(MARGIN[:0])},
+    "no labels per image": both(np.zeros((2, 0), np.int32)),
+    "three dimensions": both(np.zeros((2, 1, 1), np.int32)),
+    "another shape": label_of(saved(LABELS[:, None])),
+    "a huge shape": label_of(saved(LABELS, shape=(2**40,))),
+    "an overflowing shape": label_of(saved(LABELS, shape=(2**62, 4))),
+    "a negative shape": label_of(saved(LABELS, shape=(-2,))),
+    "a shape of text": label_of(saved(LABELS, shape=("2",))),
+    "text": both(np.array(["a", "b"])),
+    "floats": both(MARGIN),
+    "booleans": both(np.array([True, False])),
+    "complex": both(np.array([1j, 2])),
+    "dates": both(np.array([1, 2], "M8[s]")),
+    "fields": both(np.zeros(2, [("a", "i4")])),
+    "objects": label_of(saved(LABELS, descr="|O")),
+    "negative": both(np.array([-1, 2])),
+    "NaN": {**FITTING, "margin.npy": saved(np.array([np.nan, 1]))},
+    "a margin of integers": {**FITTING, "margin.npy": saved(LABELS)},
+    "a longer margin": {**FITTING, "margin.npy": saved(np.zeros(3))},
+    "clusters of another length": {**FITTING, "cluster.npy": saved(np.arange(3))},
+    "clusters of floats": {**FITTING, "cluster.npy": saved(MARGIN)},
+    "a part without dimensions": {**FITTING, "part.npy": saved(0)},
+}
+
+
+def packed(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name.replace("\0", "\x01"), content)
+    return written.getvalue().replace(b"\x01.npy", b"\0.npy")
+
+
+def twice() -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as file, warnings.catch_warnings(action="ignore"):
+        for name, content in [*FITTING.items(), *FITTING.items()]:
+            file.writestr(name, content)
+    return written.getvalue()
+
+
+CONTENTS = {
+    **{name: packed(members) for name, members in MEMBERS.items()},
+    "a member twice": twice(),
+    "a bomb": packed(label_of(bytes(2**28 + 1))),
+    "encrypted": packed(FITTING).replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"),
+    "another compression": packed(FITTING).replace(b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"),
+    "an array without an archive": saved(LABELS),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_arrays_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    record = {"predictions": {"file": "a.npz", "sha256": runs.files.sha256(tmp_path / "a.npz")}}
+    with pytest.raises(RunError, match=r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$"):
+        runs.predictions.read(tmp_path, record)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_predictions_in_other_compressions_are_read(tmp_path: Path, compression: int) -> None:
+    (tmp_path / "a.npz").write_bytes(packed(FITTING, compression))
+    record = {"predictions": {"file": "a.npz", "sha256": runs.files.sha256(tmp_path / "a.npz")}}
+    assert runs.predictions.read(tmp_path, record).label.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["fifo", "folder", "link", "/dev/zero", "a\0b", "x" * 5000])
+def test_predictions_that_are_no_file_of_the_run_are_refused(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "run"
+    (directory / "folder").mkdir(parents=True)
+    os.mkfifo(directory / "fifo")
+    (tmp_path / "secret").touch()
+    (directory / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunError, match=r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"):
+        runs.predictions.read(directory, {"predictions": {"file": name, "sha256": ""}})
+
+
+def test_part_without_images_has_no_predictions(tmp_path: Path) -> None:
+    entry = runs.predictions.write(tmp_path, "a.npz", {**ARRAYS, "part": np.zeros(2, np.int32)})
+    found = runs.predictions.read(tmp_path, {"predictions": entry})
+    assert found.of_part(0).label.tolist() == found.label.tolist()
+    assert found.of_part(1) is None

@@ -1,11 +1,12 @@
-"""``atomically`` writes a file completely or not at all."""
+"""Only regular files inside of a folder are opened; ``atomically`` writes a file completely or not at all."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from capsule_lab.system.files import atomically
+from capsule_lab.system.files import atomically, open_regular, read_regular
 
 
 def test_file_is_replaced_at_the_end_of_the_block(tmp_path: Path) -> None:
@@ -43,3 +44,70 @@ def test_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "result.json").stat().st_mode & 0o777 == 0o640
+
+
+def to_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as created:
+        created.bind(path.name)
+
+
+OTHER_KINDS = {
+    "folder": os.mkdir,
+    "FIFO": os.mkfifo,
+    "socket": to_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+    "nothing": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "anywhere"])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str, inside: bool) -> None:
+    path = tmp_path / "file"
+    OTHER_KINDS[kind](path)
+    with pytest.raises(OSError, match="file") as caught:
+        open_regular(path, inside=tmp_path if inside else None)
+    assert caught.value.strerror
+
+
+@pytest.mark.parametrize("target", ["../secret", "/etc/passwd", "folder_out/secret"])
+def test_links_that_lead_out_are_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run" / "folder_out").symlink_to(tmp_path)
+    (tmp_path / "run" / "file").symlink_to(target)
+    with pytest.raises(OSError, match="a link to a file outside of"):
+        read_regular(tmp_path / "run" / "file", inside=tmp_path / "run")
+    with pytest.raises(OSError, match="a link to a file outside of"):
+        read_regular(tmp_path / "run" / "folder_out" / "secret", inside=tmp_path / "run")
+
+
+def test_links_inside_and_a_linked_folder_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "run" / "below").mkdir(parents=True)
+    (tmp_path / "run" / "below" / "file").write_text("content")
+    (tmp_path / "run" / "linked").symlink_to("below/file")
+    (tmp_path / "run" / "folder").symlink_to("below")
+    (tmp_path / "latest").symlink_to("run")
+    for name in ("linked", "folder/file", "below/../linked"):
+        assert read_regular(tmp_path / "latest" / name, inside=tmp_path / "latest") == b"content", name
+    with pytest.raises(OSError, match="7 bytes, more than 6"):
+        read_regular(tmp_path / "run" / "linked", most=6)
+
+
+def test_link_that_changes_after_the_check_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    resolve = os.path.realpath
+
+    def exchanged(path: Path, **options: bool) -> str:
+        resolved = resolve(path, **options)
+        if path == tmp_path / "run" / "file":
+            path.unlink()
+            path.symlink_to(tmp_path / "secret")
+        return resolved
+
+    monkeypatch.setattr(os.path, "realpath", exchanged)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        read_regular(tmp_path / "run" / "file", inside=tmp_path / "run")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import open_regular
 
 _KINDS: dict[int, np.dtype[Any]] = {  # magics as documented beside the smallNORB files
     0x1E3D4C51: np.dtype("<f4"),
@@ -35,10 +36,11 @@ def read_matrix(path: Path) -> np.ndarray:
         DataError: if the file cannot be read, has another format, or does not have the length that its header states.
     """
     try:
-        if path.suffix == ".mat":
-            content: Any = np.memmap(path, np.uint8, "r")
-        else:
-            content = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+        with open_regular(path) as file:
+            if path.suffix == ".mat":
+                content: Any = np.memmap(file, np.uint8, "r")
+            else:
+                content = np.frombuffer(gzip.decompress(file.read()), np.uint8)
         magic, dimensions = struct.unpack_from("<Ii", content)
         sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
         shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # raises for negative sizes

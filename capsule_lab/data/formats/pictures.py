@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from capsule_lab.errors import DataError, one_line
+from capsule_lab.system.files import open_regular
 
 Fit = Literal["crop", "pad", "stretch"]
 Polarity = Literal["auto", "light_on_dark", "dark_on_light"]
@@ -71,7 +72,7 @@ def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
             others; the message has the file's name and the reason.
     """
     try:
-        with Image.open(path) as picture:
+        with open_regular(Path(path)) as file, Image.open(file) as picture:
             if size is not None and min(picture.size) > 4 * size:
                 picture.draft(None, (2 * size, 2 * size))
             _check_size(picture)

@@ -22,6 +22,7 @@ from rich.progress import track
 from capsule_lab.data.download import filling
 from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import read_regular
 from toynorb.rendering import render
 from toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 
@@ -116,7 +117,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
     Raise a ``DataError`` if ``folder`` contains files of another data set, which would be replaced.
     """
     try:
-        record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        record = json.loads(read_regular(folder / "provenance.json"))
         is_ours = {**record, "sha256": None} == {**plan, "sha256": None}
     except (OSError, ValueError, TypeError):
         is_ours = False

@@ -57,6 +57,18 @@ def make_cache_folder() -> Path | None:
 _FOLDER = make_cache_folder()
 
 
+class CacheFile(IndexDataCacheFile):
+    """numba's cache of a function; one that is damaged, after a crash or by a full disk, is replaced."""
+
+    def load(self, key: Any) -> Any:
+        try:
+            return super().load(key)
+        except Exception as error:  # of pickle, and of what it finds
+            _LOG.warning("the cache of kernels is damaged (%s) and is compiled again", type(error).__name__)
+            self.flush()
+            return None
+
+
 def _compiled(**options: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         if _FOLDER is None:  # every process compiles separately
@@ -68,7 +80,7 @@ def _compiled(**options: Any) -> Callable[[Any], Any]:
         finally:
             CONFIG.CACHE_DIR = before
         cache = dispatcher._cache  # without a source stamp, to ignore the date of the file
-        cache._cache_file = IndexDataCacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
+        cache._cache_file = CacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
         return dispatcher
 
     return decorate

@@ -123,7 +123,7 @@ def sheet(
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
     """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
     path = Path(result[key])
-    return f"{path.parents[1].name}, {path.name}"
+    return ", ".join([*path.parts[-3:-2], path.name])  # not only of runs: a record may have any text
 
 
 def images_of(result: Mapping[str, Any]) -> str:

@@ -71,3 +71,16 @@ def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.Monke
     spec = importlib.util.find_spec(compiler.__name__)
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+def test_damaged_file_of_the_cache_is_replaced(tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture) -> None:
+    cache = compiler.CacheFile(str(tmp_path), "name", source_stamp=None)
+    cache.save("key", {"machine": "code"})
+    assert cache.load("key") == {"machine": "code"}
+    for file in tmp_path.glob(f"*{ending}"):
+        file.write_bytes(file.read_bytes()[:10])
+    assert cache.load("key") is None
+    assert "is damaged" in caplog.text
+    cache.save("key", {"machine": "code"})
+    assert cache.load("key") == {"machine": "code"}
