@@ -13,6 +13,13 @@ TEXT = "26 to 59 hours on two CPU cores (results/a.json, results/b.csv)"
 _OF_TIME = r"\b(hours?|days?|weeks?|months?)\b"
 
 
+@pytest.fixture(autouse=True)
+def _without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded commands have values such as ``model.dropout=0``, as commands do."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.mark.whole  # composes all recorded commands
 @pytest.mark.parametrize("experiment", options_of("experiment"))
 def test_cost_in_a_head_is_that_of_the_records(experiment: str) -> None:
     assert problem_with(head_of(experiment), cost_of(experiment)) == ""
