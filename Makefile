@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims docs test test-all campaign fuzz lint clean
+.PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims costs docs test test-all campaign fuzz lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -72,6 +72,9 @@ docs: $(DOCS) ## build the documentation site in build/site, and execute its not
 
 claims: $(READY) ## write docs/claims.md and its short form in README.md from results/
 	@$(RUN) -m docs.claims
+
+costs: $(READY) ## steps and hours of each experiment, from the records in results/
+	@$(RUN) -m tests.helpers.costs
 
 test test-all: $(READY)
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)

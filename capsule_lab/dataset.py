@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
-from capsule_lab.config.compose import compose, options_of
+from capsule_lab.config.compose import check_effect, compose, options_of, own_options
 from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.system.signals import interruptible
 
@@ -33,7 +33,15 @@ def main(config: DictConfig) -> None:
         raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
     if config.name not in options:
         raise ConfigError(f"name={config.name} does not exist; {suggest(str(config.name), options)}")
+    known = {"directory", "size", "workers"} if config.name == _RENDERED else _options_of(str(config.name))
+    others = [key for key in own_options("dataset") if key not in (*known, "name", "sheet")]
+    check_effect(config, "dataset", f"with name={config.name}", others)
     (_render if config.name == _RENDERED else _fetch)(config)
+
+
+def _options_of(name: str) -> set[str]:
+    """Return the options of the data set in ``conf/data``."""
+    return {str(key) for key in compose("train", [f"data={name}"]).data}
 
 
 def _fetch(config: DictConfig) -> None:
@@ -43,9 +51,9 @@ def _fetch(config: DictConfig) -> None:
 
     build.quiet_lightning_logs()
     training = compose("train", [f"data={config.name}"])
-    training.data.directory, training.data.source = config.directory, config.source
-    if config.name == _PICTURES:
-        training.data.path, training.data.size = config.path, config.size or training.data.size
+    for key, default in own_options("dataset").items():
+        if key in training.data and config[key] != default:
+            training.data[key] = config[key]
     check(training)
     data = build.build_data(training)
     data.prepare_data()

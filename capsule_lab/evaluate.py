@@ -65,10 +65,17 @@ def open_checked(config: DictConfig) -> runs.Run:
 
     if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
         raise ConfigError("ckpt is missing; expected ckpt=<a run, a file or the name of ready weights>")
-    check_evaluation(config)
     build.quiet_lightning_logs()
     check.check(config)
+    check_evaluation(config)
     run = runs.open(config.ckpt, trust=config.trust)
+    is_of_other_data = "_target_" in (config.get("data") or {})
+    is_used = is_of_other_data or config.get("untrained")
+    if config.seed not in (None, run.config.seed) and not is_used:
+        raise ConfigError(
+            f"seed={config.seed} has no effect on the data of the training, which keeps its seed; expected data= with "
+            "other data, or no seed"
+        )
     config.seed = run.config.seed if config.seed is None else config.seed
     return run
 
@@ -101,8 +108,8 @@ def evaluate(
         couplings: ``"trained"``, or ``"equal"``: see ``capsule_lab.analysis.equal_couplings``.
 
     Returns:
-        The metrics under the name of the split, ``checkpoint``, ``provenance``, ``data``, ``couplings``, ``hardware``,
-        ``precision``, and the items of ``environment.of_this_process``.
+        The metrics under the name of the split, ``image_counts``, ``checkpoint``, ``provenance``, ``data``,
+        ``couplings``, and the items of ``environment.of_this_process`` and ``environment.facts_of_trainer``.
 
     Raises:
         ConfigError, DataError, RunError: for unknown options, for data that is missing or does not fit the network, and
@@ -125,6 +132,7 @@ def evaluate(
     lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     around = equal_couplings(run.network) if couplings == "equal" else nullcontext()
+    run.module.image_counts.clear()  # of an earlier evaluation
     with build.constructing("couplings=equal"), around:
         evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
@@ -132,13 +140,13 @@ def evaluate(
     runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")
     return {
         split: metrics,
+        "image_counts": runs.results.image_counts(run.module, datamodule),
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,
         "data": run.data_config(data or {}),
         "couplings": couplings,
-        "hardware": environment.hardware(lightning.strategy.root_device, lightning.num_devices),
-        "precision": lightning.precision,
         **environment.of_this_process(),
+        **environment.facts_of_trainer(lightning),
     }
 
 

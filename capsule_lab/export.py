@@ -9,6 +9,7 @@ from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import ConfigError
 from capsule_lab.system.files import expanded
 
@@ -19,6 +20,8 @@ def main(config: DictConfig) -> None:
     for name, expected in (("ckpt", "a run, a file or the name of ready weights"), ("out", "the file to write")):
         if OmegaConf.is_missing(config, name) or config[name] is None:
             raise ConfigError(f"{name} is missing; expected {name}=<{expected}>")
+    if config.to == "safetensors":
+        check_effect(config, "export", "with to=safetensors, which has all weights", ["reconstruction"])
     from capsule_lab.config import build
     from capsule_lab.deploy import export  # torch and Lightning
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.runs.trust import plain_value
 
@@ -108,8 +109,11 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
     """
     from capsule_lab.analysis.curves import figures
     from capsule_lab.analysis.plotting import add_heading
-    from capsule_lab.networks import AbstractPairNetwork
+    from capsule_lab.networks import AbstractPairNetwork, reconstructs
 
+    without_effect = [] if reconstructs(run.network) else ["images", "sheet_classes"]
+    without_effect += ["held_out"] if isinstance(run.network, AbstractPairNetwork) else []
+    check_effect(config, "figures", f"for {type(run.network).__name__}", without_effect)
     title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
     for name, figure in figures(run.directory / "metrics.csv"):
         add_heading(figure, title.format(""))

@@ -66,6 +66,8 @@ def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
 
 def _row(directory: Path, result: Mapping[str, Any], *, is_best: bool) -> list[str]:
     errors = [_error(result.get(split, {})) for split in ("test", "val")]
+    partial = runs.results.partial_test(result)
+    errors[0] += f" ({partial})" if partial else ""
     errors[1] += " *" if is_best else ""
     source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")

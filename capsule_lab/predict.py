@@ -16,6 +16,7 @@ from rich.table import Table
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import ConfigError, DataError, printable
 from capsule_lab.system.files import expanded
 
@@ -42,6 +43,8 @@ def main(config: DictConfig) -> None:
             handler.setStream(sys.stderr)
     build.quiet_lightning_logs()
     predictor = load(config.ckpt, trust=config.trust)
+    if predictor.input_form["kind"] != "digit":
+        check_effect(config, "predict", "on networks that were not trained on digits", ["polarity"])
     seen: dict[str, Tensor] = {}
     unreadable = []
     for path in _pictures(config.images):

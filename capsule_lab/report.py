@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
+from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import printable
 from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
 
@@ -37,6 +38,12 @@ def report(config: DictConfig, command_line: str) -> None:
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
+    if config.serve:
+        check_effect(config, "report", "with serve=true, which writes no files", ["out", "difference", "power"])
+    else:
+        check_effect(config, "report", "without serve=true", ["port"])
+    if config.difference is None:
+        check_effect(config, "report", "without difference=", ["power"])
     table = select(read(config.table, config.overrides), rows=config.rows, columns=config.columns, seeds=config.seeds)
     if config.serve:
         _serve(table, list(config.overrides), command_line, config.port)

@@ -171,13 +171,15 @@ class Training:
         path = runs.checkpoints.checkpoint_to_test("best", self.directory)
         best = runs.checkpoints.read(path) if path and path.stem == "best" else None
         at_equal_error = callbacks.AtEqualError.of(self.trainer)
+        passes = lightning_internals.passes(self.trainer)
         return {
             "stopped_by": lightning_internals.stop_reason(self.trainer, self.module.total_steps),
             "val": embed.val,
             "val_step": embed.val_step,
             "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
             "training_seconds": round(embed.seconds, 1),
-            "training_cpu_seconds": round(embed.cpu_seconds, 1),
+            "training_cpu_seconds": round(embed.cpu_seconds, 1) if self.trainer.world_size == 1 else None,
+            "epochs": round(passes, 4),
             **({"at_equal_error": at_equal_error.results()} if at_equal_error else {}),
         }
 
@@ -229,17 +231,16 @@ class Training:
             "name": self.config.get("name"),
             "overrides": self.overrides,
             **result,
+            "image_counts": runs.results.image_counts(self.module, self.data),
             "provenance": self.data.provenance,
             "parameters": sum(p.numel() for p in self.module.network.parameters()),
             "steps": trainer.global_step,
             "planned_steps": self.module.total_steps,
-            "epochs": trainer.current_epoch,
             "seed": self.config.seed,
-            "precision": trainer.precision,
-            "device": trainer.strategy.root_device.type,
-            "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
             "config_hash": runs.directories.config_hash(self.config),
             **environment.of_this_process(),
+            **environment.facts_of_trainer(trainer),
+            **{name: _joined(values) for name, values in self.embed.trained_with.items()},
             "curves": runs.files.sha256(self.directory / "metrics.csv"),
         }
         runs.files.write_record(self.directory / runs.results.RESULT, record)
@@ -255,6 +256,11 @@ class Training:
         log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, resume_command)
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
         return {**status, "new_steps": steps - self.embed.steps_before}
+
+
+def _joined(values: Sequence[str | None]) -> str | None:
+    """Return the values of a run that continued elsewhere as one text, or the only value."""
+    return values[0] if len(values) == 1 else "; ".join(map(str, values))
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
         assert set(result) == {
             "val" if "split=val" in overrides else "test",
             "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
+            "device", "image_counts",
             "python", *(["predictions"] if predictions else []),
         }  # fmt: skip
         assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")

@@ -7,13 +7,10 @@ they were equal, option by option, but for these names. Where a name was given t
 ``command`` is what composes to the recorded one, and ``command_at_commit`` what was typed.
 """
 
-import csv
 import functools
-import json
 import re
 import shlex
 import tarfile
-from dataclasses import dataclass
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -21,52 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from benchmarks.cases import configuration
 from capsule_lab.config.compose import compose
 from capsule_lab.runs.directories import config_hash
-from tests.helpers.commands import ROOT
+from tests.helpers.records import RESULTS, TRAIN, records, today, trainings
 
-RESULTS = ROOT / "results"
-TRAIN = "python -m capsule_lab.train "
 SUBSTITUTED = ("seed", "data.validation_fold")
 """Numbers that are set in a composed configuration, because a composition costs a tenth of a second."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """A row of a CSV file, or a JSON file, with a command."""
-
-    file: str
-    content: dict[str, str]
-
-    @property
-    def command(self) -> str:
-        return self.content["command"]
-
-    @property
-    def directory(self) -> str:
-        return self.content.get("directory") or ""
-
-    @property
-    def recorded_hash(self) -> str:
-        in_name = re.search(r"-([0-9a-f]{8})(-\d+)?$", self.directory)
-        return self.content.get("config_hash") or (in_name[1] if in_name else "")
-
-    @property
-    def has_result(self) -> bool:
-        return self.content.get("status", "done") in ("done", "finished")
-
-
-@functools.cache
-def records() -> list[Record]:
-    result = []
-    for file in sorted(RESULTS.glob("*.csv")):
-        with file.open(newline="") as lines:
-            result += [Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")]
-    for file in sorted(RESULTS.glob("*.json")):
-        result.append(Record(file.name, json.loads(file.read_text())))
-    return result
-
-
-def trainings() -> list[Record]:
-    return [record for record in records() if record.command.startswith(TRAIN) and record.has_result]
 
 
 @functools.cache
@@ -81,19 +36,6 @@ def hash_today(command: str) -> str:
     for key, number in numbers.items():
         OmegaConf.update(config, key, number)
     return config_hash(config)
-
-
-@functools.cache
-def today() -> dict[tuple[str, str], tuple[str, str]]:
-    """The command and the hash today, by recorded command and hash."""
-    with (RESULTS / "configurations_now.csv").open(newline="") as lines:
-        return {
-            (row["recorded_command"], row["recorded_hash"]): (
-                row["same_configuration_now"] or row["recorded_command"],
-                row["hash_now"],
-            )
-            for row in csv.DictReader(lines)
-        }
 
 
 @pytest.mark.whole

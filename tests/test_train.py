@@ -58,7 +58,7 @@ def test_metrics_json_has_results_and_everything_to_repeat_the_run(trained: Trai
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
         "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
-        "curves", "device", "predictions",
+        "curves", "device", "predictions", "image_counts",
     }  # fmt: skip
     assert (result["status"], result["stopped_by"], result["weights_tested"]) == ("finished", "steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
@@ -113,7 +113,7 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
     for name in NAMES:
         record = checkpoint(trained.directory, name)["capsule_lab"]
         keys = "format version config provenance spec input_form seconds cpu_seconds val val_step curves precision"
-        assert set(record) == {*keys.split(), "threads"}
+        assert set(record) == {*keys.split(), "threads", "trained_with"}
         assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
         tested = {"test_images": "359 of 359"}  # known at the end of a run only
         assert {**record["provenance"], **tested} == trained.result["provenance"]

@@ -25,6 +25,7 @@ from capsule_lab.runs.checkpoints import FORMAT
 from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
+from capsule_lab.system import environment
 from capsule_lab.system.environment import command_line
 from capsule_lab.system.files import atomically
 from capsule_lab.system.signals import StopRequest
@@ -45,7 +46,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EmbedConfig(Callback):
-    """Adds configuration, provenance, input form, time, precision, last validation and curves to every checkpoint."""
+    """Adds configuration, provenance, input form, time, precision, last validation and curves to every checkpoint.
+
+    Attributes:
+        trained_with: the device, the hardware, the precision and the commit of every process start that made a step,
+            each without repetitions: a run may continue on another machine.
+    """
 
     def __init__(
         self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec, input_form: dict[str, Any]
@@ -62,6 +68,8 @@ class EmbedConfig(Callback):
         self.start_time: float | None = None
         self.cpu_start_time = 0.0
         self.threads = torch.get_num_threads()
+        self.trained_with: dict[str, list[Any]] = {}
+        self.is_recorded = False
 
     @property
     def seconds(self) -> float:
@@ -75,6 +83,14 @@ class EmbedConfig(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.start_time, self.cpu_start_time = time.monotonic(), time.process_time()
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if self.is_recorded:
+            return
+        self.is_recorded = True
+        for name, value in environment.facts_of_trainer(trainer).items():
+            known = self.trained_with.get(name, [])
+            self.trained_with[name] = known if value in known else [*known, value]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.seconds_before, self.cpu_seconds_before = self.seconds, self.cpu_seconds
@@ -106,6 +122,7 @@ class EmbedConfig(Callback):
             "curves": "".join(table.content(following) for table in _tables(trainer)),
             "precision": trainer.precision,
             "threads": self.threads,
+            "trained_with": self.trained_with,
         }
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -114,6 +131,7 @@ class EmbedConfig(Callback):
         record = checkpoint["capsule_lab"]
         self.seconds_before, self.cpu_seconds_before = record["seconds"], record["cpu_seconds"]
         self.steps_before = checkpoint["global_step"]
+        self.trained_with = dict(record.get("trained_with", {}))  # older records have none
         self.val, self.val_step = record["val"], record["val_step"]
         current, self.threads = self.threads, record["threads"]
         if current != self.threads and trainer.strategy.root_device.type == "cpu":

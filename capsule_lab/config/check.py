@@ -10,9 +10,9 @@ from typing import Any, cast
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.compose import check_options, conf_dir, groups, options_of, own_options
+from capsule_lab.config.compose import check_keys, check_options, conf_dir, options_of
 from capsule_lab.config.hints import key_meant
-from capsule_lab.config.signatures import arguments_of, check_value, refused
+from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
 
@@ -29,7 +29,7 @@ def check(config: DictConfig) -> None:
         _check_complete(config)
         _check_loss(config)
         _check_routing(config)
-        _check_unknown_keys(config)
+        check_keys(config, "train")
         _check_callbacks(config)
         _check_run(config)
 
@@ -46,16 +46,24 @@ def check_evaluation(config: DictConfig) -> None:
             f"objective=training works only with {what}; expected objective=cross_entropy or margin with "
             f"{others[0]}={config[others[0]]}"
         )
+    _check_supported(config.trainer)
+    is_study = "attack" in config or "what" in config
+    used = _OF_STUDIES if is_study else (*_OF_EVALUATIONS, f"limit_{config.split}_batches")
     default: Any = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
-    for name in _ONLY_OF_TRAINING:
-        if config.trainer.get(name) != default[name]:
-            raise ConfigError(f"trainer.{name} is {config.trainer[name]}, but only training uses it; leave it out")
+    for name in map(str, config.trainer):
+        value = config.trainer[name]
+        if name not in ("_target_", *used) and value != default.get(name, _ABSENT):
+            options = ", ".join(f"trainer.{each}" for each in used)
+            raise ConfigError(f"trainer.{name} is {value}, which has no effect here; leave it out: {options} have one")
 
 
-_ONLY_OF_TRAINING = (
-    "max_epochs", "max_steps", "max_time", "limit_train_batches", "check_val_every_n_epoch", "val_check_interval",
-    "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
+_ABSENT = object()
+_OF_STUDIES = ("accelerator",)
+_OF_EVALUATIONS = (
+    "accelerator", "devices", "num_nodes", "strategy", "precision", "deterministic", "benchmark", "detect_anomaly",
+    "profiler", "enable_progress_bar", "enable_model_summary", "inference_mode", "sync_batchnorm", "plugins",
 )  # fmt: skip
+"""Arguments of ``lightning.Trainer`` that have an effect in ``attack`` and ``analyse``, and in ``evaluate``."""
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
@@ -165,17 +173,6 @@ def _check_callbacks(config: DictConfig) -> None:
             raise ConfigError(f"callbacks.{name} is Lightning's {unsupported}, which cannot be used here; {reason}")
 
 
-def _check_unknown_keys(config: DictConfig) -> None:
-    """Check that all keys are known, because Hydra accepts any key in an experiment file."""
-    if not isinstance(config.train, DictConfig):
-        raise refused("train", config.train, "options such as train.resume=true")
-    known = {*own_options("train"), *groups(), "module", "train"}
-    for key in (*map(str, config), *(f"train.{key}" for key in map(str, config.train))):
-        if key not in known:
-            meant = key_meant(key, config)
-            raise ConfigError(f"{key} does not exist; {f'did you mean {meant}?' if meant else suggest(key, known)}")
-
-
 # --- values ----------------------------------------------------------------------------------------------------------
 
 _LEAST = {  # for lightning.Trainer, which rejects smaller values late, with a traceback, or not at all
@@ -195,6 +192,12 @@ _UNSUPPORTED = {
 """Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
 
 
+def _check_supported(trainer: DictConfig) -> None:
+    for name, instead in _UNSUPPORTED.items():
+        if trainer.get(name):
+            raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
+
+
 def _check_run(config: DictConfig) -> None:
     """Check that the run ends, and that Lightning supports the values of ``trainer``."""
     check_options(config, "train")
@@ -206,9 +209,7 @@ def _check_run(config: DictConfig) -> None:
                 check_number(f"trainer.{name}", value, least)
             except ValueError as error:
                 raise ConfigError(f"{error}{f', or -1 {other}' if other else ''}") from None
-    for name, instead in _UNSUPPORTED.items():
-        if trainer.get(name):
-            raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
+    _check_supported(trainer)
     interval, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
     if isinstance(interval, int | float) and not interval > 0:
         raise ConfigError(

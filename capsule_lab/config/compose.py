@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +24,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from capsule_lab.config.hints import hint
+from capsule_lab.config.hints import hint, key_meant
 from capsule_lab.config.options import GROUPS, described_without_file, store_options_without_file
 from capsule_lab.config.signatures import allowed, check_value, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
@@ -192,7 +192,12 @@ _ABSENT = object()
 
 
 def check_options(config: DictConfig, command: str) -> None:
-    """Check types and ranges of a command's options, but not of its groups; skip options that are absent."""
+    """Check that all keys are known, and types and ranges of a command's options, but not of its groups.
+
+    Options that are absent are skipped.
+    """
+    if command != "train":  # whose keys ``check.check`` checks, because tables add one
+        check_keys(config, command)
     for key, default in own_options(command).items():
         value = OmegaConf.select(config, key, default=_ABSENT)
         annotation = _TYPES.get(f"{command}.{key}", _TYPES.get(key, _type_of(default)))
@@ -204,6 +209,31 @@ def check_options(config: DictConfig, command: str) -> None:
         if value == "" or (type(value) is int and annotation is not float and value not in span):  # numpy's limits
             raise refused(key, value, words)
         check_value(key, value, annotation, words)
+
+
+def check_keys(config: DictConfig, command: str) -> None:
+    """Check that a command knows all keys, because Hydra accepts any ``+key``, and any key in an experiment file."""
+    keys, known = [*map(str, config)], {*default_options(command), "hydra"}
+    known |= {key.partition(".")[0] for key in own_options(command)}
+    if command == "train":
+        if not isinstance(config.train, DictConfig):
+            raise refused("train", config.train, "options such as train.resume=true")
+        keys += [f"train.{key}" for key in map(str, config.train)]
+        known |= {*own_options("train"), *groups()}
+    for key in keys:
+        if key not in known:
+            meant = key_meant(key, config)
+            raise ConfigError(f"{key} does not exist; {f'did you mean {meant}?' if meant else suggest(key, known)}")
+
+
+def check_effect(config: DictConfig, command: str, where: str, without_effect: Collection[str]) -> None:
+    """Raise a ``ConfigError`` if an option of a command that has no effect ``where`` differs from its default."""
+    defaults = own_options(command)
+    for key in without_effect:
+        value = OmegaConf.select(config, key)
+        if value != defaults[key]:
+            others = ", ".join(sorted(option for option in defaults if option not in without_effect))
+            raise ConfigError(f"{key}={value} has no effect {where}; leave it out: the options there are {others}")
 
 
 def flat(node: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:

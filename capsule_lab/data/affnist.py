@@ -5,6 +5,7 @@ As in Sabour, Frosst and Hinton 2017, section 5.2, networks are trained on expan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,15 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
             facts[f"{AFFINE}_validation"] = {"name": name, **standin_provenance(self.seed)}
         return facts
 
-    def describe_test(self, counts: str) -> str:
-        return f"{len(self.dataset('test'))} versions of {counts}" if self.uses_standin else counts
+    def describe_test(self, counts: Mapping[str, int]) -> str:
+        if not self.uses_standin:
+            return super().describe_test(counts)
+        versions = counts["test"]
+        digits = min(versions, len(self.sets["test"].labels))  # in the order of SyntheticAffNIST
+        return f"{versions} versions of {super().describe_test({'test': digits})}"
+
+    def whole_test_size(self) -> int:
+        return super().whole_test_size() * (files.VERSIONS if self.uses_standin else 1)
 
     def dataset(self, name: str) -> InMemory:
         if name == AFFINE:

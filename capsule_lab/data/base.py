@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import lightning as L
@@ -89,6 +89,8 @@ class AbstractDataModule(L.LightningDataModule):
     """Allowed values of ``validation``."""
     test_parts: tuple[str, ...] = ()
     """Parts of the test set that are reported separately; if there are any, ``test_dataloader`` returns a list."""
+    test_sizes: dict[str, int]
+    """Number of images of each test set before ``eval_images``; ``setup("test")`` adds it."""
     further_validations: tuple[str, ...] = ()
     """Additional sets that every validation measures and reports; their loaders follow that of the validation set."""
 
@@ -133,6 +135,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.seed = seed
         self.provenance: dict[str, Any] = {}
         self.sets: dict[str, Images] = {}
+        self.test_sizes: dict[str, int] = {}
         self._train_batches: EpochBatches | None = None
         self._resume_at: dict[str, int] | None = None
 
@@ -231,9 +234,14 @@ class AbstractDataModule(L.LightningDataModule):
         """Return the provenance of the images."""
         return self.image_source.provenance()
 
-    def describe_test(self, counts: str) -> str:
-        """Describe the test images for the provenance; an example of ``counts`` is ``"100 of 10000"``."""
-        return counts
+    def describe_test(self, counts: Mapping[str, int]) -> str:
+        """Describe the tested images for the provenance: ``"100 of 10000"``; ``counts`` is by test set."""
+        numbers = (f"{counts[name]} of {size} {name}" for name, size in self.test_sizes.items())
+        return ", ".join(number.removesuffix(" test") for number in numbers)
+
+    def whole_test_size(self) -> int:
+        """Return the number of test images without ``eval_images``."""
+        return sum(self.test_sizes.values())
 
     # --- what training uses
 
@@ -307,14 +315,17 @@ class AbstractDataModule(L.LightningDataModule):
         self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
 
     def _setup_test(self) -> None:
-        counts: list[str] = []
         everything = self.load(train=False)
         check_images(everything, self.spec.num_classes, f"the test set of {type(self).__name__}")
         for name, images in zip(self.test_names, self.split_test(everything), strict=True):
             limited = self._limit(np.arange(len(images.labels)), images)
             self.sets[name] = images.subset(limited)
-            counts.append(f"{len(limited)} of {len(images.labels)} {name}".removesuffix(" test"))
-        self.provenance["test_images"] = self.describe_test(", ".join(counts))
+            self.test_sizes[name] = len(images.labels)
+        self.record_tested({name: len(self.dataset(name)) for name in self.test_names})
+
+    def record_tested(self, counts: Mapping[str, int]) -> None:
+        """Record in the provenance how many images of each test set were tested; after ``setup`` it has all."""
+        self.provenance["test_images"] = self.describe_test(counts)
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
         if self.eval_images is None or len(indices) <= self.eval_images:

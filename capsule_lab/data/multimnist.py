@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -98,8 +99,11 @@ class MultiMNISTDataModule(AbstractDataModule):
         facts = super().describe()
         return facts | {"name": f"pairs of digits of {facts['name']}"}
 
-    def describe_test(self, counts: str) -> str:
-        return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
+    def describe_test(self, counts: Mapping[str, int]) -> str:
+        return f"{counts['test']} pairs of {self.test_sizes['test']}"
+
+    def whole_test_size(self) -> int:
+        return self.pairs["test"]
 
     def dataset(self, name: str) -> InMemory:
         images, same_class = self.sets[name], self.same_class

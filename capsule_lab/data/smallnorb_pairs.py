@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,8 +68,8 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         facts = super().describe()
         return facts | {"name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"}
 
-    def describe_test(self, counts: str) -> str:
-        return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
+    def describe_test(self, counts: Mapping[str, int]) -> str:
+        return f"{counts['test']} pairs of {self.test_sizes['test']}"
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
         """Shuffle the test images, so that the first ones cover all toys and viewpoints."""

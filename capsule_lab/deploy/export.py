@@ -132,7 +132,9 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
 def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
     metrics = runs.results.read_metrics(run.directory) or {}
-    test = metrics.get("test", {})
+    tested = (metrics.get("weights_tested"), metrics.get("tested_step")) == (run.checkpoint.stem, run.step)
+    is_complete = tested and not runs.results.partial_test(metrics)
+    test = metrics["test"] if is_complete else {}  # a test of these weights, on the whole test set
     content = file.read_bytes()
     return {
         "file": file.name,

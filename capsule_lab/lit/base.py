@@ -45,6 +45,10 @@ class AbstractModule(L.LightningModule):
         max_steps: number of steps after which the run ends, also within an epoch; -1 lets the Trainer decide. (With
             the Trainer's ``max_steps``, Lightning 2.6 miscounts when it resumes at the end of an epoch.)
         compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; others call it directly.
+
+    Attributes:
+        image_counts: number of images that all processes have processed: of ``train`` in the whole run, with
+            repetitions; of every other split or part in its last validation or test.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class AbstractModule(L.LightningModule):
         self.max_steps = max_steps
         self.steps_per_epoch = self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
+        self.image_counts: dict[str, int] = {}
         self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
         self.metrics = metrics
         if self.scheduled_routing.names and self.training_network.has_graphs:
@@ -110,22 +115,31 @@ class AbstractModule(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
+        self._count(batch, "train", self.trainer.world_size)  # training batches have equal sizes in all processes
         shown = self.trainer.progress_bar_callback is not None  # its bar reads the loss of every step
         self.log("loss", terms["loss"].detach(), prog_bar=shown, logger=False)
         return terms
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        split = ("val", *self.further_validations)[dataloader_idx]
+        self._count(batch, split)
         if dataloader_idx == 0:
-            return {"output": self._step(batch, "val")[1]}
+            return {"output": self._step(batch, split)[1]}
         output = self(*self.inputs_of(batch))
-        self.measure(self.further_validations[dataloader_idx - 1], batch, output)
+        self.measure(split, batch, output)
         return {"output": output}
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         output = self._step(batch, "test")[1]
+        self._count(batch, "test")
         if self.test_parts:
-            self.measure(self.test_parts[dataloader_idx], batch, output)
+            part = self.test_parts[dataloader_idx]
+            self.measure(part, batch, output)
+            self._count(batch, part)
         return {"output": output}
+
+    def _count(self, batch: Batch, split: str, processes: int = 1) -> None:
+        self.image_counts[split] = self.image_counts.get(split, 0) + len(batch.labels) * processes
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
         """Compute and measure the terms of the loss, with their sum ``loss`` first, and the output."""
@@ -153,11 +167,13 @@ class AbstractModule(L.LightningModule):
 
     def on_validation_start(self) -> None:
         self.scheduled_routing.set(self.schedule_values())
+        self.image_counts |= dict.fromkeys(("val", *self.further_validations), 0)
         for split in self.further_validations:
             self.add_split(split)
 
     def on_test_start(self) -> None:
         self.scheduled_routing.set({})  # in case a fit has ended with an error
+        self.image_counts |= dict.fromkeys(("test", *self.test_parts), 0)
         for split in self.test_parts:
             self.add_split(split)
 
@@ -167,9 +183,18 @@ class AbstractModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val", *self.further_validations)
+        self._add_counts_of_processes("val", *self.further_validations)
 
     def on_test_epoch_end(self) -> None:
         self._log_epoch("test", *self.test_parts)
+        self._add_counts_of_processes("test", *self.test_parts)
+
+    def _add_counts_of_processes(self, *splits: str) -> None:
+        if self.trainer.world_size == 1:
+            return
+        for split in splits:
+            count = torch.tensor(self.image_counts[split], device=self.device)
+            self.image_counts[split] = int(self.trainer.strategy.reduce(count, reduce_op="sum"))
 
     def _log_epoch(self, *splits: str) -> None:
         for split in splits:
@@ -255,9 +280,12 @@ class AbstractModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")
+        checkpoint["image_counts"] = dict(self.image_counts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.metrics.load_state(checkpoint.get("metrics", {}), self.device)
+        if self.trainer.state.fn == "fit":  # the weights of a test may be older than the end of training
+            self.image_counts = dict(checkpoint.get("image_counts", {}))
 
 
 def training_length(

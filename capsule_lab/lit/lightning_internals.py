@@ -55,6 +55,15 @@ def batch_index(trainer: L.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx
 
 
+def passes(trainer: L.Trainer) -> float:
+    """Return how often training has seen its whole set, also for a part of it, over all interruptions; after ``fit``.
+
+    ``Trainer.current_epoch`` counts epochs that ended early, and those of ``limit_train_batches``, as whole ones.
+    """
+    loader: Any = trainer.train_dataloader
+    return (trainer.fit_loop.total_batch_idx + 1) / len(loader)
+
+
 def drop_anonymous(logger: WandbLogger) -> None:
     """Keep a logger from passing an unused argument to W&B, which would log a warning."""
     logger._wandb_init.pop("anonymous", None)

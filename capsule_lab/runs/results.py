@@ -98,6 +98,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     weights_tested: str | None = None
     predictions: _PredictionFile | None = None
     training_cpu_seconds: _Seconds | None = None
+    image_counts: dict[str, _Count] = {}
     evaluation_seconds: _Seconds = 0.0
 
     @model_validator(mode="after")
@@ -234,6 +235,29 @@ def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
     return {
         name.removeprefix(f"{split}/"): float(value) for name, value in metrics.items() if name.startswith(f"{split}/")
     }
+
+
+def image_counts(module: Any, data: Any) -> dict[str, int]:
+    """Return how many images the splits had in training, validation and test, and add it to the provenance of the data.
+
+    ``test_set`` is the number of images in the whole test set, which options such as ``trainer.limit_test_batches`` and
+    ``data.eval_images`` do not change. ``module`` and ``data`` have been trained or tested with a Trainer.
+    """
+    counts = dict(module.image_counts)
+    if "test" in counts:
+        data.record_tested({name: counts[name] for name in data.test_names})
+        counts["test_set"] = data.whole_test_size()
+    return counts
+
+
+def partial_test(result: Mapping[str, Any]) -> str:
+    """Describe the test if it did not use the whole test set: ``32 of 24300 images``; else an empty string.
+
+    Older records do not have the counts; their tests count as complete.
+    """
+    counts = result.get("image_counts", {})
+    tested, available = counts.get("test", 0), counts.get("test_set", 0)
+    return f"{tested} of {available} images" if tested < available else ""
 
 
 def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str]:

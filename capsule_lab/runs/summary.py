@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from capsule_lab.config.compose import as_argument, search_override
 from capsule_lab.runs.directories import own_directory
-from capsule_lab.runs.results import describe_data, describe_metrics
+from capsule_lab.runs.results import describe_data, describe_metrics, partial_test
 from capsule_lab.runs.select_run import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
 
@@ -44,12 +44,14 @@ def summary(
     following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
     by = {"callback": "a callback"}.get(result["stopped_by"], f"the {result['stopped_by']} of a callback")
     ended = "" if result["stopped_by"] == "steps" else f", ended by {by}"
+    images = result.get("image_counts", {}).get("train")
+    seen = "" if images is None else f", {images:,} images,"
     lines = [
         outcome,
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
         f"data        {escape(describe_data(result['provenance']))}",
-        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
+        f"trained     {result['steps']} of {result['planned_steps']} steps{seen} in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
         f"run         {run}",
         "            metrics.json, metrics.csv, checkpoints, figures",
@@ -65,7 +67,8 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
     for name, config, finished in zip(names, configs, finished_runs, strict=True):
         directory, result = finished or (own_directory(config), {})
         error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
-        number = "" if error is None else f"{error:.2f} %"
+        partial = partial_test(result)
+        number = "" if error is None else f"{error:.2f} %{f' ({partial})' if partial else ''}"
         rows.append((name, number, f"{seconds / 60:.1f}", str(as_typed(directory)) if directory else "not finished"))
     return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
 

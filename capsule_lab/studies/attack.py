@@ -18,6 +18,7 @@ from rich.text import Text
 
 from capsule_lab import runs
 from capsule_lab.command import command
+from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.evaluate import check_outputs
 from capsule_lab.studies.attacks.kind import PIXEL_STRENGTHS, kind_of, name_of
@@ -66,6 +67,7 @@ def _attacked(setting: StudyInput) -> StudyResult:
     from capsule_lab.studies.images import StudyImages
 
     config, run, function = setting.config, setting.run, setting.function
+    _check_effects(config)
     others = {name: runs.open(config[name], trust=config.trust) for name in ("source", "baseline") if config[name]}
     for other in others.values():
         session.check_same_data(run, other)
@@ -78,14 +80,14 @@ def _attacked(setting: StudyInput) -> StudyResult:
         few = run.data_with({**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)})
         threshold = session.detection_threshold(run, few)
     attacked.keeps_errors = threshold is not None
-    kind, epsilons = kind_of(config.attack), _epsilons(config, attacked)
+    epsilons = _epsilons(config, attacked)
     targets = [*range(run.spec.num_classes)] if config.targeted else [None]
     start_time = time.monotonic()
     with _progress(attacked, "attacking", len(epsilons) * len(targets)):
         measured = attacked.measure(function, config.objective, epsilons, targets)
     seconds = time.monotonic() - start_time
     verdicts = []
-    if config.checks and kind.along_gradients and not (config.targeted or source or config.couplings == "equal"):
+    if _is_checked(config):
         baseline = others.get("baseline")
         judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
         options = {"images": config.check_images, "baseline": judge}
@@ -101,6 +103,23 @@ def _attacked(setting: StudyInput) -> StudyResult:
         **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
     }
     return StudyResult(result, attacked.batches, functools.partial(_figures, run, attacked, measured))
+
+
+def _is_checked(config: DictConfig) -> bool:
+    """Return whether the checks for masked gradients run, which need the gradient of the attacked network itself."""
+    is_other = config.targeted or config.source or config.couplings == "equal"
+    return bool(config.checks and kind_of(config.attack).along_gradients and not is_other)
+
+
+def _check_effects(config: DictConfig) -> None:
+    """Raise a ``ConfigError`` for an option that this attack does not use."""
+    kind, name = kind_of(config.attack), f"with attack={name_of(config.attack)}"
+    if not kind.along_gradients:
+        check_effect(config, "attack", f"{name}, which follows no gradient", ["objective"])
+    if not (kind.along_gradients or kind.queries):
+        check_effect(config, "attack", f"{name}, which uses no network", ["source", "couplings"])
+    if not _is_checked(config):
+        check_effect(config, "attack", "without checks of this attack", ["baseline", "check_images"])
 
 
 def _figures(

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_PRECISIONS = {"torch.float32": "32-true", "torch.float64": "64-true"}
+"""Names of Lightning for the type of a network's weights."""
+
+
 class StudyInput(NamedTuple):
     """The inputs of a study; ``options`` are the data options that differ from training."""
 
@@ -101,7 +105,7 @@ def run_study(
         "provenance": data.provenance,
         "data": run.data_config(options),
         "hardware": environment.hardware(device, 1),
-        "precision": "32-true",
+        "precision": _PRECISIONS[str(next(run.network.parameters()).dtype)],
         **environment.of_this_process(),
     }
     of_no_effect = ("ckpt", "logger", "trainer", "trust")

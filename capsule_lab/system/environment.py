@@ -34,6 +34,17 @@ def hardware(device: torch.device, count: int = 1) -> str:
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
 
 
+def facts_of_trainer(trainer: Any) -> dict[str, Any]:
+    """Return on what a ``lightning.Trainer`` computes in this process: device, hardware, precision and commit."""
+    device = trainer.strategy.root_device
+    return {
+        "device": device.type,
+        "hardware": hardware(device, trainer.world_size),
+        "precision": trainer.precision,
+        "commit": commit(),
+    }
+
+
 def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
     text = info.read_text(encoding="utf-8").partition("\n\n")[0] if info.is_file() else ""  # of the first core
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
@@ -70,13 +81,23 @@ def _as_typed(arguments: Iterable[str]) -> str:
 
 @functools.cache
 def commit() -> str | None:
-    """Return the commit of this code at the first call; with ``-dirty`` if files differ from it."""
+    """Return the commit of this code at the first call; with ``-dirty`` if files differ from it, or are new."""
     tree = Path(__file__).parents[2]
     if not (tree / ".git").exists():
         return None  # installed from a wheel
+    described = _git(tree, "describe", "--always", "--dirty", "--abbrev=12")
+    if described and not described.endswith("-dirty") and _git(tree, "status", "--porcelain", "--", *_CODE):
+        described += "-dirty"  # ``describe`` ignores new files
+    return described or None
+
+
+_CODE = ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb")
+"""Folders whose files decide what a run does."""
+
+
+def _git(tree: Path, *arguments: str) -> str:
     try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-        process = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, timeout=10, check=False)
     except OSError:
-        return None  # no git on this machine
-    return process.stdout.strip() or None
+        return ""  # no git on this machine
+    return process.stdout.strip()

@@ -279,4 +279,5 @@ class EvaluationCell(Cell):
             return None
         if trained["provenance"]["source"] != "real":  # then the evaluation counts as stand-in
             evaluated["provenance"] = trained["provenance"]
-        return directory, {**trained, "test": {}, "val": {}, **evaluated}
+        of_its_test: dict[str, Any] = {"test": {}, "val": {}, "image_counts": {}, "predictions": None}
+        return directory, {**trained, **of_its_test, **evaluated}

@@ -228,7 +228,8 @@ def _corrected(found: Sequence[Compared]) -> list[Compared]:
 
 def _planned(table: Table, pair: Compared) -> bool | None:
     commits = {run.result.get("commit") for run in (run for side in _compared_runs(pair) for run in side)}
-    stood = [_was_in_commit(str(commit), table.file, pair.comparison) for commit in commits]
+    every = {part for commit in commits for part in str(commit).split("; ")}  # of a run that continued with other code
+    stood = [_was_in_commit(commit, table.file, pair.comparison) for commit in every]
     return None if None in stood else all(stood)
 
 

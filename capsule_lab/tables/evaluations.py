@@ -78,13 +78,13 @@ def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     from capsule_lab.config.check import check, check_evaluation
 
     config = _composed(by, tuple(override for override in overrides if not override.startswith(_WEIGHTS))).copy()
-    check_evaluation(config)
     data_options = config.get("data") or {}
     if "_target_" not in data_options:
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` reports unknown keys
         with open_dict(config):
             config.data = OmegaConf.merge(data, data_options)
     check(config)
+    check_evaluation(config)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from capsule_lab import runs
-from capsule_lab.config.compose import check_options, compose, groups, quoted, user_message
+from capsule_lab.config.compose import check_keys, check_options, compose, groups, quoted, user_message
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
@@ -131,7 +131,9 @@ def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) 
 def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
     """Compose a configuration; overrides that differ only in values of keys share a composition."""
     if overrides not in composed:
-        composed[overrides] = SeededConfig(_with_values(overrides, composed) or compose("train", overrides))
+        config = _with_values(overrides, composed) or compose("train", overrides)
+        check_keys(config, "train")
+        composed[overrides] = SeededConfig(config)
     return composed[overrides]
 
 

@@ -48,16 +48,23 @@ def cells_of(entry: Entry) -> list[str]:
     cells = [
         entry.row.label,
         str(published or ""),
-        str(ours or ""),
+        _with_size(ours, entry.partial_test(real=True)),
         ours.described_count if ours else "",
         "" if entry.difference is None else f"{entry.difference:+.2f}",
-        str(standin or ""),
+        _with_size(standin, entry.partial_test(real=False)),
         standin.described_count if standin else "",
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
         entry.shared("parameters"),
         entry.state,
     ]
     return [printable(cell) for cell in cells]
+
+
+def _with_size(value: object, partial_test: str) -> str:
+    """Format a statistic; mark it if its runs did not use the whole test set."""
+    if not value:
+        return ""
+    return f"{value} (partial test: {partial_test})" if partial_test else str(value)
 
 
 def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
@@ -113,6 +120,7 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "standin": standin and standin.center,
                 "standin_std": standin and standin.std,
                 "standin_n": standin.count if standin else 0,
+                "partial_test": entry.partial_test(real=True) or entry.partial_test(real=False),
                 "minutes": entry.minutes,
                 "parameters": entry.shared("parameters").replace(",", ""),
                 "hardware": entry.shared("hardware"),
@@ -148,6 +156,7 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "seed": run.cell.seed,
                 "status": run.cell.status,
                 "value": run.value,
+                "partial_test": run.partial_test,
                 "source": run.result["provenance"]["source"],
                 "minutes": round(run.minutes, 2),
                 "steps": run.result["steps"],
@@ -209,10 +218,12 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
 def _with_half_width(entry: Entry, *, real: bool) -> str:
     """Return the mean and half of its interval, with two decimals, or a median as elsewhere."""
     ours = entry.ours if real else entry.standin
+    partial_test = entry.partial_test(real=real)
     if not isinstance(ours, Mean):
-        return str(ours or "")
+        return _with_size(ours, partial_test)
     half = half_width([run.value for run in entry.runs if run.real is real])
-    return f"{ours.center:.2f}" if half is None else f"{ours.center:.2f} ± {half:.2f}"
+    center = f"{ours.center:.2f}"
+    return _with_size(center if half is None else f"{center} ± {half:.2f}", partial_test)
 
 
 def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
@@ -306,7 +317,13 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
             used = ", ".join(f"{name} of {commit}" for commit, name in sorted(commits.items()))
             found.append(f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}")
     runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
-    dirty = [run for run in runs.values() if str(run.result.get("commit")).endswith("-dirty")]
+    partial = [run for run in runs.values() if run.partial_test]
+    if partial:
+        found.append(
+            f"partial test: {len(partial)} of {len(runs)} runs, such as {partial[0].name} with "
+            f"{partial[0].partial_test}, did not use the whole test set; there is no difference from published values"
+        )
+    dirty = [run for run in runs.values() if "-dirty" in str(run.result.get("commit"))]
     if dirty:
         found.append(
             f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, used files that differ "

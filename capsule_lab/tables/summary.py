@@ -38,6 +38,11 @@ class Run:
         return bool(self.result["provenance"]["source"] == "real")
 
     @property
+    def partial_test(self) -> str:
+        """How much of the test set was used, if not all of it: see ``runs.results.partial_test``."""
+        return runs.results.partial_test(self.result)
+
+    @property
     def minutes(self) -> float:
         """Minutes of training, or of the evaluation if the row shows one."""
         return float(self.result.get("evaluation_seconds", self.result["training_seconds"])) / 60
@@ -178,8 +183,15 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Our value minus the published value."""
+        """Our value minus the published value, which is of the whole test set."""
+        if self.partial_test(real=True):
+            return None
         return self.ours.center - self.published.mean if self.ours and self.published else None
+
+    def partial_test(self, *, real: bool) -> str:
+        """Return the size of a test that did not use the whole test set, of runs on real or on stand-in data."""
+        sizes = (run.partial_test for run in self.runs if run.real is real)
+        return next(filter(None, sizes), "")
 
     @property
     def state(self) -> str:

@@ -433,3 +433,21 @@ def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pyt
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("7.25") == len(RUNS_CODE)
     assert not (tmp_path / "MARKER").exists()
+
+
+@pytest.mark.parametrize("counts", [{"test": 32, "test_set": 10_000}, {"test": 10_000, "test_set": 10_000}, None])
+def test_partial_test_is_marked_and_not_compared_with_published_values(
+    tmp_path: Path, counts: dict[str, int] | None
+) -> None:
+    rows = [{"name": "one", "overrides": [], "published": 2.0}]
+    table = read(write_table(tmp_path, rows=rows, seeds=[0]))
+    write_run(expand(table)[0], error=3.0, **({"image_counts": counts} if counts else {}))
+    (entry,) = entries = summarise(table)
+    is_partial = counts is not None and counts["test"] < counts["test_set"]
+    assert entry.difference == (None if is_partial else pytest.approx(1.0))
+    mark, remark = "3.00 (partial test: 32 of 10000 images)", "partial test: 1 of 1 runs, such as one seed 0"
+    outputs = [" ".join(formats.cells_of(entry)), formats.as_latex(table, entries)]
+    assert [mark in text for text in outputs] == [is_partial] * 2
+    assert any(text.startswith(remark) for text in formats.remarks(entries)) is is_partial
+    assert formats.runs_frame(entries)["partial_test"].tolist() == ["32 of 10000 images" if is_partial else ""]
+    assert pd.isna(formats.as_frame(entries)["difference"].item()) is is_partial

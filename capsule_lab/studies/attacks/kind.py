@@ -22,13 +22,15 @@ PIXEL_STRENGTHS = {
 class Kind(NamedTuple):
     """An attack's label in titles, its default strengths (if empty, ``PIXEL_STRENGTHS``), and their unit.
 
-    ``along_gradients`` is true for attacks that follow the gradient, to which ``checks`` apply.
+    ``along_gradients`` is true for attacks that follow the gradient, to which ``checks`` apply; ``queries`` for those
+    that only use the network's outputs.
     """
 
     label: str
     strengths: tuple[float, ...] = ()
     unit: str = ""
     along_gradients: bool = False
+    queries: bool = False
 
 
 KINDS: dict[str, Kind] = {}

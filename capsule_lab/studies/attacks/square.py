@@ -17,7 +17,7 @@ _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries, of 10,000, after which the share of changed pixels is halved (Andriushchenko et al. 2020, section 4)."""
 
 
-@attack("square")
+@attack("square", queries=True)
 def square(
     objective: Any,
     images: Float[Tensor, "batch channel height width"],

@@ -1,0 +1,111 @@
+"""No command ignores a key: it is unknown and refused, or it has an effect, or it is refused where it has none."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from capsule_lab.config.check import check_evaluation
+from capsule_lab.config.compose import commands, compose, default_options, module_of, options_of, own_options
+from capsule_lab.errors import ConfigError
+from tests.helpers.commands import ROOT, Cli, Trained
+from tests.helpers.messages import one_sentence
+from tests.helpers.records import records
+
+OTHERS = [name for name in commands() if name not in ("train", "report", "sweep")]
+"""Commands that do not hand other keys on to the runs of a table; ``config.check`` has the keys of ``train``."""
+WEIGHTS = {"ckpt": "RUN", "run": "RUN", "images": "a.png", "out": "a.onnx", "name": "mnist"}
+
+
+def required(command: str) -> list[str]:
+    return [f"{key}={WEIGHTS[key]}" for key, value in own_options(command).items() if value == "???"]
+
+
+@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize("key", ["nonsense", "blend", "model.channels"])
+def test_unknown_key_is_refused(command: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key.partition('.')[0]} does not exist; "):
+        compose(command, [*required(command), f"+{key}=max"])
+
+
+@pytest.mark.parametrize("command", ["report", "sweep"])
+def test_other_keys_of_a_table_are_checked_as_those_of_its_runs(cli: Cli, command: str) -> None:
+    more = ["dry_run=true"] if command == "sweep" else []
+    ended = cli(command, "table=smoke", "+nonsense=1", *more)
+    assert ended.status == 2
+    assert "nonsense does not exist" in ended.err
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
+    """A key that no code names has no effect."""
+    module = ROOT.joinpath(*module_of(command).split("."))
+    own = [*module.rglob("*.py")] if module.is_dir() else [module.with_suffix(".py")]
+    shared = [*(ROOT / "capsule_lab" / "studies").glob("*.py"), ROOT / "capsule_lab" / "evaluate.py"]
+    is_measured = command in ("analyse", "attack", "evaluate")
+    code = "".join(file.read_text() for file in (*own, *(shared if is_measured else [])))
+    unread = [key for key in own_options(command) if f"config.{key}" not in code and f'"{key}"' not in code]
+    assert command == "dataset" or unread == []
+
+
+@pytest.mark.parametrize("name", ["toynorb", *options_of("data")])
+@pytest.mark.parametrize("option", ["path=there", "size=9", "workers=2", "source=standin", "directory=there"])
+def test_option_of_dataset_reaches_its_data_set_or_is_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    reached: list[str] = []
+
+    def built(training: OmegaConf) -> None:
+        reached.append(f"{key}={training.data[key]}")
+        raise ConfigError("reached")
+
+    key, _, value = option.partition("=")
+    monkeypatch.setattr("capsule_lab.config.build.build_data", built)
+    monkeypatch.setattr("capsule_lab.dataset._render", lambda config: reached.append(f"{key}={config[key]}"))
+    known = {"toynorb": ["directory", "size", "workers"], "folder": ["path", "size", "workers", "source", "directory"]}
+    ended = cli("dataset", f"name={name}", option)
+    if key in known.get(name, ["source", "directory"]):
+        assert reached == [option], ended.err
+    else:
+        assert reached == []
+        message = f"{key}={value} has no effect with name={name}; leave it out: the options there are "
+        assert one_sentence(ended).startswith(message)
+
+
+REFUSED = {
+    "export ckpt=RUN to=safetensors out=a reconstruction=true": "reconstruction=True has no effect with to=safetensors",
+    "report table=smoke power=0.9": "power=0.9 has no effect without difference=",
+    "report table=smoke port=80": "port=80 has no effect without serve=true",
+    "report table=smoke serve=true out=there": "out=there has no effect with serve=true",
+    "report table=smoke serve=true difference=1": "difference=1 has no effect with serve=true",
+    "evaluate ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
+    "evaluate ckpt=RUN trainer.limit_val_batches=1": "trainer.limit_val_batches is 1, which has no effect here",
+    "evaluate ckpt=RUN split=val trainer.limit_test_batches=1": "trainer.limit_test_batches is 1, which has no effect",
+    "evaluate ckpt=RUN +trainer.min_epochs=2": "trainer.min_epochs is 2, which has no effect here",
+    "evaluate ckpt=RUN +trainer.fast_dev_run=true": "trainer.fast_dev_run is True, which cannot be used here",
+    "analyse ckpt=RUN trainer.precision=bf16-mixed": "trainer.precision is bf16-mixed, which has no effect here",
+    "analyse ckpt=RUN untrained=false seed=5": "seed=5 has no effect on the data of the training",
+    "attack ckpt=RUN trainer.devices=2": "trainer.devices is 2, which has no effect here",
+    "attack ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
+    "attack ckpt=RUN attack=noise objective=margin": "objective=margin has no effect with attack=noise",
+    "attack ckpt=RUN attack=rotation couplings=equal": "couplings=equal has no effect with attack=rotation",
+    "attack ckpt=RUN attack=corruption source=RUN": "has no effect with attack=corruption, which uses no network",
+    "attack ckpt=RUN checks=false check_images=9": "check_images=9 has no effect without checks of this attack",
+    "attack ckpt=RUN attack=square baseline=RUN": "has no effect without checks of this attack",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_option_without_effect_is_refused(cli: Cli, trained: Trained, words: str) -> None:
+    command, *arguments = words.replace("RUN", str(trained.directory)).split()
+    assert REFUSED[words] in one_sentence(cli(command, *arguments))
+
+
+@pytest.mark.parametrize("command", ["analyse", "attack", "evaluate"])
+def test_recorded_commands_have_no_option_without_effect(command: str, tmp_path: Path) -> None:
+    """Only the Trainer's options: the others need the weights."""
+    start = f".{command} "
+    overrides = {part for record in records() if start in record.command for part in record.command.split()}
+    trainer = sorted(part for part in overrides if part.startswith("trainer."))
+    check_evaluation(compose(command, [*required(command), *trainer]))
+    assert "trainer" in default_options(command)

@@ -1,0 +1,72 @@
+"""Recorded commands in ``results/``, and what they are today."""
+
+import csv
+import functools
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tests.helpers.commands import ROOT
+
+RESULTS = ROOT / "results"
+TRAIN = "python -m capsule_lab.train "
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of a CSV file, or a JSON file, with a command."""
+
+    file: str
+    content: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        return self.content["command"]
+
+    @property
+    def directory(self) -> str:
+        return self.content.get("directory") or ""
+
+    @property
+    def recorded_hash(self) -> str:
+        in_name = re.search(r"-([0-9a-f]{8})(-\d+)?$", self.directory)
+        return self.content.get("config_hash") or (in_name[1] if in_name else "")
+
+    @property
+    def has_result(self) -> bool:
+        return self.content.get("status", "done") in ("done", "finished")
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of training."""
+        seconds, minutes = self.content.get("training_seconds"), self.content.get("minutes")
+        return float(seconds) if seconds else 60 * float(minutes) if minutes else None
+
+
+@functools.cache
+def records() -> list[Record]:
+    result = []
+    for file in sorted(RESULTS.glob("*.csv")):
+        with file.open(newline="") as lines:
+            result += [Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")]
+    for file in sorted(RESULTS.glob("*.json")):
+        result.append(Record(file.name, json.loads(file.read_text())))
+    return result
+
+
+def trainings() -> list[Record]:
+    return [record for record in records() if record.command.startswith(TRAIN) and record.has_result]
+
+
+@functools.cache
+def today() -> dict[tuple[str, str], tuple[str, str]]:
+    """The command and the hash today, by recorded command and hash."""
+    with (RESULTS / "configurations_now.csv").open(newline="") as lines:
+        return {
+            (row["recorded_command"], row["recorded_hash"]): (
+                row["same_configuration_now"] or row["recorded_command"],
+                row["hash_now"],
+            )
+            for row in csv.DictReader(lines)
+        }
