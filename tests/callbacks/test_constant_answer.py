@@ -79,7 +79,6 @@ LABELS = torch.tensor([0] * 12 + [1] * 6 + [2] * 2)
         partial(cross_entropy_loss, label_smoothing=0.1),
         sigmoid_cross_entropy_loss,
     ],
-    ids=str,
 )
 def test_loss_of_a_constant_is_that_of_a_batch_with_these_labels(loss: Any) -> None:
     scores = torch.tensor([0.6, 0.3, 0.2], dtype=torch.float64)
