@@ -292,7 +292,7 @@ def _state(path: Path) -> tuple[int, int]:
 def _size(path: Path) -> tuple[int, int] | None:
     """Return width and height of a picture, from the beginning of its file; ``None`` if it cannot be read."""
     try:
-        with Image.open(path) as picture:
+        with open_regular(path) as file, Image.open(file) as picture:
             return picture.size
     except Exception:  # of any kind, from Pillow; reported when all pictures are read
         return None
