@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.shapes import TOLERANCE, check_range, checks_shapes, is_readable, shares_sum_to_one
+from capsule_lab.shapes import TOLERANCE, check_pixels, check_range, checks_shapes, is_readable, shares_sum_to_one
 from capsule_lab.types import ImageBatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,7 +146,7 @@ def reconstruction_loss(
     check_choice("reconstruction reduction", reduction, ("sum", "mean"))
     _check_not_empty(images)
     for name, values in (("a reconstruction", reconstruction), ("images", images)):
-        check_range("reconstruction_loss", name, values, -1, 2, "pixels in [0, 1]: divide by 255, or use in_unit_range")
+        check_pixels("reconstruction_loss", name, values)
     squared = (reconstruction - images).square().flatten(1)
     return weight * (squared.sum(1) if reduction == "sum" else squared.mean(1)).mean()
 

@@ -24,6 +24,7 @@ from capsule_lab.types import Votes
 P = ParamSpec("P")
 R = TypeVar("R")
 HALF = (torch.bfloat16, torch.float16)
+LARGEST_PIXEL = 100.0  # ours: pixels of 0 to 255 exceed it, a standardised image of up to 100x100 pixels cannot
 TOLERANCE = 1e-3  # ours: rounding of probabilities, and the steps of a numerical gradient
 
 
@@ -145,6 +146,11 @@ def check_probabilities(owner: str, name: str, values: Tensor) -> None:
     """Check that values are probabilities, see ``check_range``."""
     expected = "probabilities, 0 to 1, such as logits.sigmoid()"
     check_range(owner, name, values, -TOLERANCE, 1 + TOLERANCE, expected)
+
+
+def check_pixels(owner: str, name: str, images: Tensor) -> None:
+    """Check that images do not have pixels of 0 to 255, see ``check_range``."""
+    check_range(owner, name, images, -LARGEST_PIXEL, LARGEST_PIXEL, "floats in [0, 1], or standardised: divide by 255")
 
 
 def is_readable(tensor: Tensor) -> bool:

@@ -157,7 +157,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         patch.setenv("CAPSULE_LAB_RUN", "")
         patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
         result = train(config, directory)
-    return Trained(directory, config, result, modules[-1].eval(), events)  # the first has no values
+    trained_module = next(module for module in modules if not next(module.parameters()).is_meta)
+    return Trained(directory, config, result, trained_module.eval(), events)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def check_evaluation(config: DictConfig) -> None:
         value = config.trainer[name]
         if name not in ("_target_", *used) and value != default.get(name, _ABSENT):
             options = ", ".join(f"trainer.{each}" for each in used)
-            raise ConfigError(f"trainer.{name} is {value}, which has no effect here; leave it out: {options} have one")
+            raise ConfigError(f"trainer.{name} is {value}, which has no effect here; leave it out, or set {options}")
 
 
 _ABSENT = object()

@@ -14,11 +14,8 @@ from capsule_lab.errors import check_widths
 from capsule_lab.functional import he_std, truncated_normal_
 from capsule_lab.layers import Decoder
 from capsule_lab.routing import AbstractRouting, RoutingFactory
-from capsule_lab.shapes import check_range, checks_shapes
+from capsule_lab.shapes import check_pixels, check_range, checks_shapes
 from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
-
-LARGEST_PIXEL = 100.0
-"""Ours: pixels of 0 to 255 exceed it, but a standardised image of up to 100x100 pixels cannot."""
 
 
 class AbstractImageNetwork(nn.Module, ABC):
@@ -59,8 +56,7 @@ class AbstractImageNetwork(nn.Module, ABC):
                 f"{name} received images of {images.dtype}, but its weights are {weights.dtype}; expected one type, "
                 "such as images.to(next(network.parameters()).dtype)"
             )
-        expected = "floats in [0, 1], or standardised: images / 255"
-        check_range(name, "images", images, -LARGEST_PIXEL, LARGEST_PIXEL, expected)
+        check_pixels(name, "images", images)
 
 
 class AbstractNetwork(AbstractImageNetwork):

@@ -152,7 +152,7 @@ def free_bytes(device: torch.device) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
     if limit == resource.RLIM_INFINITY:
         return available
-    used = resource.getpagesize() * int(_STATM.read_text().split()[0])
+    used = resource.getpagesize() * int(_STATM.read_text(encoding="utf-8").split()[0])
     return max(0, min(available, limit - used))
 
 

@@ -17,7 +17,7 @@ from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.layers import ConvStack, CoordinateClassCapsules, DepthwisePrimaryCapsules, PrimaryCapsules
 from capsule_lab.losses import cross_entropy_loss, reconstruction_loss
 from capsule_lab.networks import AbstractPairNetwork, reconstructs
-from capsule_lab.networks.base import LARGEST_PIXEL
+from capsule_lab.shapes import LARGEST_PIXEL
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.networks import IMAGE, count, pictures
 from tests.helpers.tiers import whole_but

@@ -80,9 +80,8 @@ def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
 
 def test_text_that_cannot_be_encoded_is_cleaned_where_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    files.write_record(
-        path, {"status": "a\udcff", "error": 1.0, "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}]}
-    )
+    content = {"status": "a\udcff", "error": 1.0, "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}]}
+    path.write_text(json.dumps(content))
     found = files.read_record(path, SCHEMA, tmp_path)
     assert found == {"status": "a\ufffd", "error": 1.0, "log": ["tab\tand\nline", "\ufffd[31m\ufffd", {"\ufffd": 1}]}
 
