@@ -99,6 +99,7 @@ ROUTINGS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.whole  # twelve shapes of each
 @pytest.mark.parametrize("backend", ["matmul", "fused"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_backend_equals_the_reference(name: str, backend: str) -> None:

@@ -211,7 +211,7 @@ def cases() -> Iterator[Any]:
     for number, (place, value) in enumerate(product(PLACES, VALUES)):
         is_short = number % (len(VALUES) + 1) == 0
         name = f"{'.'.join(place)}-{ascii(value)[:20]}"
-        yield pytest.param(place, value, id=name, marks=[] if is_short else pytest.mark.whole)
+        yield pytest.param(place, value, id=name, marks=[] if is_short else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("place", "value"), [*cases()])
