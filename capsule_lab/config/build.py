@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def build_module(config: DictConfig, spec: Any) -> Any:
         )
     with constructing("module"):
         facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
-        lit = module(network=built_network, **_accepted_arguments(config.module, **facts))
+        facts = _accepted_arguments(config.module, **facts)
+        lit = module(network=built_network, **_plain_partials(module.keywords), **facts)
     with constructing("optimizer"):
         lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
@@ -64,6 +66,16 @@ def _accepted_arguments(node: DictConfig, **facts: int) -> dict[str, int]:
     """Return the ``facts`` that a network or module takes as arguments; one for image pairs takes none."""
     arguments = arguments_of(get_object(node["_target_"]))
     return {name: value for name, value in facts.items() if arguments is None or name in arguments}
+
+
+def _plain_partials(arguments: Mapping[str, Any]) -> dict[str, functools.partial[Any]]:
+    """Return the arguments that are partial functions, as those of Python.
+
+    Hydra's own (since 1.3.8) check its policy of targets at every call, which takes longer than the call of a loss.
+    They are checked here, where they are built.
+    """
+    partials = {name: value for name, value in arguments.items() if isinstance(value, functools.partial)}
+    return {name: functools.partial(value.func, *value.args, **value.keywords) for name, value in partials.items()}
 
 
 def _try_losses(module: Any, spec: Any) -> None:

@@ -357,6 +357,11 @@ class AbstractDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resume_at = state_dict or None
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        if batch.labels.device == device:  # as in most runs, whose data sets are on their device
+            return batch
+        return Batch(*(values if values is None else values.to(device, non_blocking=True) for values in batch))
+
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:

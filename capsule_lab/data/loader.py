@@ -290,11 +290,16 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
             yield order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size], self.epoch
 
 
+def _unchanged(batch: Batch) -> Batch:
+    """Replace torch's conversion of arrays in a batch to tensors, which looks at each field."""
+    return batch
+
+
 class ResumableLoader(DataLoader[Batch]):
     """A ``DataLoader`` that resumes from a checkpoint written in the middle of an epoch."""
 
     def __init__(self, dataset: InMemory, batches: EpochBatches, *, pin_memory: bool) -> None:
-        super().__init__(dataset, sampler=batches, batch_size=None, pin_memory=pin_memory)
+        super().__init__(dataset, sampler=batches, batch_size=None, collate_fn=_unchanged, pin_memory=pin_memory)
         self.batches = batches
 
     def state_dict(self) -> dict[str, int]:

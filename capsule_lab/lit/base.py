@@ -14,13 +14,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from capsule_lab.errors import check_number
-from capsule_lab.lit.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
+from capsule_lab.lit.lightning_internals import (
+    batch_index,
+    batches_per_epoch,
+    show_to_callbacks,
+    skip_idle_hooks,
+    stopped_at_threshold,
+)
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
 from capsule_lab.schedules import Schedule, check_schedules
+from capsule_lab.system import torch_internals
 from capsule_lab.types import Batch
 
 
@@ -116,8 +123,10 @@ class AbstractModule(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
         self._count(batch, "train", self.trainer.world_size)  # training batches have equal sizes in all processes
-        shown = self.trainer.progress_bar_callback is not None  # its bar reads the loss of every step
-        self.log("loss", terms["loss"].detach(), prog_bar=shown, logger=False)
+        if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
+            self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
+        else:
+            show_to_callbacks(self.trainer, "loss", terms["loss"].detach())
         return terms
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
@@ -256,6 +265,7 @@ class AbstractModule(L.LightningModule):
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
         self.training_network.forget()
+        skip_idle_hooks(self.trainer)
 
     def on_fit_end(self) -> None:
         self.scheduled_routing.set({})
@@ -263,8 +273,12 @@ class AbstractModule(L.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
-        torch.manual_seed(int(sequence.generate_state(1)[0]))
+        torch_internals.seed_generators(int(sequence.generate_state(1)[0]), self.device)
         self.scheduled_routing.set(self.schedule_values())
+
+    def configure_gradient_clipping(self, optimizer: Optimizer, gradient_clip_val: Any = None, **options: Any) -> None:
+        if gradient_clip_val is not None:  # Lightning's would look up the kind of clipping before
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, **options)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step the schedule, then stop after the last step, before the callbacks' ``on_train_batch_end``."""

@@ -46,6 +46,20 @@ def average_lists_(averages: list[torch.Tensor], others: list[torch.Tensor], sta
     torch._foreach_add_(averages, torch._foreach_mul(others, 1 - stays))
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of ``device`` as ``torch.manual_seed`` does.
+
+    That function also queues the seed for every kind of device that is not in use, with the stack of its caller, which
+    takes longer than the hooks of a training step.
+    """
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
 def run_without_values(step: Callable[[Callable[[torch.Tensor], torch.Tensor], Callable[[], int]], Any]) -> None:
     """Run ``step(fake, peak)`` with torch's ``FakeTensorMode``, which computes shapes only and stores no values.
 
