@@ -71,6 +71,8 @@ class Schedule(ABC):
 
     def _progress(self, step: int, duration: Duration) -> float:
         """Return ``step`` divided by ``duration``."""
+        if isinstance(duration, float):  # as from for_run, in every step; the same number as below
+            return step / duration
         number, unit = _parse(duration)
         if unit != "step":
             raise ValueError(f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first")

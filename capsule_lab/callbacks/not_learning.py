@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from capsule_lab.callbacks.constant_answer import best_constant_loss, loss_of_constant
+from capsule_lab.lit import AbstractModule
 from capsule_lab.lit.classification import AbstractClassifierModule
 from capsule_lab.types import Batch
 
@@ -75,12 +76,11 @@ class NotLearning(Callback):
         self.labels: Tensor | None = None  # number of labels per class
         self.first_step = 0
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
-        self.highest_rate = max(self.highest_rate, _learning_rate(trainer))
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
+        rate = cast(AbstractModule, pl_module).step_values["learning_rate"]
+        self.highest_rate = max(self.highest_rate, rate)
         if self.warned or not trainer.is_global_zero:
             return
         term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn on its own
@@ -136,7 +136,7 @@ class NotLearning(Callback):
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
                 f"%.1f %%), and the classification loss {described}; likely causes: {_CAUSES[state]}",
-                *(trainer.global_step, min(errors), chance, _learning_rate(trainer)),
+                *(trainer.global_step, min(errors), chance, _learning_rate(module)),
             )
 
     def _state(
@@ -220,5 +220,5 @@ def _flat(losses: Tensor) -> tuple[str, str] | None:
     return "flat", f"has not fallen ({first.mean():.4g}, now {last.mean():.4g})"
 
 
-def _learning_rate(trainer: L.Trainer) -> float:
-    return max(float(group["lr"]) for optimizer in trainer.optimizers for group in optimizer.param_groups)
+def _learning_rate(module: L.LightningModule) -> float:
+    return cast(AbstractModule, module).schedule_values()["learning_rate"]

@@ -182,6 +182,7 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
     from capsule_lab.networks.base import reconstructs  # slow to import; --help does not need it
 
     module.training_network.check(trainer)
+    module.step_graphs.check(trainer)
     check_change(module.network, data.spec)
     if reconstructs(module.network) and not hasattr(module, "reconstruction"):
         raise ConfigError(

@@ -17,6 +17,7 @@ from capsule_lab.data.loader import (
     EpochBatches,
     Images,
     InMemory,
+    ReplayedSet,
     ResumableLoader,
     check_batch,
     check_images,
@@ -28,6 +29,8 @@ from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
 from capsule_lab.errors import CapsuleLabError, DataError, check_choice, check_number, one_line
+from capsule_lab.system import cuda_graphs
+from capsule_lab.system.cuda_graphs import Replayed
 from capsule_lab.types import Batch, DataSpec
 
 if TYPE_CHECKING:
@@ -136,6 +139,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.provenance: dict[str, Any] = {}
         self.sets: dict[str, Images] = {}
         self.test_sizes: dict[str, int] = {}
+        self._replayed: Replayed | None = None
         self._train_batches: EpochBatches | None = None
         self._resume_at: dict[str, int] | None = None
 
@@ -365,13 +369,21 @@ class AbstractDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:
-            seen = self.transform_batch(batch, "train")
-            if self._shares is None:
-                return seen
-            self._shares = self._shares.to(seen.key.device)
-            return mix(seen, self._shares, self.spec.num_classes)
+            seen: Batch = self._training_batch(batch) if self._replayed is None else self._replayed(batch)
+            return seen
         names = self.test_names if trainer is not None and trainer.testing else self.val_names
         return self.transform_batch(batch, names[dataloader_idx])
+
+    def use_cuda_graphs(self, use: bool) -> None:
+        """Transform training batches with a CUDA graph, as those of the device on which a ``fit`` begins."""
+        self._replayed = Replayed("the transformation of training batches", self._training_batch) if use else None
+
+    def _training_batch(self, batch: Batch) -> Batch:
+        seen = self.transform_batch(batch, "train")
+        if self._shares is None:
+            return seen
+        self._shares = self._shares.to(seen.key.device)
+        return mix(seen, self._shares, self.spec.num_classes)
 
     def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
         dataset, trainer = self.dataset(name), self.trainer
@@ -393,5 +405,7 @@ class AbstractDataModule(L.LightningDataModule):
             len(dataset), batch_size, seed=self.seed, shuffle=training, drop_last=training, rank=rank,
             world_size=world_size, device=dataset.device,
         )  # fmt: skip
+        if training and cuda_graphs.is_supported(dataset.device):
+            dataset = ReplayedSet(dataset, lambda: self._replayed is not None)
         pin_memory = dataset.device.type == "cpu" and device.type == "cuda"
         return ResumableLoader(dataset, batches, pin_memory=pin_memory)

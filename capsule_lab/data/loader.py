@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
+from capsule_lab.system.cuda_graphs import Replayed
 from capsule_lab.system.files import open_regular
 from capsule_lab.types import Batch, DataSpec
 
@@ -223,6 +224,32 @@ class InMemory(Dataset[Batch]):
         moved = copy.copy(self)
         vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)})
         return moved
+
+
+class ReplayedSet(InMemory):
+    """A set on a GPU that gathers its batches with a CUDA graph, with the same results.
+
+    The number of the epoch is a tensor then. A set that computes with it in Python is not captured, see ``Replayed``.
+    Graphs are used while ``may_replay`` returns true.
+    """
+
+    def __init__(self, dataset: InMemory, may_replay: Callable[[], bool]) -> None:
+        super().__init__(dataset.data, dataset.seed, size=len(dataset))
+        self.dataset = dataset
+        self.may_replay = may_replay
+        self._gather = Replayed("the gathering of training batches", dataset.__getitem__)
+        self._epoch = torch.full((), -1, device=dataset.device)
+        self._epoch_number = -1
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        if not self.may_replay():
+            return self.dataset[batch]
+        index, epoch = batch
+        if epoch != self._epoch_number:
+            self._epoch.fill_(epoch)
+            self._epoch_number = epoch
+        gathered: Batch = self._gather((index, self._epoch))
+        return gathered
 
 
 @dataclass(eq=False)

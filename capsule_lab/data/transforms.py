@@ -13,12 +13,13 @@ _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
-def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*shape"]:
+def random_bits(key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, ""]) -> Int64[Tensor, "*shape"]:
     """Draw 63 random bits per key with SplitMix64; they depend neither on the device nor on the batching of the keys.
 
     ``stream`` is the number of the draw; one key gives an independent draw per stream.
     """
-    bits = key + _as_int64((stream + 1) * _INCREMENT)
+    step = (stream + 1) * _as_int64(_INCREMENT)
+    bits = key + (step if isinstance(step, Tensor) else _as_int64(step))  # a tensor wraps around at 64 bits
     for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
         bits = (bits ^ _shift_right(bits, count)) * _as_int64(multiplier)
     bits = bits ^ _shift_right(bits, 31)  # SplitMix64
@@ -41,7 +42,9 @@ def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[
     return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
 
-def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+def sample_key(
+    seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]
+) -> Int64[Tensor, " batch"]:
     """Compute the keys of the samples ``index`` in ``epoch`` of a run with ``seed``."""
     run = random_bits(torch.full_like(index, seed), 0)
     return random_bits(run ^ index, epoch + 1)

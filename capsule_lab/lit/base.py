@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from capsule_lab.errors import check_number
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.lit.captured_step import StepGraphs, UseGraphs
 from capsule_lab.lit.lightning_internals import (
+    LightningModule,
     batch_index,
     batches_per_epoch,
     show_to_callbacks,
@@ -22,7 +25,7 @@ from capsule_lab.lit.lightning_internals import (
     stopped_at_threshold,
 )
 from capsule_lab.lit.metrics import SplitMetrics
-from capsule_lab.lit.optimizers import Muon, parameter_groups
+from capsule_lab.lit.optimizers import Muon, parameter_groups, use_device_values
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
@@ -31,7 +34,7 @@ from capsule_lab.system import torch_internals
 from capsule_lab.types import Batch
 
 
-class AbstractModule(L.LightningModule):
+class AbstractModule(LightningModule):
     """Trains a network on batches; a subclass defines the terms of the loss and additional metrics.
 
     For each of the splits ``train``, ``val`` and ``test``, it logs ``<split>/loss``, and ``<split>/<term>`` for every
@@ -51,9 +54,11 @@ class AbstractModule(L.LightningModule):
             draws the same numbers as an uninterrupted one.
         max_steps: number of steps after which the run ends, also within an epoch; -1 lets the Trainer decide. (With
             the Trainer's ``max_steps``, Lightning 2.6 miscounts when it resumes at the end of an epoch.)
-        compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; others call it directly.
+        compile: how training steps call the network, see ``TrainingNetwork``; others call it directly.
+        cuda_graphs: whether training steps are replayed as CUDA graphs, see ``StepGraphs``; the results are the same.
 
     Attributes:
+        step_values: values of all schedules in the current training step; from ``on_train_batch_start``.
         image_counts: number of images that all processes have processed: of ``train`` in the whole run, with
             repetitions; of every other split or part in its last validation or test.
     """
@@ -70,11 +75,12 @@ class AbstractModule(L.LightningModule):
         seed: int = 0,
         max_steps: int = -1,
         compile: Compile = False,
-        cuda_graphs: bool = False,
+        cuda_graphs: UseGraphs = "auto",
     ) -> None:
         super().__init__()
         check_number("l2", l2, 0)
         check_number("seed", seed, 0)
+        check_choice("cuda_graphs", cuda_graphs, ("auto", True, False))
         self.network = network.to(memory_format=torch.channels_last)  # fastest for convolutions
         self.optimizer = optimizer
         self.schedule = check_schedules(schedule)
@@ -85,13 +91,16 @@ class AbstractModule(L.LightningModule):
         self.max_steps = max_steps
         self.steps_per_epoch = self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
+        self.step_values: dict[str, float] = {}
         self.image_counts: dict[str, int] = {}
-        self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
+        self.training_network = TrainingNetwork(network, compile=compile)
+        self.step_graphs = StepGraphs(self, cuda_graphs)
+        self.schedule_on_device: Mapping[str, Tensor] | None = None  # while a step is captured
         self.metrics = metrics
         if self.scheduled_routing.names and self.training_network.has_graphs:
             raise ValueError(
-                f"schedule.{self.scheduled_routing.names[0]} changes the routing, which CUDA graphs cannot repeat; "
-                "expected module.cuda_graphs=false and another module.compile, or no such schedule"
+                f"schedule.{self.scheduled_routing.names[0]} changes the routing, which the CUDA graphs of "
+                f"module.compile={compile} cannot repeat; expected another module.compile, or no such schedule"
             )
 
     @abstractmethod
@@ -121,7 +130,11 @@ class AbstractModule(L.LightningModule):
         return self.training_network(*inputs) if self.training else self.network(*inputs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        terms, _ = self._step(batch, "train")
+        if self.step_graphs.step is not None:
+            terms = self.step_graphs.forward(batch, self.step_values)
+        else:
+            with self.metrics.in_place("train") if self.step_graphs.enabled else nullcontext():
+                terms, _ = self._step(batch, "train")
         self._count(batch, "train", self.trainer.world_size)  # training batches have equal sizes in all processes
         if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
             self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
@@ -162,7 +175,17 @@ class AbstractModule(L.LightningModule):
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return the terms of the loss for a batch, and the network's output."""
         output = self(*self.inputs_of(batch))
-        return self.loss_terms(batch, output, self.schedule_values()), output
+        values: Any = self.schedule_values() if self.schedule_on_device is None else self.schedule_on_device
+        return self.loss_terms(batch, output, values), output
+
+    def captured_terms(self, batch: Batch, schedule: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute and measure the terms of the loss for a graph, with ``schedule`` in the device's memory."""
+        self.schedule_on_device = schedule
+        try:
+            with self.metrics.in_place("train"):
+                return self._step(batch, "train")[0]
+        finally:
+            self.schedule_on_device = None
 
     @property
     def test_parts(self) -> tuple[str, ...]:
@@ -187,6 +210,8 @@ class AbstractModule(L.LightningModule):
             self.add_split(split)
 
     def on_train_epoch_end(self) -> None:
+        if self.step_graphs.enabled:
+            self.metrics.mark_updated("train")
         self._log_epoch("train")
         self.log_dict({f"schedule/{name}": value for name, value in self.schedule_values().items()})
 
@@ -212,7 +237,7 @@ class AbstractModule(L.LightningModule):
                 several = {f"{split}/{key}": value for key, value in result.items()} if isinstance(result, dict) else {}
                 for quantity, value in (several or {name: result}).items():
                     self.log(quantity, value, prog_bar=quantity.endswith("/error"))
-                metric.reset()
+            self.metrics.reset(split)
 
     def test_results(self) -> dict[str, float]:
         """Return the results of the last test: its quantities, and ``<part>/<quantity>`` for every part."""
@@ -264,21 +289,62 @@ class AbstractModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
-        self.training_network.forget()
+        self.step_graphs.start(self.trainer)
+        self._tell_data(self.step_graphs.enabled)
         skip_idle_hooks(self.trainer)
 
     def on_fit_end(self) -> None:
         self.scheduled_routing.set({})
-        self.training_network.forget()
+        self.step_graphs.stop(self.device)
+        self._tell_data(False)
+
+    def _tell_data(self, graphs: bool) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "use_cuda_graphs"):  # a DataModule of another package has none
+            data.use_cuda_graphs(graphs)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
         torch_internals.seed_generators(int(sequence.generate_state(1)[0]), self.device)
-        self.scheduled_routing.set(self.schedule_values())
+        self.step_values = self.schedule_values()
+        self.scheduled_routing.set(self.step_values)
+        self.step_graphs.prepare(batch, self.step_values)
 
-    def configure_gradient_clipping(self, optimizer: Optimizer, gradient_clip_val: Any = None, **options: Any) -> None:
-        if gradient_clip_val is not None:  # Lightning's would look up the kind of clipping before
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, **options)
+    # --- a step that is replayed: Lightning calls these between its hooks
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self.step_graphs.step is None:
+            super().backward(loss, *args, **kwargs)
+        else:
+            self.step_graphs.step.backward()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        if self.step_graphs.step is None:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+        else:
+            self.step_graphs.step.forget_gradients()
+
+    def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if self.trainer.gradient_clip_val is not None and not self._replays_update:
+            super().configure_gradient_clipping(optimizer, *args, **kwargs)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if self._replays_update:
+            self.step_graphs.update(self.trainer, optimizer.optimizer, optimizer_closure)
+        else:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    @property
+    def _replays_update(self) -> bool:
+        step = self.step_graphs.step
+        return step is not None and not step.without_update
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Clip the gradients and step the optimizer, without hooks; for a graph."""
+        trainer = self.trainer
+        if trainer.gradient_clip_val is not None:
+            self.clip_gradients(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+        optimizer.step()
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step the schedule, then stop after the last step, before the callbacks' ``on_train_batch_end``."""
@@ -286,6 +352,8 @@ class AbstractModule(L.LightningModule):
         self._stop_after_last_step()
 
     def on_train_start(self) -> None:
+        for optimizer in self.trainer.optimizers:
+            use_device_values(optimizer, self.device)
         self._stop_after_last_step()  # a resumed run may already be complete
         self.trainer.should_stop |= stopped_at_threshold(self.trainer)
 

@@ -5,9 +5,11 @@ If an upgrade changes one, ``tests/lit/test_lightning_internals.py`` or ``tests/
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, cast
@@ -20,6 +22,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason as Ea
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from capsule_lab.system.signals import end_with_parent
@@ -82,6 +85,19 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
     connector.register_signal_handlers = lambda: None
 
 
+class LightningModule(L.LightningModule):
+    """Lightning's class, which notes the name of the current hook twice in each of sixteen hooks of a step.
+
+    For torch, every attribute could be a parameter or another module, which takes ten calls to exclude.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
 class _NoProfiler(PassThroughProfiler):
     """Does what its base class does, nothing, without a generator for each hook of each callback."""
 
@@ -114,12 +130,20 @@ def skip_idle_hooks(trainer: L.Trainer) -> None:
     if type(trainer.profiler) is PassThroughProfiler:
         trainer.profiler = _NoProfiler()
     trainer.fit_loop.epoch_loop._build_kwargs = _arguments_of_training_step
+    hooks: Any = cast(Any, trainer)._data_connector._datahook_selector
+    if hooks is not None:  # looks for overrides of three hooks at every batch
+        hooks.get_instance = functools.cache(hooks.get_instance)
     owners: list[tuple[Any, type]] = [(callback, Callback) for callback in cast(Any, trainer).callbacks]
     owners.append((trainer.lightning_module, L.LightningModule))
     for owner, base in owners:
         for hook in _BATCH_HOOKS:
             if getattr(type(owner), hook) is getattr(base, hook) and hook not in vars(owner):
                 setattr(owner, hook, None)
+
+
+def run_closure(trainer: L.Trainer, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+    """Run what Lightning runs before an optimizer's step: forward and backward pass, hooks and clipping."""
+    cast(Any, trainer.precision_plugin)._wrap_closure(trainer.lightning_module, optimizer, closure)
 
 
 def next_batch_follows(trainer: L.Trainer) -> bool:

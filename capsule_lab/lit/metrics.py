@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -71,6 +73,29 @@ class SplitMetrics(nn.ModuleDict):
     def of_split(self, split: str) -> list[tuple[str, Metric]]:
         """Return the names and metrics of ``split``."""
         return [(name, self._metric(name)) for name in self if name.startswith(f"{split}/")]
+
+    def reset(self, split: str) -> None:
+        """Reset the metrics of ``split`` in their memory, which CUDA graphs update."""
+        with self.in_place(split):
+            for _, metric in self.of_split(split):
+                metric.reset()
+
+    @contextmanager
+    def in_place(self, split: str) -> Iterator[None]:
+        """Keep the states of the metrics of ``split`` in their memory; torchmetrics binds some to new tensors."""
+        before = {name: metric.metric_state for name, metric in self.of_split(split)}
+        yield
+        for name, states in before.items():
+            for state, tensor in states.items():
+                new = getattr(self[name], state)
+                if new is not tensor:
+                    assert isinstance(tensor, Tensor)
+                    setattr(self[name], state, tensor.copy_(new))
+
+    def mark_updated(self, split: str) -> None:
+        """Tell the metrics of ``split`` that they were updated, also by a replay that they do not see."""
+        for _, metric in self.of_split(split):
+            lightning_internals.mark_updated(metric)
 
     def state_of(self, split: str) -> dict[str, dict[str, Any]]:
         """Return the state of each metric, for a checkpoint in the middle of an epoch."""

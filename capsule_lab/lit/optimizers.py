@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from capsule_lab.errors import check_number
+from capsule_lab.system import cuda_graphs
 
 
 def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
@@ -33,6 +34,24 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
         {"params": parameters, "rows": rows, **({} if decays else {"weight_decay": 0.0})}
         for (rows, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]
+
+
+def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
+    """Keep what changes from step to step in the memory of a GPU, where CUDA graphs can read it.
+
+    It is done with and without graphs, so that both have the same results, and after a checkpoint is loaded, which may
+    have been written on another device. Optimizers that are not ``capturable`` stay as they are.
+    """
+    for group in optimizer.param_groups:
+        rate = float(group["lr"])
+        on_device = cuda_graphs.is_supported(device) and ("capturable" in group or bool(group.get("fused")))
+        group["lr"] = torch.tensor(rate, device=device) if on_device else rate
+        if "capturable" in group:
+            group["capturable"] = on_device and device.type != "cpu"  # a CPU counts steps on the host
+        if group.get("capturable"):
+            for state in (optimizer.state.get(parameter, {}) for parameter in group["params"]):
+                if "step" in state:
+                    state["step"] = state["step"].to(device)
 
 
 def _rows(module: nn.Module, parameter: Tensor) -> int:

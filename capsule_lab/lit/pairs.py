@@ -26,8 +26,6 @@ class PairsModule(AbstractModule):
     network: AbstractPairNetwork
 
     def __init__(self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any) -> None:
-        if options.get("cuda_graphs"):
-            raise ValueError("cuda_graphs is true, but this network has a second input, the change; expected false")
         super().__init__(network, metrics=SplitMetrics(), **options)
         self.reconstruction = reconstruction
         for split in ("val", "test"):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.schedules import Schedule
+
+T = TypeVar("T")
 
 _PREFIX = "routing_"
 
@@ -37,12 +40,28 @@ class ScheduledRouting:
             for routing in routings
         ]
 
-    def set(self, values: Mapping[str, float]) -> None:
+    def whole_numbers(self, values: Mapping[str, float]) -> tuple[int, ...]:
+        """Return the values of integer options."""
+        return tuple(
+            round(values[name])
+            for routing, name, _ in self._configured
+            if routing.scheduled[name.removeprefix(_PREFIX)] is int
+        )
+
+    def real_numbers(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Return the entries of the other options."""
+        return {
+            name: values[name]
+            for routing, name, _ in self._configured
+            if routing.scheduled[name.removeprefix(_PREFIX)] is not int
+        }
+
+    def set(self, values: Mapping[str, float | Tensor]) -> None:
         """Set every option to its value in ``values``, by the schedule's name, or else to the configured one."""
         for routing, name, configured in self._configured:
             option = name.removeprefix(_PREFIX)
             value = values.get(name, configured)
-            routing.scheduled_options()[option] = round(value) if routing.scheduled[option] is int else value
+            routing.scheduled_options()[option] = round(float(value)) if routing.scheduled[option] is int else value
 
 
 def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:

@@ -1,67 +1,127 @@
-"""A stand-in for CUDA graphs without a GPU: passes are recomputed into memory that stays the same."""
+"""A stand-in for CUDA graphs without a GPU: operators are recorded, and later computed again in the same memory."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from capsule_lab.lit.training_network import TrainingNetwork
+from capsule_lab import losses, shapes
+from capsule_lab.system import cuda_graphs
 
+R = TypeVar("R")
 
-class FakeGraphs:
-    """Stands in for ``torch.cuda.make_graphed_callables`` and overwrites the same memory."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.captures: list[tuple[int, ...]] = []  # shapes of images
-        self.replays = 0  # of forward passes
-        patch.setattr(torch.cuda, "make_graphed_callables", self.capture)
-        patch.setattr(TrainingNetwork, "check", lambda self, trainer: None)  # that there is a GPU
-
-    def capture(self, module: nn.Module, sample: tuple[Tensor], *, allow_unused_input: bool = False) -> nn.Module:
-        assert torch.is_grad_enabled()
-        assert not torch.is_autocast_enabled("cpu"), "the backward pass would be captured under autocast"
-        self.captures.append(tuple(sample[0].shape))
-        images, run, parameters = sample[0], module.forward, tuple(module.parameters())
-
-        def gradients(outputs: tuple[Tensor, ...], given: list[Tensor]) -> tuple[Tensor | None, ...]:
-            return torch.autograd.grad(outputs, parameters, given, allow_unused=allow_unused_input)
-
-        for _ in range(3):  # as torch does, with any numbers
-            outputs = run(images)
-            gradients(outputs, [torch.full_like(each, torch.nan) for each in outputs])
-        memory = _Memory()
-        fake = self
-
-        class Graphed(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, given: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-                fake.replays += 1
-                images.copy_(given)
-                with torch.enable_grad():
-                    memory.outputs = run(images)  # with what the backward pass needs
-                return tuple(each.detach() for each in memory.keep("outputs", memory.outputs))
-
-            @staticmethod
-            def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-                computed = gradients(memory.outputs, [value.clone() for value in given])
-                return None, *(each if each is None else each.detach() for each in memory.keep("gradients", computed))
-
-        module.forward = lambda images: Graphed.apply(images, *parameters)  # type: ignore[method-assign]
-        return module
+READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.nonzero.default")
+"""Operators that wait for the device, so that they cannot be captured."""
 
 
-class _Memory:
-    """Tensors in the same memory after every replay."""
+UNDECLARED = ("running_mean", "running_var")
+"""Arguments that operators overwrite, though their schemas do not say it."""
+
+
+class Operation(NamedTuple):
+    """An operator with its arguments and results, in the memory of the capture."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Tensor]
+
+
+class Recorder(TorchDispatchMode):
+    """Records operators below autograd, and keeps what they overwrite."""
 
     def __init__(self) -> None:
-        self.outputs: tuple[Tensor, ...] = ()
-        self.kept: dict[str, list[Tensor | None]] = {}
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.own: set[int] = set()
 
-    def keep(self, name: str, values: tuple[Any, ...]) -> list[Any]:
-        if name not in self.kept:
-            self.kept[name] = [value if value is None else value.detach().clone() for value in values]
-        for old, new in zip(self.kept[name], values, strict=True):
-            if old is not None:
-                old.copy_(new.detach())
-        return self.kept[name]
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(function) in READS:
+            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({function})")
+        kwargs = kwargs or {}
+        named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+        for argument in function._schema.arguments:
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or argument.name in UNDECLARED:
+                for tensor in tree_leaves(named.get(argument.name)):
+                    self._keep(tensor)
+        results = function(*args, **kwargs)
+        tensors = [value for value in tree_leaves(results) if isinstance(value, Tensor)]
+        self.own.update(tensor.untyped_storage()._cdata for tensor in tensors if not self._is_input(tensor, named))
+        detached = tree_map_only(Tensor, _alias, (args, kwargs))
+        self.operations.append(Operation(function, detached[0], detached[1], [_alias(each) for each in tensors]))
+        return results
+
+    def _is_input(self, tensor: Tensor, named: dict[str, Any]) -> bool:
+        storage = tensor.untyped_storage()._cdata
+        given = (value for value in tree_leaves(named) if isinstance(value, Tensor))
+        return any(value.untyped_storage()._cdata == storage for value in given)
+
+    def _keep(self, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        storage = tensor.untyped_storage()._cdata
+        if storage not in self.own and storage not in self.before:
+            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            self.before[storage] = whole, whole.clone()
+
+    def undo(self) -> None:
+        """Restore what was overwritten: capturing runs nothing."""
+        for tensor, before in self.before.values():
+            tensor.copy_(before)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    return tensor.detach()  # the same memory, also if the tensor is later resized or freed
+
+
+class FakeGraph:
+    """Stands in for ``cuda_graphs.Graph``."""
+
+    captures = 0
+    replays = 0
+
+    def __init__(self, pool: Any) -> None:
+        self.operations: list[Operation] = []
+
+    def capture(self, work: Callable[[], R]) -> R:
+        FakeGraph.captures += 1
+        generator = torch.random.get_rng_state()
+        recorder = Recorder()
+        try:
+            with recorder:
+                result = work()
+        finally:
+            with torch.no_grad():
+                recorder.undo()
+            torch.random.set_rng_state(generator)
+        self.operations = recorder.operations
+        return result
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+        with torch.no_grad():
+            for function, args, kwargs, results in self.operations:
+                again = [value for value in tree_leaves(function(*args, **kwargs)) if isinstance(value, Tensor)]
+                for old, new in zip(results, again, strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+
+@pytest.fixture
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
+    """Capture and replay on a CPU."""
+    FakeGraph.captures = FakeGraph.replays = 0
+    monkeypatch.setattr(cuda_graphs, "Graph", FakeGraph)
+    monkeypatch.setattr(cuda_graphs, "is_supported", lambda device: True)
+    monkeypatch.setattr(cuda_graphs, "new_pool", lambda: None)
+    for module in (shapes, losses):
+        monkeypatch.setattr(module, "is_readable", lambda tensor: False)
+    return FakeGraph

@@ -19,7 +19,7 @@ from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import Batch
 from tests.helpers.commands import Tiny
 from tests.helpers.compile import without_shape_checks
-from tests.helpers.cuda_graphs import FakeGraphs
+from tests.helpers.cuda_graphs import FakeGraph as FakeGraphs
 from tests.helpers.modules import RATE, batch, capsnet, loader, trainer
 from tests.helpers.networks import small_em_caps
 

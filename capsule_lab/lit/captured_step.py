@@ -1,0 +1,246 @@
+"""A training step as CUDA graphs, with the points at which Lightning calls hooks between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.lit.lightning_internals import run_closure
+from capsule_lab.system import cuda_graphs
+from capsule_lab.types import Batch
+
+if TYPE_CHECKING:
+    from capsule_lab.lit.base import AbstractModule
+
+log = logging.getLogger(__name__)
+
+UseGraphs = bool | Literal["auto"]
+
+_EAGER_STEPS = 3  # ours: they compile kernels, allocate the optimizer's state, and end those of cuda_graphs.Replayed
+
+
+class CapturedStep:
+    """A training step as three CUDA graphs: the forward pass, the backward pass, and the update of the parameters.
+
+    Capturing runs nothing. Replays must follow each other in this order.
+
+    Args:
+        forward: computes the loss, with its autograd graph, and other tensors.
+        parameters: what the backward pass computes gradients of; they must not move in memory.
+        update: steps the optimizer with these gradients.
+        device: of the parameters.
+
+    Attributes:
+        outputs: the other tensors of ``forward``, in memory that the next replay overwrites.
+        without_update: why the update could not be captured; it then runs as it is. Empty if it was.
+
+    Raises:
+        RuntimeError: if the forward or the backward pass cannot be captured.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[], tuple[Tensor, Any]],
+        parameters: Iterable[nn.Parameter],
+        update: Callable[[], object],
+        device: torch.device,
+    ) -> None:
+        pool = cuda_graphs.new_pool()
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._forward, self._backward, self._update = (cuda_graphs.Graph(pool) for _ in range(3))
+        before = [parameter.grad for parameter in self.parameters]
+        try:
+            self.forget_gradients()
+            loss, self.outputs = self._forward.capture(forward)
+            # with autocast, the backward pass would compute routing in half precision
+            with torch.autocast(device.type, enabled=False):
+                self._backward.capture(loss.backward)
+                self.gradients = [parameter.grad for parameter in self.parameters]
+                self.without_update = self._captured_update(update)
+        finally:
+            torch.clear_autocast_cache()  # of values that were not computed
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
+
+    def _captured_update(self, update: Callable[[], object]) -> str:
+        try:
+            self._update.capture(update)
+        except Exception as error:  # of any kind, from an optimizer of the user's
+            return one_line(error)
+        return ""
+
+    def forward(self) -> Any:
+        """Compute the loss; return the outputs."""
+        self._forward.replay()
+        return self.outputs
+
+    def backward(self) -> None:
+        """Compute the gradients, and set those of the parameters."""
+        self._backward.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+    def update(self) -> None:
+        """Update the parameters."""
+        self._update.replay()
+
+    def forget_gradients(self) -> None:
+        """Set the gradients of the parameters to ``None``; their memory stays."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class StepGraphs:
+    """Decides which training steps of a module are replayed, and replays them.
+
+    The first steps run as they are. A step is then captured for the shapes of its batch and for those options of
+    routings that are whole numbers; another shape or number runs as it is, until it has also been seen several times.
+    Schedules with real values are tensors on the device, which are filled before a replay.
+
+    Args:
+        module: the module that trains.
+        use: ``"auto"`` on a GPU, where nothing stands against it; ``True`` raises errors instead.
+
+    Attributes:
+        step: the captured step that is replayed now; ``None`` in a step that runs as it is.
+    """
+
+    def __init__(self, module: AbstractModule, use: UseGraphs) -> None:
+        self._module = [module]  # in a list, as a module would register it as its own part
+        self.use = use
+        self.step: CapturedStep | None = None
+        self.enabled = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.step = None
+        self._captured: CapturedStep | None = None
+        self._key: tuple[Any, ...] = ()
+        self._seen: dict[tuple[Any, ...], int] = {}
+        self._batch: Batch | None = None
+        self._last: Batch | None = None
+        self._names: list[str] = []
+        self._schedule: dict[str, Tensor] = {}
+        self._values: dict[str, float] = {}
+
+    def check(self, trainer: L.Trainer) -> None:
+        """Raise a ``ConfigError`` if graphs are required, and this Trainer cannot have them."""
+        reason = self._obstacle(trainer)
+        if self.use is True and reason:
+            raise ConfigError(f"module.cuda_graphs is true, but {reason}; expected module.cuda_graphs=auto")
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Begin a ``fit``: the weights may have moved in memory since the last one."""
+        self._forget()
+        self.check(trainer)
+        reason = self._obstacle(trainer)
+        device = trainer.strategy.root_device
+        self.enabled = bool(self.use) and not reason
+        if self.enabled:
+            cuda_graphs.use_side_stream(device)
+        elif self.use and cuda_graphs.is_supported(device):
+            log.info("training steps run without CUDA graphs: %s", reason)
+
+    def stop(self, device: torch.device) -> None:
+        """End a ``fit``, and free the memory of the graphs."""
+        if self.enabled:
+            cuda_graphs.use_default_stream(device)
+        self.enabled = False
+        self._forget()
+
+    def _obstacle(self, trainer: L.Trainer) -> str:
+        """Return why steps cannot be captured, or an empty string."""
+        device = trainer.strategy.root_device
+        if not cuda_graphs.is_supported(device):
+            return f"training is on {device.type}"
+        if trainer.world_size > 1:
+            return f"the run has {trainer.world_size} processes, which communicate during a step"
+        if trainer.accumulate_grad_batches > 1:
+            return f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, so steps differ"
+        if trainer.precision == "16-mixed":
+            return "trainer.precision is 16-mixed, whose scale the host reads in every step"
+        if self._module[0].training_network.has_graphs:
+            return f"module.compile={self._module[0].training_network.compile} makes its own"
+        return ""
+
+    def prepare(self, batch: Batch, values: Mapping[str, float]) -> None:
+        """Decide whether the next step is replayed, and capture it if it is time; before its forward pass.
+
+        ``values`` are those of the schedules.
+        """
+        self.step = None
+        if not self.enabled:
+            return
+        whole = self._module[0].scheduled_routing.whole_numbers(values)
+        if self._captured is None or batch is not self._batch or whole != self._key[1]:
+            key = (cuda_graphs.shapes_of(batch), whole)
+            if self._captured is None or key != self._key:
+                self._seen[key] = self._seen.get(key, 0) + 1
+                if self._seen[key] > _EAGER_STEPS:
+                    self._capture(batch, key, values)
+                self._last = batch
+                if key != self._key:
+                    return
+        self.step = self._captured
+
+    def _capture(self, batch: Batch, key: tuple[Any, ...], values: Mapping[str, float]) -> None:
+        module, trainer = self._module[0], self._module[0].trainer
+        self._captured = self.step = None  # frees their memory
+        is_static = batch is self._last  # the result of cuda_graphs.Replayed
+        self._batch = batch if is_static else cuda_graphs.copied(batch)
+        device = trainer.strategy.root_device
+        dtype = next(module.network.parameters()).dtype
+        self._schedule = {name: torch.tensor(value, dtype=dtype, device=device) for name, value in values.items()}
+        self._values = dict(values)
+
+        def forward() -> tuple[Tensor, Tensor]:
+            with trainer.precision_plugin.train_step_context():
+                terms = module.captured_terms(self._batch, self._schedule)
+            self._names = list(terms)
+            return terms["loss"], torch.stack([term.detach() for term in terms.values()])
+
+        (optimizer,) = trainer.optimizers
+        module.scheduled_routing.set({**values, **module.scheduled_routing.real_numbers(self._schedule)})
+        try:
+            self._captured = CapturedStep(
+                forward, module.network.parameters(), lambda: module.update(optimizer), device
+            )
+            self._key = key
+        except Exception as error:  # of any kind, from a network or a loss of the user's
+            self.enabled = False
+            if self.use is True:
+                raise ConfigError(
+                    f"a step of {type(module.network).__name__} cannot be captured as CUDA graphs: "
+                    f"{one_line(error)[:300]}; set module.cuda_graphs=false"
+                ) from error
+            log.info("training steps run without CUDA graphs: %s", one_line(error)[:200])
+            return
+        finally:
+            module.scheduled_routing.set(values)
+        if self._captured.without_update:
+            log.info("the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200])
+
+    def forward(self, batch: Batch, values: Mapping[str, float]) -> dict[str, Tensor]:
+        """Replay the forward pass; return the terms of the loss in memory of their own."""
+        assert self.step is not None
+        assert self._batch is not None
+        cuda_graphs.copy_tensors(batch, self._batch)
+        for name, value in values.items():
+            if value != self._values[name]:
+                self._schedule[name].fill_(value)
+                self._values[name] = value
+        terms = self.step.forward().clone()
+        return dict(zip(self._names, terms.unbind(), strict=True))
+
+    def update(self, trainer: L.Trainer, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        """Run Lightning's closure, which calls the hooks and the other two parts of the step, then replay the update."""
+        assert self.step is not None
+        run_closure(trainer, optimizer, closure)
+        self.step.update()
