@@ -88,7 +88,7 @@ def spread_loss(
     scores: Float[Tensor, "batch classes"],
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
-    margin: float = 0.9,  # Hinton 2018, section 4.1: m at the end of training
+    margin: float | Tensor = 0.9,  # Hinton 2018, section 4.1: m at the end of training
     reduction: Literal["paper", "official", "sum"] = "paper",
 ) -> Float[Tensor, ""]:
     """Spread loss on the activations of the class capsules (Hinton 2018, equation 3).

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor
-from torch.optim.swa_utils import get_swa_avg_fn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from capsule_lab.errors import check_number
 from capsule_lab.lit import AbstractModule
 from capsule_lab.schedules import Duration, duration_in_steps
 from capsule_lab.system import torch_internals
+from capsule_lab.system.cuda_graphs import Replayed
 
 
 class AveragedWeights(WeightAveraging):
@@ -39,11 +42,12 @@ class AveragedWeights(WeightAveraging):
         check_number("decay", 0 if decay is None else decay, 0, below=1)
         if start is not None:
             duration_in_steps(start, steps_per_epoch=1, total_steps=1)
-        exponential = None if decay is None else functools.partial(_exponential, decay)
-        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else None, multi_avg_fn=exponential)
+        average = _equal if decay is None else functools.partial(_exponential, decay)
+        super().__init__(multi_avg_fn=average)
         self.start = start
         self.first_step = 0.0
         self.has_average = False
+        self._update: Replayed | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = cast(AbstractModule, pl_module)
@@ -55,8 +59,22 @@ class AveragedWeights(WeightAveraging):
         return step_idx is not None and step_idx >= self.first_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *step: Any) -> None:
+        if self.has_average and cast(AbstractModule, pl_module).step_graphs.enabled:
+            self._replay(trainer, pl_module)
+            return
         super().on_train_batch_end(trainer, pl_module, *step)
         self.has_average = self.has_average or self.should_update(trainer.global_step - 1)
+
+    def _replay(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Update the average with a CUDA graph, if this batch ended a step."""
+        if trainer.global_step <= self._latest_update_step:
+            return
+        if self._update is None:
+            assert self._average_model is not None
+            update = functools.partial(_update, self._average_model, pl_module, self._kwargs["multi_avg_fn"])
+            self._update = Replayed("the average of the weights", update)
+        self._update(())
+        self._latest_update_step = trainer.global_step
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.has_average:
@@ -73,6 +91,7 @@ class AveragedWeights(WeightAveraging):
         if self.has_average:
             super().on_train_end(trainer, pl_module)
         self.has_average = False
+        self._update = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.has_average:
@@ -83,6 +102,24 @@ class AveragedWeights(WeightAveraging):
         if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
             self.has_average = True
+
+
+def _update(average: AveragedModel, module: nn.Module, function: Callable[..., None], _: tuple[()]) -> tuple[()]:
+    """Do what ``AveragedModel.update_parameters`` does after its first call, which reads a number of the device."""
+    averages = [*average.module.parameters(), *average.module.buffers()]
+    weights = [*module.parameters(), *module.buffers()]
+    with torch.no_grad():
+        for dtype in dict.fromkeys(weight.dtype for weight in weights):
+            pairs = [pair for pair in zip(averages, weights, strict=True) if pair[1].dtype == dtype]
+            function([one.detach() for one, _ in pairs], [other.detach() for _, other in pairs], average.n_averaged)
+        average.n_averaged += 1
+    return ()
+
+
+def _equal(averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
+    """Update averages as ``torch.optim.swa_utils.get_swa_avg_fn`` does; its function for lists rounds differently."""
+    for average, weight in zip(averages, weights, strict=True):
+        average.copy_(average + (weight - average) / (steps + 1))
 
 
 def _exponential(decay: float, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:

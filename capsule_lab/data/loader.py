@@ -187,6 +187,10 @@ def warn_of_unusual(images: Images, classes: int, what: str) -> None:
         )
 
 
+Index = tuple[Tensor, int | Tensor]
+"""Indices of the samples of a batch, and the number of the epoch: a scalar tensor in a CUDA graph."""
+
+
 class InMemory(Dataset[Batch]):
     """A dataset that is indexed by whole batches: ``dataset[indices, epoch] -> Batch``, on the device of ``data``.
 
@@ -203,14 +207,14 @@ class InMemory(Dataset[Batch]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         index, _ = batch
         chosen = self.data.subset(index)
         images: Tensor | Rows = chosen.images
         pixels = images.read() if isinstance(images, Rows) else images
         return Batch(pixels, chosen.labels, self.key(*batch), chosen.factors)
 
-    def key(self, index: Tensor, epoch: int) -> Tensor:
+    def key(self, index: Tensor, epoch: int | Tensor) -> Tensor:
         """Return the keys of samples."""
         return sample_key(self.seed, 0 if self.fixed else epoch, index)
 
@@ -241,7 +245,7 @@ class ReplayedSet(InMemory):
         self._epoch = torch.full((), -1, device=dataset.device)
         self._epoch_number = -1
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         if not self.may_replay():
             return self.dataset[batch]
         index, epoch = batch

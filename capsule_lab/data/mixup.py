@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.data.loader import InMemory
+from capsule_lab.data.loader import Index, InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
 from capsule_lab.types import Batch
 
@@ -26,7 +26,7 @@ class WithPartners(InMemory):
         super().__init__(images.data, images.seed, size=len(images))
         self.images = images
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         index, epoch = batch
         first = self.images[index, epoch]
         partners = self.images[random_bits(first.key, _PARTNER) % len(self.images), epoch]

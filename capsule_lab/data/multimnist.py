@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capsule_lab.data import transforms
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.loader import Images, Index, InMemory
 from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
 from capsule_lab.data.splits import Indices
 from capsule_lab.data.standins.digits import StandinDigits
@@ -170,7 +170,7 @@ class Pairs(InMemory):
                 "expected one for each: use more images"
             )
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         index, key = batch[0], self.key(*batch)
         first = index % len(self.data.labels)
         chosen = torch.stack([first, self.partners(first, key)], 1)  # [b 2]

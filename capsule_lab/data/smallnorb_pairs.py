@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.formats import smallnorb as files
-from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.loader import Images, Index, InMemory
 from capsule_lab.data.smallnorb import SmallNORBDataModule
 from capsule_lab.data.splits import Indices
 from capsule_lab.data.transforms import random_bits
@@ -112,7 +112,7 @@ class ViewPairs(InMemory):
         super().__init__(images, seed, **options)
         self.neighbours, self.counts = neighbouring_views(images)
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         index, key = batch[0], self.key(*batch)
         partner = self.neighbours[index, random_bits(key, 0) % self.counts[index]]
         both = torch.cat([self.data.images[index], self.data.images[partner]], 1)

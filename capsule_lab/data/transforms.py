@@ -42,9 +42,7 @@ def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[
     return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
 
-def sample_key(
-    seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]
-) -> Int64[Tensor, " batch"]:
+def sample_key(seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
     """Compute the keys of the samples ``index`` in ``epoch`` of a run with ``seed``."""
     run = random_bits(torch.full_like(index, seed), 0)
     return random_bits(run ^ index, epoch + 1)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.lit.lightning_internals import run_closure
+from capsule_lab.lit.optimizers import has_device_values
 from capsule_lab.system import cuda_graphs
 from capsule_lab.types import Batch
 
@@ -34,7 +36,7 @@ class CapturedStep:
     Args:
         forward: computes the loss, with its autograd graph, and other tensors.
         parameters: what the backward pass computes gradients of; they must not move in memory.
-        update: steps the optimizer with these gradients.
+        update: steps the optimizer with these gradients; ``None`` if it cannot be repeated.
         device: of the parameters.
 
     Attributes:
@@ -49,7 +51,7 @@ class CapturedStep:
         self,
         forward: Callable[[], tuple[Tensor, Any]],
         parameters: Iterable[nn.Parameter],
-        update: Callable[[], object],
+        update: Callable[[], object] | None,
         device: torch.device,
     ) -> None:
         pool = cuda_graphs.new_pool()
@@ -63,13 +65,15 @@ class CapturedStep:
             with torch.autocast(device.type, enabled=False):
                 self._backward.capture(loss.backward)
                 self.gradients = [parameter.grad for parameter in self.parameters]
-                self.without_update = self._captured_update(update)
+                self.without_update = self._capture_update(update)
         finally:
             torch.clear_autocast_cache()  # of values that were not computed
             for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
 
-    def _captured_update(self, update: Callable[[], object]) -> str:
+    def _capture_update(self, update: Callable[[], object] | None) -> str:
+        if update is None:
+            return "it counts its steps on the host"
         try:
             self._update.capture(update)
         except Exception as error:  # of any kind, from an optimizer of the user's
@@ -196,8 +200,9 @@ class StepGraphs:
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
         self._batch = batch if is_static else cuda_graphs.copied(batch)
         device = trainer.strategy.root_device
-        dtype = next(module.network.parameters()).dtype
-        self._schedule = {name: torch.tensor(value, dtype=dtype, device=device) for name, value in values.items()}
+        # float64: together with float32 they are rounded where numbers of Python would be
+        kind = {"dtype": torch.float64, "device": device}
+        self._schedule = {name: torch.tensor(value, **kind) for name, value in values.items()}
         self._values = dict(values)
 
         def forward() -> tuple[Tensor, Tensor]:
@@ -209,9 +214,8 @@ class StepGraphs:
         (optimizer,) = trainer.optimizers
         module.scheduled_routing.set({**values, **module.scheduled_routing.real_numbers(self._schedule)})
         try:
-            self._captured = CapturedStep(
-                forward, module.network.parameters(), lambda: module.update(optimizer), device
-            )
+            update = functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
+            self._captured = CapturedStep(forward, module.network.parameters(), update, device)
             self._key = key
         except Exception as error:  # of any kind, from a network or a loss of the user's
             self.enabled = False
@@ -240,7 +244,7 @@ class StepGraphs:
         return dict(zip(self._names, terms.unbind(), strict=True))
 
     def update(self, trainer: L.Trainer, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        """Run Lightning's closure, which calls the hooks and the other two parts of the step, then replay the update."""
+        """Run Lightning's closure, which calls hooks and the other parts of the step, then replay the update."""
         assert self.step is not None
         run_closure(trainer, optimizer, closure)
         self.step.update()

@@ -108,8 +108,10 @@ class _NoProfiler(PassThroughProfiler):
 
 
 def _arguments_of_training_step(arguments: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
-    """Lightning's own looks at the signature of ``training_step`` at every step."""
-    return OrderedDict(batch=batch, batch_idx=batch_idx)
+    """Add the arguments of ``training_step``; Lightning's function looks at its signature at every step."""
+    arguments["batch"] = batch
+    arguments["batch_idx"] = batch_idx
+    return arguments
 
 
 _BATCH_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward")

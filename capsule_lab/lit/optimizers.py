@@ -54,6 +54,14 @@ def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
                     state["step"] = state["step"].to(device)
 
 
+def has_device_values(optimizer: Optimizer) -> bool:
+    """Return whether a step of the optimizer reads everything that changes from the memory of the device.
+
+    Others count their steps in Python, or take the learning rate from it, which a CUDA graph would repeat.
+    """
+    return all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
+
+
 def _rows(module: nn.Module, parameter: Tensor) -> int:
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return 1

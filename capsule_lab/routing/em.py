@@ -90,7 +90,7 @@ def em_routing(
     iterations: int = 3,  # Hinton 2018, section 4 and table 1
     cost: Cost = "paper",
     activation: Activation = "description_length",
-    inverse_temperature: float = 0.01,  # official code
+    inverse_temperature: float | Tensor = 0.01,  # official code
     temperature_schedule: Temperature = "saturating",
     initial: Initial = "parents",
     damping: float = 0.0,

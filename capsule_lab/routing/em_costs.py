@@ -85,7 +85,7 @@ def activate(logit: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
     return nn.functional.logsigmoid(logit), logit.sigmoid()
 
 
-def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -> list[float]:
+def inverse_temperatures(iterations: int, final: float | Tensor, schedule: Temperature) -> list[float | Tensor]:
     """Return lambda for each iteration t = 0, 1, …
 
     - ``"saturating"``: ``final (1 - 0.95^(t + 1))``, official code;

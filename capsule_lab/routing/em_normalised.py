@@ -27,10 +27,14 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 __all__ = ["NormalisedEMRouting", "em_evidence"]
 
 
+def _is_one(temperature: float | Tensor) -> bool:
+    return not isinstance(temperature, Tensor) and temperature == 1  # a tensor on a GPU is not read
+
+
 class Adjusted(base.Normaliser):
     """Normaliser of log-couplings after division by a temperature and addition of a prior, ``(parent, child)``."""
 
-    def __init__(self, normalise: base.Normaliser, temperature: float, prior: Tensor | None) -> None:
+    def __init__(self, normalise: base.Normaliser, temperature: float | Tensor, prior: Tensor | None) -> None:
         super().__init__()
         self.normalise, self.temperature, self.prior = normalise, temperature, prior
         self.rows_per_image = normalise.rows_per_image
@@ -42,7 +46,7 @@ class Adjusted(base.Normaliser):
         return self.normalise.fused(self._adjusted(log_couplings))
 
     def _adjusted(self, log_couplings: Tensor) -> Tensor:
-        tempered = log_couplings if self.temperature == 1 else log_couplings / self.temperature
+        tempered = log_couplings if _is_one(self.temperature) else log_couplings / self.temperature
         return tempered if self.prior is None else tempered + self.prior
 
 
@@ -53,7 +57,7 @@ def em_evidence(
     activations: Float[Tensor, "batch child"],
     *,
     iterations: int = 2,  # ours: more iterations do not help, see results/
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     min_variance: float = 1.0,  # ours: see the top of this file
     mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
     prior: Float[Tensor, "parent type"] | None = None,
@@ -74,7 +78,7 @@ def em_evidence(
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor]:
         dim = votes.shape[3]
         shift = None if prior is None else base.prior_of_every_child(prior, votes)
-        plain = temperature == 1 and shift is None
+        plain = _is_one(temperature) and shift is None
         normalise = of_the_layer if plain else Adjusted(of_the_layer, temperature, shift)
         em_step = make_em_step(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
         before = None

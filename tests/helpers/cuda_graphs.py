@@ -115,13 +115,12 @@ class FakeGraph:
                         old.copy_(new)
 
 
-@pytest.fixture
-def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
+def use_fake_graphs(patch: pytest.MonkeyPatch) -> type[FakeGraph]:
     """Capture and replay on a CPU."""
     FakeGraph.captures = FakeGraph.replays = 0
-    monkeypatch.setattr(cuda_graphs, "Graph", FakeGraph)
-    monkeypatch.setattr(cuda_graphs, "is_supported", lambda device: True)
-    monkeypatch.setattr(cuda_graphs, "new_pool", lambda: None)
-    for module in (shapes, losses):
-        monkeypatch.setattr(module, "is_readable", lambda tensor: False)
+    patch.setattr(cuda_graphs, "Graph", FakeGraph)
+    patch.setattr(cuda_graphs, "is_supported", lambda device: True)
+    patch.setattr(cuda_graphs, "new_pool", lambda: None)
+    for module in (shapes, losses):  # values that a GPU would not show
+        patch.setattr(module, "is_readable", lambda tensor: False)
     return FakeGraph

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from capsule_lab.data.formats.affnist import SIZE, VERSIONS
-from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.loader import Images, Index, InMemory
 from capsule_lab.data.transforms import affine, crop, random_bits, random_uniform, sample_key, to_unit_interval
 from capsule_lab.types import Batch
 
@@ -52,7 +52,7 @@ class SyntheticAffNIST(InMemory):
         """Return the set itself: it stays on the CPU for every ``device``."""
         return self
 
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+    def __getitem__(self, batch: Index) -> Batch:
         index, _ = batch
         key = sample_key(self.seed, 0, index)
         image = index % len(self.data.labels)

@@ -1,0 +1,305 @@
+"""Training steps that are replayed as CUDA graphs, with a stand-in for graphs: the same numbers to the bit."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from capsule_lab.errors import ConfigError
+from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
+from capsule_lab.losses import cross_entropy_loss, logits_cross_entropy_loss, spread_loss
+from capsule_lab.networks import AbstractNetwork, SmallCNN
+from capsule_lab.schedules import Linear, Schedule, Staircase
+from capsule_lab.types import Batch
+from tests.helpers.commands import NO_PICTURES, Tiny
+from tests.helpers.cuda_graphs import FakeGraph, use_fake_graphs
+from tests.helpers.modules import batch, capsnet, loader, trainer
+from tests.helpers.networks import small_em_caps
+from tests.helpers.training import SMALL_MODELS, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
+
+FALLING: dict[str, Schedule | None] = {"learning_rate": Linear(1e-3, 1e-4, "1 run")}
+Build = Callable[..., AbstractClassifierModule]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
+    return use_fake_graphs(monkeypatch)
+
+
+def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractClassifierModule:
+    schedule = FALLING | options.pop("schedule", {})
+    optimizer = options.pop("optimizer", functools.partial(torch.optim.Adam, fused=True))
+    return ClassifierModule(network, loss=loss, num_classes=3, optimizer=optimizer, schedule=schedule, **options)
+
+
+def cnn(**options: Any) -> AbstractClassifierModule:
+    """With dropout and batch normalisation."""
+    torch.manual_seed(0)
+    network = SmallCNN((1, 9, 9), 3, channels=(4,), kernel_sizes=(3,), dropout=0.5)
+    return of(network, cross_entropy_loss, **{"l2": 0.01, **options})
+
+
+def capsnet_with_decoder(**options: Any) -> AbstractClassifierModule:
+    lit = capsnet()
+    lit.optimizer = functools.partial(torch.optim.Adam, fused=True)
+    lit.step_graphs.use = options.get("cuda_graphs", "auto")
+    return lit
+
+
+def em_caps(loss: Callable[..., Any] = spread_loss, **options: Any) -> AbstractClassifierModule:
+    torch.manual_seed(0)
+    network = small_em_caps((1, 9, 9), 3, conv_types=(2,), conv_strides=(2,))
+    return of(network, loss, **options)
+
+
+def rising_margin(**options: Any) -> AbstractClassifierModule:
+    return em_caps(schedule={"margin": Linear(0.2, 0.9, "1 run")}, **options)
+
+
+def falling_temperature(**options: Any) -> AbstractClassifierModule:
+    return em_caps(schedule={"routing_inverse_temperature": Linear(0.01, 0.5, "1 run")}, **options)
+
+
+def more_iterations(**options: Any) -> AbstractClassifierModule:
+    return em_caps(schedule={"routing_iterations": Staircase(1, 1, "10 steps", 2)}, **options)
+
+
+def batches(size: int = 9) -> list[Batch]:
+    """Three that differ."""
+    given = batch(size=size)
+    return [given._replace(images=given.images.roll(shift, 0)) for shift in range(3)]
+
+
+def fit(lit: AbstractClassifierModule, given: list[Batch], **options: Any) -> L.Trainer:
+    """Six epochs of these batches, each validated on 4 images."""
+    fitted = trainer(**{"max_epochs": 6, **options})
+    fitted.fit(lit, loader(*given), loader(batch(4, size=9)))
+    return fitted
+
+
+def differences(plain: AbstractClassifierModule, graphed: AbstractClassifierModule) -> list[str]:
+    """Names of the weights and statistics that are not equal to the bit."""
+    expected, found = plain.state_dict(), graphed.state_dict()
+    assert list(found) == list(expected)
+    return [name for name in expected if not torch.equal(found[name], expected[name])]
+
+
+def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "graphs"),
+    [
+        (cnn, {}, 3),
+        (cnn, {"precision": "bf16-mixed"}, 3),
+        (capsnet_with_decoder, {"precision": "bf16-mixed"}, 3),
+        (em_caps, {}, 3),
+        (rising_margin, {}, 3),
+        (falling_temperature, {"precision": "bf16-mixed"}, 3),
+        (more_iterations, {}, 6),
+    ],
+    ids=["cnn", "cnn bf16", "capsnet bf16", "em_caps", "rising margin", "falling temperature", "more iterations"],
+)
+def test_weights_and_means_are_the_same_to_the_bit(
+    build: Build, options: dict[str, Any], graphs: int, fake: type[FakeGraph]
+) -> None:
+    """With dropout, statistics of batches, a decoder, a term on weights, and schedules of all kinds."""
+    plain, graphed = build(cuda_graphs=False), build()
+    logged = [fit(lit, batches(), **options).callback_metrics for lit in (plain, graphed)]
+    assert differences(plain, graphed) == []
+    assert numbers(logged[1]) == numbers(logged[0])
+    assert fake.captures == graphs
+    assert fake.replays == 3 * (18 - 3 * graphs // 3), "all but the first three steps, and validation runs as it is"
+
+
+class Watcher(Callback):
+    """Records what hooks see of a step."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        self.seen.append(("loss", loss.item(), [each.grad is None for each in pl_module.parameters()]))
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self.seen.append([each.grad.tolist() for each in pl_module.parameters() if each.grad is not None])
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.seen.append([each.tolist() for each in pl_module.parameters()])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, given: Batch, index: int) -> None:
+        self.seen.append(numbers(outputs))
+        self.seen.append((trainer.global_step, index, given.images.sum().item()))
+        self.seen.append(float(trainer.callback_metrics["loss"]))
+        self.seen.append([each.tolist() for each in pl_module.parameters()])
+
+
+def test_hooks_see_the_same_at_the_same_points(fake: type[FakeGraph]) -> None:
+    watchers = [Watcher(), Watcher()]
+    for watcher, use in zip(watchers, (False, "auto"), strict=True):
+        fit(cnn(cuda_graphs=use), batches(), callbacks=[watcher])
+    assert fake.captures == 3
+    assert watchers[0].seen == watchers[1].seen
+
+
+class Keeper(Callback):
+    """Keeps the terms of all steps, as ``NonFiniteGuard`` keeps those of 50 steps on a GPU."""
+
+    def __init__(self) -> None:
+        self.terms: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: dict[str, Tensor], *_: Any) -> None:
+        self.terms.append(outputs)
+
+
+def test_terms_of_the_loss_stay_after_later_steps(fake: type[FakeGraph]) -> None:
+    keepers = [Keeper(), Keeper()]
+    for keeper, use in zip(keepers, (False, "auto"), strict=True):
+        fit(cnn(cuda_graphs=use), batches(), callbacks=[keeper])
+    plain, graphed = ([numbers(terms) for terms in keeper.terms] for keeper in keepers)
+    assert plain == graphed
+    assert len({terms["loss"] for terms in graphed}) == 18
+
+
+SGD = functools.partial(torch.optim.SGD, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(torch.optim.Adam, {}), (SGD, {"gradient_clip_val": 0.1}), (torch.optim.RMSprop, {"gradient_clip_val": 0.1})],
+    ids=["adam", "sgd", "rmsprop"],
+)
+def test_optimizer_that_cannot_be_captured_runs_as_it_is(
+    optimizer: Any, options: Any, fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGD looks as if it could be: without an error, a graph would repeat its first learning rate."""
+    plain, graphed = cnn(optimizer=optimizer, cuda_graphs=False), cnn(optimizer=optimizer)
+    with caplog.at_level(logging.INFO):
+        for lit in (plain, graphed):
+            fit(lit, batches(), **options)
+    assert "the optimizer runs without CUDA graphs: it counts its steps on the host" in caplog.text
+    assert fake.captures == 2
+    assert differences(plain, graphed) == []
+
+
+def reading_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    loss = cross_entropy_loss(scores, labels)
+    return loss if loss.item() < 100 else loss * 0
+
+
+def test_fused_optimizer_whose_step_fails_in_a_capture_runs_as_it_is(
+    fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reading(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            assert self.param_groups[0]["params"][0].sum().item() < 1000
+            return loss
+
+    optimizer = functools.partial(Reading, fused=True)
+    plain, graphed = cnn(optimizer=optimizer, cuda_graphs=False), cnn(optimizer=optimizer)
+    with caplog.at_level(logging.INFO):
+        for lit in (plain, graphed):
+            fit(lit, batches())
+    assert "the optimizer runs without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    assert differences(plain, graphed) == []
+
+
+@pytest.mark.parametrize("use", ["auto", True])
+def test_loss_that_cannot_be_captured_runs_as_it_is_or_is_named(
+    use: Any, fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(use: Any) -> AbstractClassifierModule:
+        return of(cnn().network, reading_loss, cuda_graphs=use)
+
+    if use is True:
+        with pytest.raises(ConfigError, match="a step of SmallCNN cannot be captured as CUDA graphs: CUDA error: oper"):
+            fit(build(use), batches())
+        return
+    plain, graphed = build(False), build(use)
+    with caplog.at_level(logging.INFO):
+        for lit in (plain, graphed):
+            fit(lit, batches())
+    assert "training steps run without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    assert differences(plain, graphed) == []
+
+
+def test_batches_of_another_size_run_as_they_are(fake: type[FakeGraph]) -> None:
+    given = [*batches(), batch(4, size=9)]
+    plain, graphed = em_caps(logits_cross_entropy_loss, cuda_graphs=False), em_caps(logits_cross_entropy_loss)
+    for lit in (plain, graphed):
+        fit(lit, given, max_epochs=3)
+    assert differences(plain, graphed) == []
+    assert fake.captures == 3
+    assert fake.replays == 3 * 6
+
+
+def test_another_fit_captures_again_where_the_weights_are_then(fake: type[FakeGraph]) -> None:
+    lit = cnn()
+    for _ in range(2):
+        fit(lit, batches())
+        assert not lit.step_graphs.enabled
+        assert lit.step_graphs._captured is None, "it would hold memory while testing"
+        lit.load_state_dict(lit.double().float().state_dict())  # moved, as between devices
+    assert fake.captures == 6
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "message"),
+    [
+        ({"device": "cpu"}, "but training is on cpu; expected module.cuda_graphs=auto"),
+        ({"world_size": 2}, "but the run has 2 processes, which communicate"),
+        ({"accumulate_grad_batches": 3}, "but trainer.accumulate_grad_batches is 3, so steps differ"),
+        ({"precision": "16-mixed"}, "but trainer.precision is 16-mixed, whose scale the host reads"),
+    ],
+    ids=str,
+)
+def test_trainers_that_cannot_have_graphs(of_trainer: dict[str, Any], message: str) -> None:
+    device = torch.device(of_trainer.pop("device", "cuda"))
+    known = {"world_size": 1, "accumulate_grad_batches": 1, "precision": "bf16-mixed"}
+    strategy = SimpleNamespace(root_device=device)
+    given: Any = SimpleNamespace(**{**known, "strategy": strategy, **of_trainer})
+    cnn(cuda_graphs="auto").step_graphs.check(given)
+    with pytest.raises(ConfigError, match=message):
+        cnn(cuda_graphs=True).step_graphs.check(given)
+
+
+RUN = ["data.batch_size=4", "data.train_images=32", "data.eval_images=8", "trainer.precision=32-true"]
+RUN += ["trainer.max_epochs=2", *NO_PICTURES]
+AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        *((name, []) for name in SMALL_MODELS),
+        ("capsnet", ["data=multimnist", "model.decoder=null"]),
+        ("capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"]),
+        ("capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_runs_are_the_same_to_the_bit(
+    model: str, overrides: list[str], tiny: Tiny, tmp_path: Path, fake: type[FakeGraph]
+) -> None:
+    """Also batches, their transformations, averaged weights, and what is logged."""
+    results = []
+    for use in ("false", "true"):
+        before = fake.captures
+        config = tiny(*RUN, *overrides, f"module.cuda_graphs={use}", model=[f"model={model}", *SMALL_MODELS[model]])
+        result = run(config, tmp_path / use)
+        results.append([result["val"], result["test"], (tmp_path / use / "metrics.csv").read_text()])
+        graphs = 5 - (model == "em_caps_small") + ("callbacks=averaged_weights" in overrides)
+        assert fake.captures - before == (graphs if use == "true" else 0), "Muon, of em_caps_small, is not captured"
+    assert results[0] == results[1]
