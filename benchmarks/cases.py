@@ -75,15 +75,18 @@ class Case:
 
 
 def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Load ``conf/bench.yaml``, for ``"gpu"`` with the changes of ``conf/gpu.yaml``, and apply overrides ``key=value``.
+    """Load ``conf/<name>.yaml``, for ``"gpu"`` in addition to ``bench.yaml``, and apply overrides ``key=value``.
 
     Raises:
         ConfigError: if an override is malformed or its key does not exist.
     """
     folder = Path(__file__).parent / "conf"
-    config = OmegaConf.merge(*(OmegaConf.load(folder / f"{file}.yaml") for file in dict.fromkeys(("bench", name))))
+    names = ("bench", "gpu") if name == "gpu" else (name,)
+    parts = [OmegaConf.load(folder / f"{file}.yaml") for file in names]
+    config = cast(DictConfig, OmegaConf.merge(*parts))
     OmegaConf.set_struct(config, True)
-    OmegaConf.set_struct(config.sizes, False)  # any model may be added
+    for models in ("sizes", "networks"):
+        OmegaConf.set_struct(config.get(models, OmegaConf.create()), False)  # any model may be added
     try:
         return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
     except (OmegaConfBaseException, ValueError) as error:

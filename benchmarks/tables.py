@@ -69,13 +69,29 @@ OPERATORS: Columns = {
     "ms": lambda row: _ms(row["seconds"]),
     "share": lambda row: f"{row['share']:.1%}",
 }
+LOOPS: Columns = {
+    "loop": lambda row: row["loop"],
+    "ms/step\n10th percentile": lambda row: f"{1e3 * row['seconds_tenth_percentile']:.3f}",
+    "median": lambda row: f"{1e3 * row['seconds_median']:.3f}",
+    "to plain\nLightning": lambda row: f"{row['to_plain']:.2f}x",
+    "to bare\nloop": lambda row: f"{row['to_bare']:.2f}x",
+    "Python calls\nper step": lambda row: f"{row['python_calls']:,.0f}",
+    "built-in calls\nper step": lambda row: f"{row['builtin_calls']:,.0f}",
+}
+FUNCTIONS: Columns = {
+    "function": lambda row: row["name"],
+    "calls per step": lambda row: f"{row['calls']:.1f}",
+}
 
 
 def show(report: dict[str, Any], hardware: str) -> None:
-    """Print the tables of a report: for layers and models, for each axis, or for each profile."""
+    """Print the tables of a report: for layers and models, for each axis, for each profile, or for loops."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
+    if "loops" in report:
+        show_loops(console, report["loops"], hardware)
+        return
     rows = report["rows"]
     if "rates" in report:
         rates = {name.split("_")[0]: rate / 1e9 for name, rate in report["rates"].items()}
@@ -96,10 +112,20 @@ def show(report: dict[str, Any], hardware: str) -> None:
             console.print(_table(title, shares, OPERATORS, row["operators"]))
 
 
+def show_loops(console: Console, rows: list[Row], hardware: str) -> None:
+    """Print a table of loops for each model, and one of the functions that ours calls most often."""
+    for name, of_model in groupby(rows, key=lambda row: row["name"]):
+        loops = [*of_model]
+        title = f"{name}, a network with next to no work, {hardware}, one core"
+        console.print(_table(title, f"processor time of {loops[0]['steps']} steps", LOOPS, loops))
+        ours = next(row for row in loops if row["loop"] == "ours")
+        console.print(_table(f"{name}, our loop", "all calls: Python and built-in", FUNCTIONS, ours["functions"]))
+
+
 def _table(title: str, caption: str, columns: Columns, rows: Any) -> Table:
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        text = name in ("name", "form", "precision", "backend", "operator", "family")
+        text = name in ("name", "form", "precision", "backend", "operator", "family", "loop", "function")
         table.add_column(name, no_wrap=text, justify="left" if text else "right")
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))

@@ -27,7 +27,7 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, TINY_DATA, Cli, Tiny, Trained, python
 from tests.helpers.training import SignalAt, add_callback, checkpoint, curves, results, run, trained_module, weights
 
 NAMES = ["best", "last"]
@@ -401,18 +401,26 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(cli: Cli, 
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
+EM_CAPS = ["model=em_caps", "model.primary.types=4", "model.stem=[[8,5,2],[8,3,2]]"]
+"""Batch normalisation in stem, primary capsules and routing."""
+
+
 @pytest.mark.whole
-def test_two_processes_train_like_one(tiny: Tiny, tmp_path: Path) -> None:
-    options = ["trainer.precision=32-true", *NO_PICTURES]
-    two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=64", "train.directory=two"]
-    ended = python("-m", "capsule_lab.train", *TINY, *options, *two, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("model", "images", "steps"), [(TINY_CAPSNET, 128, 4), (EM_CAPS, 32, 16)], ids=["capsnet", "em_caps"]
+)
+def test_two_processes_train_like_one(model: list[str], images: int, steps: int, tiny: Tiny, tmp_path: Path) -> None:
+    """``images`` is the number of images in a step of both processes together."""
+    options = ["trainer.precision=32-true", "trainer.limit_val_batches=null", *NO_PICTURES]
+    two = ["trainer.devices=2", "trainer.strategy=ddp", f"data.batch_size={images // 2}", "train.directory=two"]
+    ended = python("-m", "capsule_lab.train", *model, *TINY_DATA, "trainer.max_epochs=2", *options, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
     assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
 
-    one = train(tiny(*options, "data.batch_size=128"), tmp_path / "one")
+    one = train(tiny(*options, f"data.batch_size={images}", model=model), tmp_path / "one")
     result = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    assert result["steps"] == one["steps"] == 4
+    assert result["steps"] == one["steps"] == steps
     assert result["test"]["error"] == one["test"]["error"]
     assert result["val"] == pytest.approx(one["val"], rel=1e-4)
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)

@@ -114,6 +114,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
     from lightning.pytorch.callbacks import Checkpoint, ProgressBar  # slow to import; --help does not need it
 
+    from capsule_lab.lit.batch_norm import SynchronisedBatchNorm
     from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
     loggers = []
@@ -141,6 +142,9 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
             "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
+    arguments["sync_batchnorm"] = False  # Lightning's works only on GPUs; ours has no effect in a single process
+    if config.trainer.get("sync_batchnorm", True):
+        arguments["plugins"] = [*(trainer.keywords.get("plugins") or []), SynchronisedBatchNorm()]
     with constructing("trainer"):
         try:
             built_trainer = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)

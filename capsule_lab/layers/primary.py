@@ -150,13 +150,6 @@ class DepthwisePrimaryCapsules(nn.Module):
         return Capsules(poses, functional.length(poses), functional.exponential_squash_logits(total))
 
 
-class _TypeNorm(nn.BatchNorm3d):
-    """Batch normalisation over all components of a type: ``(batch, type * dim, height, width)``."""
-
-    def forward(self, poses: Tensor) -> Tensor:
-        return super().forward(poses.unflatten(1, (self.num_features, -1))).flatten(1, 2)
-
-
 class LinearPrimaryCapsules(nn.Module):
     """Primary capsules whose poses are linear in the features at one position (Hinton 2018, section 4).
 
@@ -196,7 +189,8 @@ class LinearPrimaryCapsules(nn.Module):
         self.offset = offset
         self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
-        pose_norm = _TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
+        self.norm_per_type = norm and norm_per_type
+        pose_norm = nn.BatchNorm3d(types) if norm_per_type else nn.BatchNorm2d(types * dim)
         self.pose_norm = pose_norm if norm else nn.Identity()
         self.activation_norm = nn.BatchNorm2d(types) if norm else nn.Identity()
         functional.truncated_normal_(self.pose.weight, pose_std)
@@ -207,7 +201,12 @@ class LinearPrimaryCapsules(nn.Module):
 
     @checks_shapes
     def forward(self, features: Float[Tensor, "batch {self.pose.in_channels} height width"]) -> Capsules:
-        poses = _float32_of_half(self.pose_norm(self.pose(features)))  # [b type·dim h w]
+        poses = self.pose(features)  # [b type·dim h w]
+        if self.norm_per_type:
+            poses = self.pose_norm(poses.unflatten(1, (self.types, self.dim))).flatten(1, 2)
+        else:
+            poses = self.pose_norm(poses)
+        poses = _float32_of_half(poses)
         logits = _float32_of_half(self.activation_norm(self.activation(features)))  # [b type h w]
         return _by_position(poses, logits - self.offset, self.types)
 

@@ -1,10 +1,13 @@
-"""Batch normalisation of capsules over the batches of all processes; also defined for a single row."""
+"""Batch normalisation over the batches of all processes of a run; of capsules, also defined for a single row."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -16,32 +19,62 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, rows: Float[Tensor, "row feature"]) -> Float[Tensor, "row feature"]:
-        processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        if not self.training or len(rows) * processes == 1:
-            return nn.functional.batch_norm(
-                rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
-        if processes == 1:
-            return super().forward(rows)  # momentum None, set by torch.optim.swa_utils.update_bn, is a plain mean
-        assert self.momentum is not None
-        count, total = _sums(rows)
-        mean = total / count
-        _, squares = _sums((rows - mean).square())
+        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        if self.training and several:
+            return batch_norm_of_all_processes(self, rows)
+        if self.training and len(rows) > 1:
+            return super().forward(rows)
+        return nn.functional.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def batch_norm_of_all_processes(
+    norm: _BatchNorm, values: Float[Tensor, "batch feature *position"]
+) -> Float[Tensor, "batch feature *position"]:
+    """Normalise by mean and variance over the batches of all processes, and update the running statistics of ``norm``.
+
+    The result, its gradient and the statistics are those of one process with the batches of all (Ioffe and Szegedy
+    2015, algorithm 1); batches may have different sizes. All processes must call it. Statistics are computed in float32
+    or better, the result has the type of ``values``, as in ``torch.nn.BatchNorm2d``.
+    """
+    numbers = values.to(torch.promote_types(values.dtype, torch.float32))
+    others = [0, *range(2, values.ndim)]  # all dimensions except that of the features
+    shape = [1, -1] + [1] * (values.ndim - 2)
+    of_a_feature = numbers.numel() / numbers.shape[1]
+    count, total = _sums(of_a_feature, numbers.sum(others))
+    mean = total / count
+    deviations = numbers - mean.view(shape)
+    _, squares = _sums(of_a_feature, deviations.square().sum(others))
+    if norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(squares / (count - 1), self.momentum)
-        scale = (squares / count + self.eps).rsqrt()
-        normalised = (rows - mean) * scale
-        return normalised if self.weight is None else normalised * self.weight + self.bias
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked += 1
+            share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked  # None: a plain mean
+            norm.running_mean.lerp_(mean.to(norm.running_mean), share)
+            norm.running_var.lerp_((squares / (count - 1)).to(norm.running_var), share)
+    scale = (squares / count + norm.eps).rsqrt()
+    normalised = deviations * scale.view(shape)
+    if norm.weight is not None:
+        normalised = normalised * norm.weight.view(shape) + norm.bias.view(shape)
+    return normalised.to(values.dtype)
 
 
-def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of rows of all processes and the sum of these rows."""
-    from torch.distributed.nn.functional import all_reduce  # takes 0.5 s; needed only by several processes
-
-    everywhere = all_reduce(torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)]))
+def _sums(count: float, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums over all processes."""
+    everywhere = _SumOverProcesses.apply(torch.cat([total.new_full((1,), count), total]))
     return everywhere[0], everywhere[1:]
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """Like ``torch.distributed.nn.functional.all_reduce``, which is deprecated without a public replacement."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()  # each process contributes the gradient of its own loss
+        distributed.all_reduce(total)
+        return total

@@ -1,4 +1,6 @@
+import copy
 import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -6,32 +8,70 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from capsule_lab.routing.batch_norm import BatchNorm
+from capsule_lab.routing.batch_norm import BatchNorm, batch_norm_of_all_processes
 
 FEATURES, ROWS = 3, 8
+NORMS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "rows": (nn.BatchNorm1d(FEATURES), ()),
+    "sequences": (nn.BatchNorm1d(FEATURES), (5,)),
+    "maps": (nn.BatchNorm2d(FEATURES, eps=1e-3, momentum=0.3), (4, 2)),
+    "types": (nn.BatchNorm3d(FEATURES), (4, 2, 2)),
+    "plain mean": (nn.BatchNorm2d(FEATURES, momentum=None), (4, 2)),
+    "no weights": (nn.BatchNorm2d(FEATURES, affine=False), (4, 2)),
+    "no running statistics": (nn.BatchNorm2d(FEATURES, track_running_stats=False), (4, 2)),
+}
+"""Batch normalisations, and the shape of what they normalise after row and feature."""
 
 
-def rows() -> Tensor:
-    return 2 + torch.randn(ROWS, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def rows(*positions: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 2 + torch.randn(ROWS, FEATURES, *positions, dtype=torch.float64, generator=generator)
 
 
-def everything(norm: nn.BatchNorm1d, values: Tensor, weights: Tensor) -> list[Tensor]:
-    """The output, the gradients of the input and the parameters, and the running statistics."""
+def weights_of_rows(*positions: int) -> Tensor:
+    return torch.linspace(-1, 1, rows(*positions).numel(), dtype=torch.float64).view_as(rows(*positions))
+
+
+def everything(norm: Any, values: Tensor, weights: Tensor, *, everywhere: bool = False) -> dict[str, list[Tensor]]:
+    """Output, gradients of the values and the parameters, and running statistics; of two steps."""
     values = values.clone().requires_grad_()
-    output = norm(values)
-    gradients = torch.autograd.grad((weights * output).sum(), [values, norm.weight, norm.bias])
-    return [output.detach(), *gradients, norm.running_mean, norm.running_var]
+    parameters = [*norm.parameters()]
+    batch_norm_of_all_processes(norm, values.flip(-1) ** 2) if everywhere else norm(values.flip(-1) ** 2)
+    output = batch_norm_of_all_processes(norm, values) if everywhere else norm(values)
+    to_values, *to_parameters = torch.autograd.grad((weights * output).sum(), [values, *parameters])
+    return {"output": [output.detach()], "values": [to_values], "parameters": to_parameters, "kept": [*norm.buffers()]}
 
 
-def weights_of_rows() -> Tensor:
-    return torch.linspace(-1, 1, ROWS * FEATURES, dtype=torch.float64).view(ROWS, FEATURES)
+@pytest.fixture
+def a_group_of_one() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norm_of_all_processes_is_torchs_in_a_single_one(name: str, a_group_of_one: None) -> None:
+    norm, positions = NORMS[name]
+    parts = rows(*positions), weights_of_rows(*positions)
+    ours = everything(copy.deepcopy(norm).double(), *parts, everywhere=True)
+    theirs = everything(copy.deepcopy(norm).double(), *parts)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_half_precision_is_normalised_in_single_precision(a_group_of_one: None) -> None:
+    images = rows(4, 2).bfloat16()
+    ours, theirs = nn.BatchNorm2d(FEATURES), nn.BatchNorm2d(FEATURES)
+    output = batch_norm_of_all_processes(ours, images)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output, theirs(images))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_one_process_equals_torchs_batch_norm(training: bool) -> None:
     ours, theirs = (kind(FEATURES).double().train(training) for kind in (BatchNorm, nn.BatchNorm1d))
-    for one, other in zip(*(everything(norm, rows(), weights_of_rows()) for norm in (ours, theirs)), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    both = [everything(norm, rows(), weights_of_rows()) for norm in (ours, theirs)]
+    torch.testing.assert_close(*both, rtol=0, atol=1e-12)
 
 
 def test_one_row_is_normalised_by_the_running_statistics() -> None:
@@ -46,12 +86,16 @@ def test_one_row_is_normalised_by_the_running_statistics() -> None:
 def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=len(shares))
     share = shares[rank]
-    part = everything(BatchNorm(FEATURES).double().train(), rows()[share], weights_of_rows()[share])
-    torch.save(part, Path(folder, f"{rank}.pt"))
+    parts = {"capsules": everything(BatchNorm(FEATURES).double(), rows()[share], weights_of_rows()[share])}
+    for name, (norm, positions) in NORMS.items():
+        values, weights = rows(*positions)[share], weights_of_rows(*positions)[share]
+        parts[name] = everything(norm.double(), values, weights, everywhere=True)
+    torch.save(parts, Path(folder, f"{rank}.pt"))
     distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
+@pytest.mark.integration
 @pytest.mark.parametrize("shares", [[slice(0, 4), slice(4, 8)], [slice(0, 7), slice(7, 8)]], ids=["equal", "7 and 1"])
 def test_two_processes_equal_one_with_both_batches(shares: list[slice], tmp_path: Path) -> None:
     context: Any = multiprocessing.get_context("spawn")
@@ -61,10 +105,15 @@ def test_two_processes_equal_one_with_both_batches(shares: list[slice], tmp_path
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    expected = everything(nn.BatchNorm1d(FEATURES).double().train(), rows(), weights_of_rows())
-    outputs, to_rows, to_weight, to_bias, *_ = zip(*parts, strict=True)
-    whole = torch.cat(outputs), torch.cat(to_rows), sum(to_weight), sum(to_bias)  # DDP takes their mean
-    torch.testing.assert_close(list(whole), expected[:4], rtol=0, atol=1e-12)
-    for statistics in (part[4:] for part in parts):
-        torch.testing.assert_close(statistics, expected[4:], rtol=0, atol=1e-12)
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for name, (norm, positions) in {"capsules": (nn.BatchNorm1d(FEATURES), ()), **NORMS}.items():
+        expected = everything(copy.deepcopy(norm).double(), rows(*positions), weights_of_rows(*positions))
+        for part in ("output", "values"):
+            whole = torch.cat([*one[name][part], *other[name][part]])
+            torch.testing.assert_close([whole], expected[part], rtol=0, atol=1e-12)
+        summed = [
+            ours + theirs for ours, theirs in zip(one[name]["parameters"], other[name]["parameters"], strict=True)
+        ]
+        torch.testing.assert_close(summed, expected["parameters"], rtol=0, atol=1e-12)  # DDP takes their mean
+        torch.testing.assert_close(one[name]["kept"], expected["kept"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(other[name]["kept"], expected["kept"], rtol=0, atol=1e-12)

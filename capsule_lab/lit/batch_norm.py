@@ -1,0 +1,51 @@
+"""Batch normalisation over all processes of a run, for Lightning."""
+
+from __future__ import annotations
+
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from torch import Tensor, nn
+
+from capsule_lab.routing.batch_norm import batch_norm_of_all_processes
+
+
+class SynchronisedBatchNorm(LayerSync):
+    """A plugin that normalises by the batches of all processes, so that training is that of one process.
+
+    Lightning applies it where a run has several processes. Only the class of a module changes: weights and running
+    statistics keep their names, and checkpoints do not depend on the number of processes. Unlike torch's
+    ``SyncBatchNorm``, it works on every device. Subclasses of torch's modules stay as they are, such as
+    ``routing.BatchNorm``, which needs no plugin.
+    """
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            module.__class__ = _SYNCHRONISED.get(type(module), type(module))
+        return model
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        originals = {synchronised: original for original, synchronised in _SYNCHRONISED.items()}
+        for module in model.modules():
+            module.__class__ = originals.get(type(module), type(module))
+        return model
+
+
+class _BatchNorm1d(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+
+
+class _BatchNorm2d(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+
+
+class _BatchNorm3d(nn.BatchNorm3d):
+    def forward(self, input: Tensor) -> Tensor:
+        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+
+
+_SYNCHRONISED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: _BatchNorm1d,
+    nn.BatchNorm2d: _BatchNorm2d,
+    nn.BatchNorm3d: _BatchNorm3d,
+}

@@ -1,0 +1,82 @@
+"""Host time of a step: what is counted, that three loops do the same work, and that the script shows and writes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import host, models
+from benchmarks.cases import configuration, training_config
+from capsule_lab.config import build
+from capsule_lab.errors import ConfigError
+
+FEW = ["rounds=1", "steps=3", "warm_up=1", "listed=2"]
+
+
+def called() -> int:
+    return len("")
+
+
+def test_calls_between_two_starts_of_steps_are_counted() -> None:
+    counter = host.CallCounter(first=1, last=3)
+    for _ in range(5):
+        called()
+        counter()
+    calls = {function.name: function for function in counter.calls()}
+    (name,) = (name for name in calls if name.endswith(" called"))
+    assert name.startswith("tests/benchmarks/test_host.py:")
+    assert (calls[name].in_python, calls[name].calls) == (True, 1)
+    assert calls["<built-in method builtins.len>"] == host.FunctionCalls("<built-in method builtins.len>", False, 1)
+
+
+def test_steps_of_the_warm_up_are_not_timed() -> None:
+    clock = host.Clock()
+    clock.starts = [0.0, 9.0, 10.0, 12.0]
+    assert clock.seconds(warm_up=1) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("model", ["capsnet", "em_caps"])
+def test_loss_of_other_loops_is_ours(model: str) -> None:
+    config = training_config(host.overrides_of_model(configuration("host"), model))
+    data = build.build_data(config)
+    data.setup("fit")
+    torch.manual_seed(0)
+    module = build.build_module(config, data.spec).train()
+    batch = data.transform_batch(next(iter(data.train_dataloader())), "train")
+    torch.testing.assert_close(host.loss_of(module)(batch), models.loss_of(module, batch))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("graphs=all", "graphs is all; expected one of none"),
+        ("models=[cnn_small]", r"models is \['cnn_small'\]; expected a list of values from capsnet, em_caps"),
+        ("steps=0", "rounds is 12, steps 0, and batch_size 4; expected 1 or more"),
+        ("rounds=1 steps=1", "steps is 1 with rounds=1; expected two or more in all"),
+        ("layers=[em]", "Key 'layers' is not in struct"),
+    ],
+)
+def test_refused_before_anything_is_built(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "measure", None)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        host.main(configuration("host", override.split()))
+
+
+@pytest.mark.parametrize("model", ["capsnet", pytest.param("em_caps", marks=pytest.mark.whole)])
+def test_rows_tables_and_file(model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    host.main(configuration("host", [*FEW, f"models=[{model}]", f"out={tmp_path}/host.json"]))
+    shown, written = capsys.readouterr().out, json.loads((tmp_path / "host.json").read_text())
+    assert [text for text in ("ours", "plain", "bare", "1.00x", "<built-in method") if text not in shown] == []
+    ours, plain, bare = written["loops"]
+    assert [row["loop"] for row in (ours, plain, bare)] == ["ours", "plain", "bare"]
+    assert ours["python_calls"] > plain["python_calls"] > bare["python_calls"] > 100
+    assert ours["builtin_calls"] > plain["builtin_calls"] > bare["builtin_calls"] > 100
+    for row in (ours, plain, bare):
+        assert row["steps"] == 3
+        assert row["seconds_tenth_percentile"] > 0
+        assert row["to_plain"] * plain["seconds_tenth_percentile"] == pytest.approx(row["seconds_tenth_percentile"])
+        assert row["to_bare"] * bare["seconds_tenth_percentile"] == pytest.approx(row["seconds_tenth_percentile"])
+        assert len(row["functions"]) == 2
