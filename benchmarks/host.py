@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import cProfile
 import dataclasses
-import functools
 import itertools
 import logging
 import statistics
@@ -33,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks import tables
 from benchmarks.cases import check_writable, configuration, training_config
+from benchmarks.recorded_graphs import RecordedGraph, recorded_graphs
 from capsule_lab.config import build
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError
@@ -42,8 +42,8 @@ from capsule_lab.system import environment
 from capsule_lab.train import Training
 from capsule_lab.types import Batch
 
-GRAPHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"none": nullcontext}
-"""Contexts in which our loop runs, by the value of ``graphs``; one that replaces CUDA graphs on a CPU belongs here."""
+GRAPHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"none": nullcontext, "recorded": recorded_graphs}
+"""Contexts in which our loop runs, by the value of ``graphs``: ``recorded`` replaces CUDA graphs on a CPU."""
 
 LEARNING_RATE = 1e-3  # ours: of the other loops
 
@@ -69,13 +69,13 @@ class Block:
 
 
 class Clock:
-    """Processor time at the start of every step."""
+    """Processor time at the start of every step, without the replays of recorded graphs."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
 
     def __call__(self) -> None:
-        self.starts.append(time.process_time())
+        self.starts.append(time.process_time() - RecordedGraph.seconds)
 
     def seconds(self, warm_up: int) -> list[float]:
         """Return the seconds of every step after ``warm_up`` steps, except the last, whose end is not measured."""
@@ -106,8 +106,10 @@ class CallCounter:
 
     def __call__(self) -> None:
         if self.step == self.first:
+            RecordedGraph.profiler = self.profiler
             self.profiler.enable()
         elif self.step == self.last:
+            RecordedGraph.profiler = None
             self.profiler.disable()
         self.step += 1
 
@@ -183,10 +185,10 @@ def build_parts(block: Block) -> Parts:
 
 def loss_of(module: Any) -> Callable[[Batch], Tensor]:
     """Return a function for the loss of a module: classification, and reconstruction if there is a decoder."""
-    network, classify = module.network, unwrapped(module.loss)
+    network, classify = module.network, module.loss
     takes_logits = getattr(classify.func, "expects", None) == "logits"
     reconstructs = getattr(network, "decoder", None) is not None
-    compare = unwrapped(module.reconstruction) if reconstructs else None
+    compare = module.reconstruction if reconstructs else None
 
     def loss(batch: Batch) -> Tensor:
         output = network(batch.images)
@@ -197,11 +199,6 @@ def loss_of(module: Any) -> Callable[[Batch], Tensor]:
         return total + compare(reconstruction, in_unit_range(batch.images))
 
     return loss
-
-
-def unwrapped(function: Any) -> functools.partial[Tensor]:
-    """Return a partial function of Hydra, whose calls are slow, as one of Python."""
-    return functools.partial(function.func, *function.args, **function.keywords)
 
 
 class PlainModule(L.LightningModule):

@@ -123,12 +123,7 @@ def check_number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``.
-
-    A tensor, such as a schedule in the memory of a GPU, is not read: this would wait for the device.
-    """
-    if hasattr(value, "data_ptr"):
-        return
+    """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``."""
     is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)  # which is an int for Python
     if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
         return

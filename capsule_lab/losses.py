@@ -112,7 +112,8 @@ def spread_loss(
     _check_lengths("spread_loss", scores)
     _check_labels("spread_loss", labels, scores)
     check_choice("spread loss reduction", reduction, ("paper", "official", "sum"))
-    check_number("margin", margin, most=1, above=0)
+    if not isinstance(margin, Tensor):  # a schedule in the memory of a GPU, which is not read
+        check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":

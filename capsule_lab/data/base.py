@@ -364,7 +364,8 @@ class AbstractDataModule(L.LightningDataModule):
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         if batch.labels.device == device:  # as in most runs, whose data sets are on their device
             return batch
-        return Batch(*(values if values is None else values.to(device, non_blocking=True) for values in batch))
+        moved: list[Any] = [values if values is None else values.to(device, non_blocking=True) for values in batch]
+        return Batch(*moved)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer

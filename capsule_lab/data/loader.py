@@ -245,7 +245,7 @@ class ReplayedSet(InMemory):
         self._epoch = torch.full((), -1, device=dataset.device)
         self._epoch_number = -1
 
-    def __getitem__(self, batch: Index) -> Batch:
+    def __getitem__(self, batch: Any) -> Batch:
         if not self.may_replay():
             return self.dataset[batch]
         index, epoch = batch
@@ -321,7 +321,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
             yield order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size], self.epoch
 
 
-def _unchanged(batch: Batch) -> Batch:
+def _unchanged(batch: Any) -> Any:
     """Replace torch's conversion of arrays in a batch to tensors, which looks at each field."""
     return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,10 +14,11 @@ _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
-def random_bits(key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, ""]) -> Int64[Tensor, "*shape"]:
+def random_bits(key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, " ..."]) -> Int64[Tensor, " ..."]:
     """Draw 63 random bits per key with SplitMix64; they depend neither on the device nor on the batching of the keys.
 
-    ``stream`` is the number of the draw; one key gives an independent draw per stream.
+    ``stream`` is the number of the draw; one key gives an independent draw per stream. Several streams are a tensor,
+    whose shape is broadcast with that of the keys.
     """
     step = (stream + 1) * _as_int64(_INCREMENT)
     bits = key + (step if isinstance(step, Tensor) else _as_int64(step))  # a tensor wraps around at 64 bits
@@ -26,7 +28,9 @@ def random_bits(key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, ""]) -
     return _shift_right(bits, 1)
 
 
-def random_integers(key: Int64[Tensor, "*shape"], stream: int, low: int, high: int) -> Int64[Tensor, "*shape"]:
+def random_integers(
+    key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, " ..."], low: int, high: int
+) -> Int64[Tensor, " ..."]:
     """Draw uniform integers from ``low`` to ``high``, both included."""
     return low + random_bits(key, stream) % (high - low + 1)
 
@@ -44,8 +48,12 @@ def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[
 
 def sample_key(seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
     """Compute the keys of the samples ``index`` in ``epoch`` of a run with ``seed``."""
-    run = random_bits(torch.full_like(index, seed), 0)
-    return random_bits(run ^ index, epoch + 1)
+    return random_bits(index ^ _bits_of_run(seed), epoch + 1)
+
+
+@functools.cache
+def _bits_of_run(seed: int) -> int:
+    return int(random_bits(torch.tensor(seed), 0))
 
 
 def transform_each(
@@ -96,7 +104,8 @@ def random_shift(
     """Shift each image by up to ``largest`` whole pixels in each direction, with the draws ``stream`` and the next."""
     if not largest:
         return images
-    down, right = (random_integers(key, number, -largest, largest) for number in (stream, stream + 1))
+    streams = torch.arange(stream, stream + 2, device=key.device)[:, None]
+    down, right = random_integers(key, streams, -largest, largest)
     return shift(images, down, right, largest)
 
 

@@ -298,7 +298,7 @@ class AbstractModule(LightningModule):
         self._tell_data(False)
 
     def _tell_data(self, graphs: bool) -> None:
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "use_cuda_graphs"):  # a DataModule of another package has none
             data.use_cuda_graphs(graphs)
 

@@ -198,16 +198,17 @@ class StepGraphs:
         module, trainer = self._module[0], self._module[0].trainer
         self._captured = self.step = None  # frees their memory
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
-        self._batch = batch if is_static else cuda_graphs.copied(batch)
+        static: Batch = batch if is_static else cuda_graphs.copied(batch)
+        self._batch = static
         device = trainer.strategy.root_device
         # float64: together with float32 they are rounded where numbers of Python would be
-        kind = {"dtype": torch.float64, "device": device}
-        self._schedule = {name: torch.tensor(value, **kind) for name, value in values.items()}
+        on_device = functools.partial(torch.tensor, dtype=torch.float64, device=device)
+        self._schedule = {name: on_device(value) for name, value in values.items()}
         self._values = dict(values)
 
         def forward() -> tuple[Tensor, Tensor]:
             with trainer.precision_plugin.train_step_context():
-                terms = module.captured_terms(self._batch, self._schedule)
+                terms = module.captured_terms(static, self._schedule)
             self._names = list(terms)
             return terms["loss"], torch.stack([term.detach() for term in terms.values()])
 

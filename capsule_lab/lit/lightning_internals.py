@@ -114,8 +114,10 @@ def _arguments_of_training_step(arguments: OrderedDict[str, Any], batch: Any, ba
     return arguments
 
 
-_BATCH_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward")
-_BATCH_HOOKS += ("on_before_optimizer_step", "on_train_batch_end")
+_BATCH_HOOKS = (
+    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_train_batch_end"),
+)
 
 
 def show_to_callbacks(trainer: L.Trainer, name: str, value: Tensor) -> None:
@@ -129,13 +131,14 @@ def skip_idle_hooks(trainer: L.Trainer) -> None:
     Lightning calls each hook of each callback, six times a batch, inside of a profiler's context, which takes longer
     than what the callbacks do. It skips a hook that cannot be called.
     """
-    if type(trainer.profiler) is PassThroughProfiler:
-        trainer.profiler = _NoProfiler()
-    trainer.fit_loop.epoch_loop._build_kwargs = _arguments_of_training_step
-    hooks: Any = cast(Any, trainer)._data_connector._datahook_selector
+    inside = cast(Any, trainer)
+    if type(inside.profiler) is PassThroughProfiler:
+        inside.profiler = _NoProfiler()
+    inside.fit_loop.epoch_loop._build_kwargs = _arguments_of_training_step
+    hooks = inside._data_connector._datahook_selector
     if hooks is not None:  # looks for overrides of three hooks at every batch
         hooks.get_instance = functools.cache(hooks.get_instance)
-    owners: list[tuple[Any, type]] = [(callback, Callback) for callback in cast(Any, trainer).callbacks]
+    owners: list[tuple[Any, type]] = [(callback, Callback) for callback in inside.callbacks]
     owners.append((trainer.lightning_module, L.LightningModule))
     for owner, base in owners:
         for hook in _BATCH_HOOKS:

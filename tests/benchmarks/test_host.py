@@ -51,7 +51,7 @@ def test_loss_of_other_loops_is_ours(model: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("graphs=all", "graphs is all; expected one of none"),
+        ("graphs=all", "graphs is all; expected one of none, recorded"),
         ("models=[cnn_small]", r"models is \['cnn_small'\]; expected a list of values from capsnet, em_caps"),
         ("steps=0", "rounds is 12, steps 0, and batch_size 4; expected 1 or more"),
         ("rounds=1 steps=1", "steps is 1 with rounds=1; expected two or more in all"),

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from benchmarks.recorded_graphs import RecordedGraph, recorded_graphs
 from capsule_lab.errors import ConfigError
 from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
 from capsule_lab.losses import cross_entropy_loss, logits_cross_entropy_loss, spread_loss
@@ -20,7 +21,6 @@ from capsule_lab.networks import AbstractNetwork, SmallCNN
 from capsule_lab.schedules import Linear, Schedule, Staircase
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, Tiny
-from tests.helpers.cuda_graphs import FakeGraph, use_fake_graphs
 from tests.helpers.modules import batch, capsnet, loader, trainer
 from tests.helpers.networks import small_em_caps
 from tests.helpers.training import SMALL_MODELS, run
@@ -32,8 +32,9 @@ Build = Callable[..., AbstractClassifierModule]
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
-    return use_fake_graphs(monkeypatch)
+def fake() -> Iterator[type[RecordedGraph]]:
+    with recorded_graphs() as fake:
+        yield fake
 
 
 def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractClassifierModule:
@@ -112,7 +113,7 @@ def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     ids=["cnn", "cnn bf16", "capsnet bf16", "em_caps", "rising margin", "falling temperature", "more iterations"],
 )
 def test_weights_and_means_are_the_same_to_the_bit(
-    build: Build, options: dict[str, Any], graphs: int, fake: type[FakeGraph]
+    build: Build, options: dict[str, Any], graphs: int, fake: type[RecordedGraph]
 ) -> None:
     """With dropout, statistics of batches, a decoder, a term on weights, and schedules of all kinds."""
     plain, graphed = build(cuda_graphs=False), build()
@@ -145,7 +146,7 @@ class Watcher(Callback):
         self.seen.append([each.tolist() for each in pl_module.parameters()])
 
 
-def test_hooks_see_the_same_at_the_same_points(fake: type[FakeGraph]) -> None:
+def test_hooks_see_the_same_at_the_same_points(fake: type[RecordedGraph]) -> None:
     watchers = [Watcher(), Watcher()]
     for watcher, use in zip(watchers, (False, "auto"), strict=True):
         fit(cnn(cuda_graphs=use), batches(), callbacks=[watcher])
@@ -163,7 +164,7 @@ class Keeper(Callback):
         self.terms.append(outputs)
 
 
-def test_terms_of_the_loss_stay_after_later_steps(fake: type[FakeGraph]) -> None:
+def test_terms_of_the_loss_stay_after_later_steps(fake: type[RecordedGraph]) -> None:
     keepers = [Keeper(), Keeper()]
     for keeper, use in zip(keepers, (False, "auto"), strict=True):
         fit(cnn(cuda_graphs=use), batches(), callbacks=[keeper])
@@ -181,7 +182,7 @@ SGD = functools.partial(torch.optim.SGD, momentum=0.9)
     ids=["adam", "sgd", "rmsprop"],
 )
 def test_optimizer_that_cannot_be_captured_runs_as_it_is(
-    optimizer: Any, options: Any, fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+    optimizer: Any, options: Any, fake: type[RecordedGraph], caplog: pytest.LogCaptureFixture
 ) -> None:
     """SGD looks as if it could be: without an error, a graph would repeat its first learning rate."""
     plain, graphed = cnn(optimizer=optimizer, cuda_graphs=False), cnn(optimizer=optimizer)
@@ -199,7 +200,7 @@ def reading_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_fused_optimizer_whose_step_fails_in_a_capture_runs_as_it_is(
-    fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+    fake: type[RecordedGraph], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Reading(torch.optim.Adam):
         def step(self, closure: Any = None) -> Any:
@@ -218,7 +219,7 @@ def test_fused_optimizer_whose_step_fails_in_a_capture_runs_as_it_is(
 
 @pytest.mark.parametrize("use", ["auto", True])
 def test_loss_that_cannot_be_captured_runs_as_it_is_or_is_named(
-    use: Any, fake: type[FakeGraph], caplog: pytest.LogCaptureFixture
+    use: Any, fake: type[RecordedGraph], caplog: pytest.LogCaptureFixture
 ) -> None:
     def build(use: Any) -> AbstractClassifierModule:
         return of(cnn().network, reading_loss, cuda_graphs=use)
@@ -235,7 +236,7 @@ def test_loss_that_cannot_be_captured_runs_as_it_is_or_is_named(
     assert differences(plain, graphed) == []
 
 
-def test_batches_of_another_size_run_as_they_are(fake: type[FakeGraph]) -> None:
+def test_batches_of_another_size_run_as_they_are(fake: type[RecordedGraph]) -> None:
     given = [*batches(), batch(4, size=9)]
     plain, graphed = em_caps(logits_cross_entropy_loss, cuda_graphs=False), em_caps(logits_cross_entropy_loss)
     for lit in (plain, graphed):
@@ -245,7 +246,7 @@ def test_batches_of_another_size_run_as_they_are(fake: type[FakeGraph]) -> None:
     assert fake.replays == 3 * 6
 
 
-def test_another_fit_captures_again_where_the_weights_are_then(fake: type[FakeGraph]) -> None:
+def test_another_fit_captures_again_where_the_weights_are_then(fake: type[RecordedGraph]) -> None:
     lit = cnn()
     for _ in range(2):
         fit(lit, batches())
@@ -291,7 +292,7 @@ AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_runs_are_the_same_to_the_bit(
-    model: str, overrides: list[str], tiny: Tiny, tmp_path: Path, fake: type[FakeGraph]
+    model: str, overrides: list[str], tiny: Tiny, tmp_path: Path, fake: type[RecordedGraph]
 ) -> None:
     """Also batches, their transformations, averaged weights, and what is logged."""
     results = []

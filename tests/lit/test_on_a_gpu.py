@@ -24,8 +24,12 @@ SHORT += ["trainer.accelerator=cuda", "trainer.devices=1"]
 class NeverWaits(Callback):
     """An operation that waits for the GPU raises between two batches: transformation, step, optimizer, callbacks."""
 
+    def __init__(self, first: int) -> None:
+        self.first = first
+
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        torch.cuda.set_sync_debug_mode("error" if 1 <= batch_idx < 11 else "default")
+        is_steady = self.first <= batch_idx < 11
+        torch.cuda.set_sync_debug_mode("error" if is_steady else "default")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         torch.cuda.set_sync_debug_mode("default")
@@ -53,12 +57,13 @@ def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(("graphs", "first"), [("false", 1), ("true", 5)])  # 5: capturing a step waits
 @pytest.mark.parametrize("model", SMALL_MODELS)
-def test_ten_steps_with_all_default_callbacks_never_wait(model: str, fit: Any) -> None:
-    fit(model, callbacks=(NeverWaits(),))
+def test_steps_with_all_default_callbacks_never_wait(model: str, graphs: str, first: int, fit: Any) -> None:
+    fit(model, f"module.cuda_graphs={graphs}", callbacks=(NeverWaits(first),))
 
 
 @pytest.mark.parametrize("model", SMALL_MODELS)
 def test_cuda_graphs_come_to_the_same_bits(model: str, fit: Any) -> None:
-    plain, graphs = fit(model), fit(model, "module.cuda_graphs=true")
+    plain, graphs = fit(model, "module.cuda_graphs=false"), fit(model, "module.cuda_graphs=true")
     assert all(torch.equal(one, other) for one, other in zip(plain, graphs, strict=True))

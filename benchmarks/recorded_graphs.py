@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import cProfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,7 +72,7 @@ class Recorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()._cdata
         if storage not in self.own and storage not in self.before:
-            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
             self.before[storage] = whole, whole.clone()
 
     def undo(self) -> None:
@@ -82,17 +85,25 @@ def _alias(tensor: Tensor) -> Tensor:
     return tensor.detach()  # the same memory, also if the tensor is later resized or freed
 
 
-class FakeGraph:
-    """Stands in for ``cuda_graphs.Graph``."""
+class RecordedGraph:
+    """Stands in for ``cuda_graphs.Graph``.
+
+    Attributes:
+        captures, replays: their numbers, of all graphs.
+        seconds: processor time of all replays, which a GPU would take instead.
+        profiler: does not see replays.
+    """
 
     captures = 0
     replays = 0
+    seconds = 0.0
+    profiler: cProfile.Profile | None = None
 
     def __init__(self, pool: Any) -> None:
         self.operations: list[Operation] = []
 
     def capture(self, work: Callable[[], R]) -> R:
-        FakeGraph.captures += 1
+        RecordedGraph.captures += 1
         generator = torch.random.get_rng_state()
         recorder = Recorder()
         try:
@@ -106,21 +117,33 @@ class FakeGraph:
         return result
 
     def replay(self) -> None:
-        FakeGraph.replays += 1
-        with torch.no_grad():
-            for function, args, kwargs, results in self.operations:
-                again = [value for value in tree_leaves(function(*args, **kwargs)) if isinstance(value, Tensor)]
-                for old, new in zip(results, again, strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
+        if RecordedGraph.profiler is not None:
+            RecordedGraph.profiler.disable()
+        start_time = time.process_time()
+        self._compute_again()
+        RecordedGraph.replays += 1
+        RecordedGraph.seconds += time.process_time() - start_time
+        if RecordedGraph.profiler is not None:
+            RecordedGraph.profiler.enable()
+
+    @torch.no_grad()
+    def _compute_again(self) -> None:
+        for function, args, kwargs, results in self.operations:
+            again = [value for value in tree_leaves(function(*args, **kwargs)) if isinstance(value, Tensor)]
+            for old, new in zip(results, again, strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
 
 
-def use_fake_graphs(patch: pytest.MonkeyPatch) -> type[FakeGraph]:
-    """Capture and replay on a CPU."""
-    FakeGraph.captures = FakeGraph.replays = 0
-    patch.setattr(cuda_graphs, "Graph", FakeGraph)
-    patch.setattr(cuda_graphs, "is_supported", lambda device: True)
-    patch.setattr(cuda_graphs, "new_pool", lambda: None)
-    for module in (shapes, losses):  # values that a GPU would not show
-        patch.setattr(module, "is_readable", lambda tensor: False)
-    return FakeGraph
+@contextmanager
+def recorded_graphs() -> Iterator[type[RecordedGraph]]:
+    """Capture and replay on a CPU, where nothing reads values that a GPU would not show."""
+    RecordedGraph.captures = RecordedGraph.replays = 0
+    with (
+        patch.object(cuda_graphs, "Graph", RecordedGraph),
+        patch.object(cuda_graphs, "is_supported", lambda _: True),
+        patch.object(cuda_graphs, "new_pool", lambda: None),
+        patch.object(shapes, "is_readable", lambda _: False),
+        patch.object(losses, "is_readable", lambda _: False),
+    ):
+        yield RecordedGraph
