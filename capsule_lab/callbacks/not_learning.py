@@ -79,8 +79,7 @@ class NotLearning(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
-        rate = cast(AbstractModule, pl_module).step_values["learning_rate"]
-        self.highest_rate = max(self.highest_rate, rate)
+        self.highest_rate = max(self.highest_rate, _learning_rate(pl_module))
         if self.warned or not trainer.is_global_zero:
             return
         term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn on its own
@@ -221,4 +220,4 @@ def _flat(losses: Tensor) -> tuple[str, str] | None:
 
 
 def _learning_rate(module: L.LightningModule) -> float:
-    return cast(AbstractModule, module).schedule_values()["learning_rate"]
+    return cast(AbstractModule, module).step_values["learning_rate"]  # the optimizer's may be on a GPU

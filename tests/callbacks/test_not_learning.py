@@ -21,14 +21,13 @@ from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES
 
 LABELS = torch.arange(10).repeat_interleave(2)
-MODULE: Any = object()
+MODULE: Any = SimpleNamespace(step_values={"learning_rate": 0.001})
 ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
-def trainer_of(rate: float = 0.001, first: bool = True, several: int = 1) -> Any:
+def trainer_of(first: bool = True, several: int = 1) -> Any:
     return SimpleNamespace(
         is_global_zero=first, global_step=0, callback_metrics={},
-        optimizers=[SimpleNamespace(param_groups=[{"lr": rate}])],
         datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10, labels_per_image=several)),
     )  # fmt: skip
 
@@ -47,12 +46,14 @@ def warnings(
     of_trainer: dict[str, Any] | None = None,
     module: Any = MODULE,
     noise: float = 0.02,
+    rate: float = 0.001,
     **errors: float,
 ) -> list[str]:
     """What is said in a run whose loss goes from ``start`` to ``end`` with some noise, in every epoch."""
     caplog.clear()
     deviations = noise * torch.randn(steps, generator=torch.Generator().manual_seed(0))
     trainer, batch, callback = trainer_of(**(of_trainer or {})), batch_of(labels), NotLearning()
+    module.step_values = {"learning_rate": rate}
     with caplog.at_level(logging.INFO):
         callback.on_train_start(trainer, module)
         for _ in range(epochs):
@@ -83,7 +84,7 @@ def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCapture
 
 def test_learning_rate_of_zero_is_said_once_at_any_error(caplog: pytest.LogCaptureFixture) -> None:
     expected = ["not learning: the learning rate of the last 3 steps was 0; see schedule.learning_rate"]
-    assert warnings(caplog, of_trainer={"rate": 0.0}, steps=3, val=5.0) == expected
+    assert warnings(caplog, rate=0.0, steps=3, val=5.0) == expected
 
 
 def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,6 +135,7 @@ def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
 def test_plateau_at_the_end_of_a_short_run_is_named(steps: int, capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Within one check; the loss falls from 0.9 in the first half, as in a run of 60 steps on blank images."""
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
+    capsnet.step_values = MODULE.step_values
     trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
     falling = torch.cat([torch.linspace(0.9, 0.525, steps // 2), torch.linspace(0.525, 0.5238, steps - steps // 2)])
     for loss in falling:
@@ -155,6 +157,7 @@ def test_margin_of_a_schedule_is_followed(
     module = modules.classifier(spread_loss, schedule={**modules.RATE, "margin": Constant(0.5)})
     monkeypatch.setattr(module, "schedule_values", lambda step=0: {"margin": 0.2 + 0.7 * step / 120})
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of(torch.arange(18) % 3)
+    module.step_values = MODULE.step_values
     trainer.datamodule.spec = DataSpec((1, 4, 4), 3)
     for step in range(120):
         trainer.callback_metrics = {"train/error": torch.tensor(66.7 if step > 60 else 30.0)}
