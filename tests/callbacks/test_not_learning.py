@@ -21,7 +21,8 @@ from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES
 
 LABELS = torch.arange(10).repeat_interleave(2)
-MODULE: Any = SimpleNamespace(step_values={"learning_rate": 0.001})
+RATES = {"learning_rate": 0.001}
+MODULE: Any = SimpleNamespace(step_values=RATES)
 ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
@@ -135,7 +136,7 @@ def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
 def test_plateau_at_the_end_of_a_short_run_is_named(steps: int, capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Within one check; the loss falls from 0.9 in the first half, as in a run of 60 steps on blank images."""
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
-    capsnet.step_values = MODULE.step_values
+    capsnet.step_values = RATES
     trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
     falling = torch.cat([torch.linspace(0.9, 0.525, steps // 2), torch.linspace(0.525, 0.5238, steps - steps // 2)])
     for loss in falling:
@@ -157,7 +158,7 @@ def test_margin_of_a_schedule_is_followed(
     module = modules.classifier(spread_loss, schedule={**modules.RATE, "margin": Constant(0.5)})
     monkeypatch.setattr(module, "schedule_values", lambda step=0: {"margin": 0.2 + 0.7 * step / 120})
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of(torch.arange(18) % 3)
-    module.step_values = MODULE.step_values
+    module.step_values = RATES
     trainer.datamodule.spec = DataSpec((1, 4, 4), 3)
     for step in range(120):
         trainer.callback_metrics = {"train/error": torch.tensor(66.7 if step > 60 else 30.0)}
