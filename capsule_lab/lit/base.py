@@ -19,6 +19,7 @@ from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
+from capsule_lab.lit.warm_up import compile_kernels
 from capsule_lab.losses import l2_loss
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch
@@ -256,6 +257,7 @@ class AbstractModule(L.LightningModule):
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
         self.training_network.forget()
+        compile_kernels(self)
 
     def on_fit_end(self) -> None:
         self.scheduled_routing.set({})

@@ -65,8 +65,9 @@ class Compiler:
             monkeypatch.setattr(module, "launch", self.compile)
 
     def compile(
-        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any
-    ) -> None:
+        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, maxnreg: int | None = None,
+        **constants: Any,
+    ) -> None:  # fmt: skip
         signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
         any_number = {param.name for param in kernel.params if param.do_not_specialize}
         for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
@@ -79,7 +80,7 @@ class Compiler:
             (n,): [["tt.divisibility", 16]] for n, kind in enumerate(in_order.values()) if kind.startswith("*")
         }  # as torch allocates
         source = ASTSource(kernel, in_order, constexprs=constexprs, attrs=aligned)
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
+        options = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
         compiled = triton.compile(source, target=HOPPER, options=options)
         used = resources(compiled.asm["cubin"])
         report = Report(kernel.fn.__name__, constants["BLOCK"], num_warps, used["REG"], used["STACK"], used["SHARED"])

@@ -9,8 +9,8 @@ two; NUMBER, the type of all sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, no_type_check
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
@@ -64,7 +64,27 @@ def launch(
         return
     read = [tensor if tensor is None else tensor.detach().contiguous() for tensor in given]
     with torch.cuda.device_of(read[0]):
-        kernel[grid](*read, *out, *numbers, **constants, enable_fp_fusion=True)
+        start(Launch(kernel, grid, read, out, numbers, constants | {"enable_fp_fusion": True}))
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is called with: tensors that it reads and writes, numbers, and constants."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    given: Sequence[Tensor | None]
+    out: Sequence[Tensor | None]
+    numbers: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+def run(launch: Launch) -> None:
+    """Run a kernel; compile it first if needed."""
+    launch.kernel[launch.grid](*launch.given, *launch.out, *launch.numbers, **launch.constants)
+
+
+start: Callable[[Launch], None] = run
+"""What ``launch`` calls; ``warm_up`` replaces it for a while."""
 
 
 @triton.jit

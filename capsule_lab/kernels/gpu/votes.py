@@ -30,6 +30,7 @@ from capsule_lab.kernels.gpu.blocks import (
 # ours, not tuned, but chosen so that the compiler spills no registers in the layers of the papers
 WARP = 32  # children of the smallest program
 ROWS_PER_PROGRAM = 4  # a program loads a weight once for this many rows
+REGISTERS = 168  # limit for a thread where it suffices: a multiprocessor of Hopper holds 12 such warps, not 8
 MOST_BYTES = 256  # limit of bytes that a program of two children per thread keeps per child
 MOST_LOADED = 16  # components of parents that a thread loads at once; the compiler distributes 32 over threads
 
@@ -45,7 +46,8 @@ def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Te
     length = _rows_per_program(row, programs[0] * programs[1])
     launch(
         _sum_components, (*programs, triton.cdiv(row, length)), (poses, weight, parents, precision), [result],
-        row, parent, child, length, TOGETHER=together, BLOCK=block, num_warps=1, **_tile_sizes(poses, weight, inner),
+        row, parent, child, length, TOGETHER=together, BLOCK=block, num_warps=1,
+        maxnreg=REGISTERS if together == 1 else None, **_tile_sizes(poses, weight, inner),
     )  # fmt: skip
     return result
 
@@ -78,7 +80,7 @@ def votes_backward(
     if activations is None or grad_mass is None:
         grid = triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(child, WARP)
         launch(
-            _grad_poses, grid, (weight, by_child, coefficients), grads, row, parent,
+            _grad_poses, grid, (weight, by_child, coefficients), tuple(grads), row, parent,
             GROUP=ROWS_PER_PROGRAM, TERMS=terms, CHILD=child, ROWS=tile["ROWS"], INNER=inner, COLUMNS=tile["COLUMNS"],
             INNER_PADDED=padded(inner), WIDTH=min(4, tile["COLUMNS_PADDED"]), BLOCK=WARP, NUMBER=tile["NUMBER"],
             num_warps=1,
@@ -88,8 +90,9 @@ def votes_backward(
         grad_assigned = grad_mass + (coefficients[:, :, 0] * coefficients[:, :, 2]).sum(2)
         launch(
             _grad_poses_of_fit, (row, triton.cdiv(child, WARP)),
-            (poses, weight, by_child, coefficients, activations, grad_distances, grad_assigned), grads, parent, child,
-            ROWS_PADDED=padded(tile["ROWS"]), BLOCK=WARP, num_warps=1, **tile,
+            (poses, weight, by_child, coefficients, activations, grad_distances, grad_assigned), tuple(grads),
+            parent, child,
+            ROWS_PADDED=padded(tile["ROWS"]), BLOCK=WARP, num_warps=1, maxnreg=REGISTERS, **tile,
         )  # fmt: skip
     block = _block_size(poses, poses.shape[1] + weight.shape[1])
     programs = triton.cdiv(child, block), parent
