@@ -27,6 +27,7 @@ from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.optimizers import Muon, parameter_groups, use_device_values
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
+from capsule_lab.lit.warm_up import compile_kernels
 from capsule_lab.losses import l2_loss
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.system import torch_internals
@@ -291,6 +292,7 @@ class AbstractModule(LightningModule):
         self.step_graphs.start(self.trainer)
         self._tell_data(self.step_graphs.enabled)
         skip_idle_hooks(self.trainer)
+        compile_kernels(self)
 
     def on_fit_end(self) -> None:
         self.scheduled_routing.set({})

@@ -17,7 +17,8 @@ from triton.compiler import ASTSource
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 
 HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int64: "*i64"}
+POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
+POINTERS |= {torch.int32: "*i32", torch.int64: "*i64"}
 
 
 class Report(NamedTuple):
@@ -64,19 +65,22 @@ class Compiler:
             monkeypatch.setattr(module, "launch", self.compile)
 
     def compile(
-        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any
-    ) -> None:
+        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, maxnreg: int | None = None,
+        **constants: Any,
+    ) -> None:  # fmt: skip
         signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
+        any_number = {param.name for param in kernel.params if param.do_not_specialize}
         for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
             signature[name] = "i32" if value is None or isinstance(value, int) else POINTERS[value.dtype]
-            if value is None or (isinstance(value, int) and value == 1):  # as Triton does
+            is_one = isinstance(value, int) and value == 1 and name not in any_number
+            if value is None or is_one:  # as Triton does
                 signature[name], constexprs[name] = "constexpr", value
         in_order = {name: signature[name] for name in kernel.arg_names}
         aligned = {
             (n,): [["tt.divisibility", 16]] for n, kind in enumerate(in_order.values()) if kind.startswith("*")
         }  # as torch allocates
         source = ASTSource(kernel, in_order, constexprs=constexprs, attrs=aligned)
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
+        options = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
         compiled = triton.compile(source, target=HOPPER, options=options)
         used = resources(compiled.asm["cubin"])
         report = Report(kernel.fn.__name__, constants["BLOCK"], num_warps, used["REG"], used["STACK"], used["SHARED"])

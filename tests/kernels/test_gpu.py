@@ -64,8 +64,8 @@ def test_interpreted_routing(interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(gpu_comparison.compare_convolutional_routing, "cpu").result()
 
 
-KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
-KERNEL_NAMES |= {"_softmax", "_softmax_backward"}
+KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_poses_of_fit", "_grad_weight"}
+KERNEL_NAMES |= {"_softmax", "_softmax_backward", "_weighted_sum"}
 
 
 @pytest.mark.whole

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import compute_votes, launch, load, load_rows, log2_dim, sizes, stack
+from capsule_lab.kernels.gpu.blocks import children_from, launch, load_matrix_rows, number_type, padded
 from capsule_lab.kernels.gpu.votes import sum_components, votes_backward
 
 BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
@@ -20,12 +20,13 @@ ROWS_PER_PROGRAM = 4  # ours, not tuned: a program loads a weight once for this 
 
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
     """Compute ``sum_i couplings V``, ``(row, parent, dim)``."""
-    row, parent, _ = couplings.shape
-    sums = poses.new_empty(row, parent, poses.shape[1] // inner * (weight.shape[1] // inner))
+    row, parent, child = couplings.shape
+    rows, columns = poses.shape[1] // inner, weight.shape[1] // inner
+    sums = poses.new_empty(row, parent, rows * columns)
     launch(
         _weighted_sum, (triton.cdiv(row, ROWS_PER_PROGRAM), parent), (poses, weight, couplings), [sums], row,
-        GROUP=ROWS_PER_PROGRAM, BLOCK=BLOCK, LEVELS=log2_dim(poses, weight, inner), num_warps=WARPS,
-        **sizes(poses, weight, inner),
+        GROUP=ROWS_PER_PROGRAM, CHILD=child, ROWS=rows, INNER=inner, COLUMNS=columns, COLUMNS_PADDED=padded(columns),
+        BLOCK=BLOCK, NUMBER=number_type(poses), num_warps=WARPS,
     )  # fmt: skip
     return sums
 
@@ -44,40 +45,41 @@ def contraction(
     return grad_poses, grad_weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 @no_type_check
 def _weighted_sum(
     poses, weight, couplings, sums, row,
     GROUP: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
+    COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums over blocks of children for some rows and one parent, and finally over its threads."""
-    D: tl.constexpr = ROWS * COLUMNS
+    """A program sums over blocks of children for GROUP rows and one parent, and finally over its threads."""
+    H: tl.constexpr = ROWS * INNER
+    a = tl.arange(0, GROUP)
+    c = tl.arange(0, COLUMNS_PADDED)
     first = tl.program_id(0).to(tl.int64) * GROUP
+    n = tl.minimum(first + a, row - 1)[:, None]
     j = tl.program_id(1).to(tl.int64)
     parent = tl.num_programs(1)
-    lane = tl.arange(0, BLOCK)
-    h = tl.arange(0, 1 << LEVELS)
+    poses += n * (H * CHILD)
+    couplings += (n * parent + j) * CHILD
     weight += j * (INNER * COLUMNS * CHILD)
     totals = ()
-    for _ in tl.static_range(GROUP * D):
-        totals = totals + (tl.full([BLOCK], 0.0, NUMBER),)
+    for _ in tl.static_range(ROWS):
+        totals = totals + (tl.zeros([GROUP, COLUMNS_PADDED, BLOCK], NUMBER),)
     for block in range(tl.cdiv(CHILD, BLOCK)):
-        i = block * BLOCK + lane
-        p = load_rows(poses, i, first, row, CHILD, ROWS * INNER, GROUP, NUMBER)
-        w = load(weight, i, CHILD, INNER * COLUMNS, NUMBER)
+        i = children_from(block * BLOCK, BLOCK)
+        exists = (i < CHILD)[None, :]
+        w = load_matrix_rows(weight, i, CHILD, INNER, COLUMNS, COLUMNS_PADDED, NUMBER)
+        coupling = tl.load(couplings + i[None, :], mask=exists, other=0.0).to(NUMBER)
         new_totals = ()
-        for a in tl.static_range(GROUP):
-            at = tl.minimum(first + a, row - 1) * parent + j
-            coupling = load(couplings + at * CHILD, i, CHILD, 1, NUMBER)[0]
-            votes = compute_votes(p, w, a * ROWS * INNER, ROWS, INNER, COLUMNS)
-            for d in tl.static_range(D):
-                new_totals = new_totals + (totals[a * D + d] + coupling * votes[d],)
+        for r in tl.static_range(ROWS):
+            total = totals[r]
+            for q in tl.static_range(INNER):
+                p = tl.load(poses + ((r * INNER + q) * CHILD + i)[None, :], mask=exists, other=0.0).to(NUMBER)
+                total += (coupling * p)[:, None, :] * w[q][None, :, :]
+            new_totals = new_totals + (total,)
         totals = new_totals
-    for a in tl.static_range(GROUP):
-        of_row = ()
-        for d in tl.static_range(D):
-            of_row = of_row + (totals[a * D + d],)
-        at = (first + a) * parent + j
-        total = tl.sum(stack(of_row, D, LEVELS), 0)
-        tl.store(sums + at * D + h, total, mask=h < tl.where(first + a < row, D, 0))
+    sums += ((first + a) * parent + j)[:, None] * (ROWS * COLUMNS) + c[None, :]
+    exists = (first + a < row)[:, None] & (c < COLUMNS)[None, :]
+    for r in tl.static_range(ROWS):
+        tl.store(sums + r * COLUMNS, tl.sum(totals[r], 2), mask=exists)

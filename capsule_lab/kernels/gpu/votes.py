@@ -1,4 +1,9 @@
-"""Sums over the components of each vote, and gradients of poses and weights from the gradient of votes."""
+"""Sums over the components of each vote, and gradients of poses and weights from the gradient of votes.
+
+Compilation time grows with the number of loads times the number of operations that depend on each other. Therefore
+kernels load and compute tensors ``(rows, columns, block)`` instead of single components, and sizes that only affect
+addresses are arguments: a compiled kernel serves all layers with votes of the same size.
+"""
 # ruff: noqa: N803, N806, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
@@ -10,24 +15,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import PROGRAMS, compute_votes, launch, load, load_rows, number_type, sizes, store
+from capsule_lab.kernels.gpu.blocks import (
+    PROGRAMS,
+    children_from,
+    launch,
+    load_child,
+    load_columns,
+    load_components,
+    load_matrix_rows,
+    number_type,
+    padded,
+)
 
 # ours, not tuned, but chosen so that the compiler spills no registers in the layers of the papers
+WARP = 32  # children of the smallest program
 ROWS_PER_PROGRAM = 4  # a program loads a weight once for this many rows
-ROWS_OF_FIT = 1  # the same for a fit, which also computes votes
-BLOCK = 64  # children per program, which is one warp
-MOST_BYTES = 256  # limit of bytes that a program keeps per child; above it a program has BLOCK // 2 children
+REGISTERS = 168  # limit for a thread where it suffices: a multiprocessor of Hopper holds 12 such warps, not 8
+MOST_BYTES = 256  # limit of bytes that a program of two children per thread keeps per child
+MOST_LOADED = 16  # components of parents that a thread loads at once; the compiler distributes 32 over threads
 
 
 def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Tensor | None, inner: int) -> Tensor:
     """Return ``sum_d precision (V - parents)^2`` or, without precision, ``V . parents``, ``(row, parent, child)``."""
     row, parent, _ = parents.shape
-    result = poses.new_empty(row, parent, poses.shape[2])
-    block = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
-    grid = triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(poses.shape[2], block)
+    child = poses.shape[2]
+    result = poses.new_empty(row, parent, child)
+    together = _parents_together(parent, weight, inner)
+    block = _block_size(poses, poses.shape[1] + together * weight.shape[1])
+    programs = triton.cdiv(parent, together), triton.cdiv(child, block)
+    length = _rows_per_program(row, programs[0] * programs[1])
     launch(
-        _sum_components, grid, (poses, weight, parents, precision), [result], row, parent,
-        GROUP=ROWS_PER_PROGRAM, BLOCK=block, num_warps=1, **sizes(poses, weight, inner),
+        _sum_components, (*programs, triton.cdiv(row, length)), (poses, weight, parents, precision), [result],
+        row, parent, child, length, TOGETHER=together, BLOCK=block, num_warps=1,
+        maxnreg=REGISTERS if together == 1 else None, **_tile_sizes(poses, weight, inner),
     )  # fmt: skip
     return result
 
@@ -55,186 +75,292 @@ def votes_backward(
         grad_distances: gradient of the distances, if they were measured.
     """
     row, parent, terms, child = by_child.shape
-    fit = activations is not None
-    grad_poses = poses.new_empty(poses.shape)
-    grad_activations = None if activations is None else activations.new_empty(activations.shape)
-    grad_couplings = by_child.new_empty(row, parent, child) if fit else None
-    group = ROWS_OF_FIT if fit else ROWS_PER_PROGRAM
-    block = _block_size(poses, weight.shape[1] + group * poses.shape[1])
-    programs = triton.cdiv(child, block)
-    given = (poses, weight, by_child, coefficients, activations, grad_distances)
-    common: dict[str, Any] = {"FIT": fit, "MEASURED": grad_distances is not None, "TERMS": terms}
-    common |= {"BLOCK": block, "num_warps": 1, **sizes(poses, weight, inner)}
-    grads_of_children = grad_poses, grad_activations, grad_couplings
-    grid = triton.cdiv(row, group), programs
-    launch(_grad_poses, grid, (*given, grad_mass), grads_of_children, row, parent, GROUP=group, **common)
-    length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows per program
+    tile = _tile_sizes(poses, weight, inner)
+    grads: list[Tensor] = [poses.new_empty(poses.shape)]
+    if activations is None or grad_mass is None:
+        grid = triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(child, WARP)
+        launch(
+            _grad_poses, grid, (weight, by_child, coefficients), tuple(grads), row, parent,
+            GROUP=ROWS_PER_PROGRAM, TERMS=terms, CHILD=child, ROWS=tile["ROWS"], INNER=inner, COLUMNS=tile["COLUMNS"],
+            INNER_PADDED=padded(inner), WIDTH=min(4, tile["COLUMNS_PADDED"]), BLOCK=WARP, NUMBER=tile["NUMBER"],
+            num_warps=1,
+        )  # fmt: skip
+    else:
+        grads += [activations.new_empty(activations.shape), by_child.new_empty(row, parent, child)]
+        grad_assigned = grad_mass + (coefficients[:, :, 0] * coefficients[:, :, 2]).sum(2)
+        launch(
+            _grad_poses_of_fit, (row, triton.cdiv(child, WARP)),
+            (poses, weight, by_child, coefficients, activations, grad_distances, grad_assigned), tuple(grads),
+            parent, child,
+            ROWS_PADDED=padded(tile["ROWS"]), BLOCK=WARP, num_warps=1, maxnreg=REGISTERS, **tile,
+        )  # fmt: skip
+    block = _block_size(poses, poses.shape[1] + weight.shape[1])
+    programs = triton.cdiv(child, block), parent
+    length = _rows_per_program(row, programs[0] * parent)
     number = torch.float64 if weight.dtype == torch.float64 else torch.float32
     parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
-    launch(_grad_weight, (programs, parent, len(parts)), given, [parts], row, length, **common)
-    grads = grad_poses, parts.sum(0).to(weight.dtype), grad_activations, grad_couplings
-    return tuple(gradient for gradient in grads if gradient is not None)
+    launch(
+        _grad_weight, (*programs, len(parts)),
+        (poses, weight, by_child, coefficients, activations, grad_distances), [parts], row, child, length,
+        TERMS=terms, BLOCK=block, num_warps=1, **tile,
+    )  # fmt: skip
+    grads.insert(1, parts.sum(0).to(weight.dtype))
+    return tuple(grads)
+
+
+def _tile_sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
+    """Return the constants of the matrix product that is a vote."""
+    columns = weight.shape[1] // inner
+    return {
+        "ROWS": poses.shape[1] // inner,
+        "INNER": inner,
+        "COLUMNS": columns,
+        "COLUMNS_PADDED": padded(columns),
+        "NUMBER": number_type(poses),
+    }
 
 
 def _block_size(poses: Tensor, kept: int) -> int:
     """Return the number of children of a program that keeps ``kept`` numbers per child."""
-    return BLOCK if kept * (number_type(poses).primitive_bitwidth // 8) <= MOST_BYTES else BLOCK // 2
+    return 2 * WARP if kept * _bytes(poses) <= MOST_BYTES else WARP
 
 
-@triton.jit
+def _bytes(tensor: Tensor) -> int:
+    return number_type(tensor).primitive_bitwidth // 8
+
+
+def _rows_per_program(row: int, programs: int) -> int:
+    """Return rows per program for PROGRAMS programs, if ``programs`` process the same rows."""
+    return max(1, triton.cdiv(row * programs, PROGRAMS))
+
+
+def _parents_together(parent: int, weight: Tensor, inner: int) -> int:
+    """Return the number of parents, a power of two that divides ``parent``, whose weights a program keeps."""
+    columns = padded(weight.shape[1] // inner)
+    most = max(1, min(MOST_BYTES // (inner * columns * _bytes(weight)), MOST_LOADED // columns))
+    return min(parent & -parent, 1 << (most.bit_length() - 1))
+
+
+@triton.jit(do_not_specialize=["row", "parent", "child", "length"])
 @no_type_check
 def _sum_components(
-    poses, weight, parents, precision, result, row, parent,
-    GROUP: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+    poses, weight, parents, precision, result, row, parent, child, length,
+    TOGETHER: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program computes the sums for a block of children of some rows, parent by parent."""
+    """A program keeps the weights of TOGETHER parents for a block of children and goes through ``length`` rows."""
     D: tl.constexpr = ROWS * COLUMNS
-    first = tl.program_id(0).to(tl.int64) * GROUP
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    p = load_rows(poses, i, first, row, CHILD, ROWS * INNER, GROUP, NUMBER)
-    for j in range(parent):
-        w = load(weight, i, CHILD, INNER * COLUMNS, NUMBER)
-        for a in tl.static_range(GROUP):
-            at = tl.minimum(first + a, row - 1) * parent + j
-            votes = compute_votes(p, w, a * ROWS * INNER, ROWS, INNER, COLUMNS)
-            total = tl.full([BLOCK], 0.0, NUMBER)
-            for d in tl.static_range(D):
-                pose = tl.load(parents + at * D + d).to(NUMBER)
-                if precision is None:
-                    total += votes[d] * pose
-                else:
-                    error = votes[d] - pose
-                    total += tl.load(precision + at * D + d).to(NUMBER) * (error * error)
-            tl.store(result + at * CHILD + i, total, mask=i < tl.where(first + a < row, CHILD, 0))
-        weight += INNER * COLUMNS * CHILD
+    first = tl.program_id(0).to(tl.int64) * TOGETHER
+    j = tl.arange(0, TOGETHER)
+    i = children_from(tl.program_id(1) * BLOCK, BLOCK)
+    start = tl.program_id(2).to(tl.int64) * length
+    c = tl.arange(0, COLUMNS_PADDED)
+    is_column = (c < COLUMNS)[None, :]
+    weight += first * (INNER * COLUMNS) * child
+    exists = is_column[:, :, None] & (i < child)[None, None, :]
+    w = ()
+    for q in tl.static_range(INNER):
+        entry = (j * (INNER * COLUMNS))[:, None] + (q * COLUMNS + c)[None, :]
+        entry = entry[:, :, None] * child + i[None, None, :]
+        w = w + (tl.load(weight + entry, mask=exists, other=0.0).to(NUMBER),)
+    for k in range(tl.maximum(0, tl.minimum(length, row - start))):
+        n = start + k
+        p = load_components(poses + n * (ROWS * INNER) * child, i, child, ROWS * INNER, NUMBER)
+        at = n * parent + first
+        terms = tl.zeros([TOGETHER, COLUMNS_PADDED, BLOCK], NUMBER)
+        for r in tl.static_range(ROWS):
+            d = (j * D)[:, None] + (r * COLUMNS + c)[None, :]
+            pose = tl.load(parents + at * D + d, mask=is_column, other=0.0).to(NUMBER)[:, :, None]
+            if precision is None:
+                votes = w[0] * p[r * INNER]
+                for q in tl.static_range(1, INNER):
+                    votes += w[q] * p[r * INNER + q]
+                terms += votes * pose
+            else:
+                gap = pose
+                for q in tl.static_range(INNER):
+                    gap = gap - w[q] * p[r * INNER + q]
+                factor = tl.load(precision + at * D + d, mask=is_column, other=0.0).to(NUMBER)[:, :, None]
+                terms += factor * (gap * gap)
+        offset = j[:, None] * child + i[None, :]
+        tl.store(result + at * child + offset, tl.sum(terms, 1), mask=(i < child)[None, :])
 
 
 @triton.jit
 @no_type_check
-def _gradient(
-    votes, factors, grad_distances, coefficients,
-    FIT: tl.constexpr, MEASURED: tl.constexpr, TERMS: tl.constexpr, D: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the votes of one row and parent; the last is that of ``factors[0]``, the assigned share in a fit."""
-    parts = ()
-    grad_assigned = tl.zeros_like(factors[0])
-    for d in tl.static_range(D):
-        if FIT:
-            error = votes[d] - tl.load(coefficients + d)
-            two_alpha = tl.load(coefficients + D + d)
-            beta = tl.load(coefficients + 2 * D + d)
-            grad_vote = factors[0] * (two_alpha * error + beta)
-            if MEASURED:
-                grad_vote += grad_distances * (error * tl.load(coefficients + 3 * D + d))
-            grad_assigned += 0.5 * two_alpha * error * error + beta * votes[d]
-        else:
-            grad_vote = factors[0] * tl.load(coefficients + d).to(NUMBER)
-            for k in tl.static_range(1, TERMS):
-                grad_vote += factors[k] * tl.load(coefficients + k * D + d).to(NUMBER)
-        parts = parts + (grad_vote,)
-    return parts + (grad_assigned,)
+def load_fit(coefficients, d, exists, D: tl.constexpr):
+    """Load pose, 2 alpha, beta and precision for the components ``d`` of a parent, the same for all children."""
+    pose = tl.load(coefficients + d, mask=exists, other=0.0)
+    two_alpha = tl.load(coefficients + D + d, mask=exists, other=0.0)
+    beta = tl.load(coefficients + 2 * D + d, mask=exists, other=0.0)
+    return pose, two_alpha, beta, tl.load(coefficients + 3 * D + d, mask=exists, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parent", "child"])
 @no_type_check
-def _grad_poses(
-    poses, weight, by_child, coefficients, activations, grad_distances, grad_mass,
-    grad_poses, grad_activations, grad_couplings, row, parent,
-    FIT: tl.constexpr, MEASURED: tl.constexpr, TERMS: tl.constexpr, GROUP: tl.constexpr, CHILD: tl.constexpr,
-    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+def _grad_poses_of_fit(
+    poses, weight, couplings, coefficients, activations, grad_distances, grad_mass,
+    grad_poses, grad_activations, grad_couplings, parent, child,
+    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PADDED: tl.constexpr,
+    COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums over all parents for a block of children of some rows."""
+    """A program sums over all parents for a block of children of one row.
+
+    It adds the products of all components, ``(rows, columns, block)`` for each q, and sums over columns once at the
+    end: a sum over columns for each parent would be additions that are not part of a product. ``grad_mass`` includes
+    the gradient of the assigned shares that is the same for all children.
+    """
     D: tl.constexpr = ROWS * COLUMNS
     H: tl.constexpr = ROWS * INNER
-    F: tl.constexpr = 4 * D if FIT else TERMS * D
-    first = tl.program_id(0).to(tl.int64) * GROUP
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    sums = ()
-    for _ in tl.static_range(GROUP * (H + 1)):
-        sums = sums + (tl.full([BLOCK], 0.0, NUMBER),)
-    if FIT:
-        p = load_rows(poses, i, first, row, CHILD, H, GROUP, NUMBER)
-        activation = load_rows(activations, i, first, row, CHILD, 1, GROUP, NUMBER)
+    n = tl.program_id(0).to(tl.int64)
+    i = children_from(tl.program_id(1) * BLOCK, BLOCK)
+    r = tl.arange(0, ROWS_PADDED)
+    c = tl.arange(0, COLUMNS_PADDED)
+    d = r[:, None] * COLUMNS + c[None, :]
+    exists = (r < ROWS)[:, None] & (c < COLUMNS)[None, :]
+    p = load_columns(poses + n * H * child, i, child, ROWS, INNER, ROWS_PADDED, NUMBER)
+    activation = load_child(activations + n * child, i, child, NUMBER)
+    products = ()
+    for _ in tl.static_range(INNER):
+        products = products + (tl.zeros([ROWS_PADDED, COLUMNS_PADDED, BLOCK], NUMBER),)
+    grad_activation = tl.zeros([BLOCK], NUMBER)
     for j in range(parent):
-        w = load(weight, i, CHILD, INNER * COLUMNS, NUMBER)
-        new_sums = ()
+        at = n * parent + j
+        w = load_matrix_rows(weight, i, child, INNER, COLUMNS, COLUMNS_PADDED, NUMBER)
+        coupling = load_child(couplings + at * child, i, child, NUMBER)
+        pose, two_alpha, beta, precision = load_fit(coefficients + at * (4 * D), d, exists, D)
+        gap = pose[:, :, None]
+        for q in tl.static_range(INNER):
+            gap = gap - p[q][:, None, :] * w[q][None, :, :]
+        slope = beta[:, :, None] - gap * two_alpha[:, :, None]
+        grad_votes = coupling * activation * slope
+        if grad_distances is not None:
+            grad_distance = load_child(grad_distances + at * child, i, child, NUMBER)
+            grad_votes -= grad_distance * (precision[:, :, None] * gap)
+        twice = tl.sum(tl.sum(gap * (slope + beta[:, :, None]), 0), 0)
+        gradient = tl.load(grad_mass + at) - 0.5 * twice
+        grad_activation += gradient * coupling
+        tl.store(grad_couplings + at * child + i, gradient * activation, mask=i < child)
+        new_products = ()
+        for q in tl.static_range(INNER):
+            new_products = new_products + (products[q] + grad_votes * w[q][None, :, :],)
+        products = new_products
+        weight += INNER * COLUMNS * child
+    exists = (r < ROWS)[:, None] & (i < child)[None, :]
+    for q in tl.static_range(INNER):
+        offset = (r * INNER + q)[:, None] * child + i[None, :]
+        tl.store(grad_poses + n * H * child + offset, tl.sum(products[q], 1), mask=exists)
+    tl.store(grad_activations + n * child + i, grad_activation, mask=i < child)
+
+
+@triton.jit(do_not_specialize=["row", "parent"])
+@no_type_check
+def _grad_poses(
+    weight, by_child, by_component, grad_poses, row, parent,
+    GROUP: tl.constexpr, TERMS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER_PADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    NUMBER: tl.constexpr,
+):  # fmt: skip
+    """A program sums over all parents for a block of children of GROUP rows, WIDTH columns of the weight at a time."""
+    D: tl.constexpr = ROWS * COLUMNS
+    H: tl.constexpr = ROWS * INNER
+    first = tl.program_id(0).to(tl.int64) * GROUP
+    i = children_from(tl.program_id(1) * BLOCK, BLOCK)
+    q = tl.arange(0, INNER_PADDED)
+    is_entry = (q < INNER)[:, None, None] & (i < CHILD)[None, None, :]
+    sums = ()
+    for _ in tl.static_range(GROUP * ROWS):
+        sums = sums + (tl.zeros([INNER_PADDED, BLOCK], NUMBER),)
+    for j in range(parent):
+        factors = ()
         for a in tl.static_range(GROUP):
-            at = tl.minimum(first + a, row - 1) * parent + j
-            count = tl.where(first + a < row, CHILD, 0)
-            factors = load(by_child + at * (TERMS * CHILD), i, CHILD, TERMS, NUMBER)
-            coupling = factors[0]
-            votes = factors  # placeholder of the same type; votes and grad_distance are computed only for a fit
-            grad_distance = coupling
-            if FIT:
-                votes = compute_votes(p, w, a * H, ROWS, INNER, COLUMNS)
-                factors = (coupling * activation[a],)
-                if MEASURED:
-                    grad_distance = load(grad_distances + at * CHILD, i, CHILD, 1, NUMBER)[0]
-            grad_votes = _gradient(
-                votes, factors, grad_distance, coefficients + at * F, FIT, MEASURED, TERMS, D, NUMBER
-            )
-            for r in tl.static_range(ROWS):
-                for q in tl.static_range(INNER):
-                    total = sums[a * (H + 1) + r * INNER + q]
-                    for c in tl.static_range(COLUMNS):
-                        total += grad_votes[r * COLUMNS + c] * w[q * COLUMNS + c]
-                    new_sums = new_sums + (total,)
-            total = sums[a * (H + 1) + H]
-            if FIT:
-                gradient = grad_votes[D] + tl.load(grad_mass + at)
-                total += gradient * coupling
-                tl.store(grad_couplings + at * CHILD + i, gradient * activation[a], mask=i < count)
-            new_sums = new_sums + (total,)
-        sums = new_sums
+            at = (tl.minimum(first + a, row - 1) * parent + j) * TERMS
+            factors = factors + load_components(by_child + at * CHILD, i, CHILD, TERMS, NUMBER)
+        for start in range(0, COLUMNS, WIDTH):
+            c = start + tl.arange(0, WIDTH)
+            entry = (q * COLUMNS)[:, None] + c[None, :]
+            exists = is_entry & (c < COLUMNS)[None, :, None]
+            w = tl.load(weight + (entry[:, :, None] * CHILD + i), mask=exists, other=0.0).to(NUMBER)
+            new_sums = ()
+            for a in tl.static_range(GROUP):
+                at = (tl.minimum(first + a, row - 1) * parent + j) * (TERMS * D)
+                for r in tl.static_range(ROWS):
+                    d = at + r * COLUMNS
+                    grad_votes = gradient_of_votes(factors, by_component + d, c, a * TERMS, TERMS, D, COLUMNS, NUMBER)
+                    new_sums = new_sums + (sums[a * ROWS + r] + tl.sum(w * grad_votes[None, :, :], 1),)
+            sums = new_sums
         weight += INNER * COLUMNS * CHILD
     for a in tl.static_range(GROUP):
-        n = first + a
-        count = tl.where(n < row, CHILD, 0)
-        store(grad_poses + n * (H * CHILD), i, sums, a * (H + 1), H, count, CHILD)
-        if FIT:
-            store(grad_activations + n * CHILD, i, sums, a * (H + 1) + H, 1, count, CHILD)
+        exists = (q < INNER)[:, None] & (i < tl.where(first + a < row, CHILD, 0))[None, :]
+        for r in tl.static_range(ROWS):
+            h = (r * INNER + q)[:, None] * CHILD + i[None, :]
+            tl.store(grad_poses + (first + a) * (H * CHILD) + h, sums[a * ROWS + r], mask=exists)
 
 
 @triton.jit
 @no_type_check
+def gradient_of_votes(
+    factors, by_component, c,
+    FIRST: tl.constexpr, TERMS: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Sum the products of TERMS factors of children, from FIRST on, with as many of the columns ``c`` of a vote."""
+    exists = c < COLUMNS
+    gradient = factors[FIRST] * tl.load(by_component + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+    for k in tl.static_range(1, TERMS):
+        gradient += factors[FIRST + k] * tl.load(by_component + k * D + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+    return gradient
+
+
+@triton.jit(do_not_specialize=["row", "child", "length"])
+@no_type_check
 def _grad_weight(
-    poses, weight, by_child, coefficients, activations, grad_distances, grad_weight, row, length,
-    FIT: tl.constexpr, MEASURED: tl.constexpr, TERMS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr,
-    INNER: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+    poses, weight, by_child, coefficients, activations, grad_distances, grad_weight, row, child, length,
+    TERMS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """A program sums over ``length`` of the rows for a block of children and one parent."""
+    FIT: tl.constexpr = activations is not None
     D: tl.constexpr = ROWS * COLUMNS
-    ENTRIES: tl.constexpr = INNER * COLUMNS
-    F: tl.constexpr = 4 * D if FIT else TERMS * D
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = children_from(tl.program_id(0) * BLOCK, BLOCK)
     j = tl.program_id(1).to(tl.int64)
     parent = tl.num_programs(1)
     chunk = tl.program_id(2).to(tl.int64)
+    start = chunk * length
+    c = tl.arange(0, COLUMNS_PADDED)
+    exists = c < COLUMNS
     sums = ()
-    for _ in tl.static_range(ENTRIES):
-        sums = sums + (tl.full([BLOCK], 0.0, NUMBER),)
+    for _ in tl.static_range(INNER):
+        sums = sums + (tl.zeros([COLUMNS_PADDED, BLOCK], NUMBER),)
     if FIT:
-        w = load(weight + j * (ENTRIES * CHILD), i, CHILD, ENTRIES, NUMBER)
-    for k in range(tl.maximum(0, tl.minimum(length, row - chunk * length))):
-        n = chunk * length + k
-        at = n * parent + j
-        p = load(poses + n * (ROWS * INNER * CHILD), i, CHILD, ROWS * INNER, NUMBER)
-        factors = load(by_child + at * (TERMS * CHILD), i, CHILD, TERMS, NUMBER)
-        votes = factors
-        grad_distance = factors[0]
+        entries = weight + j * (INNER * COLUMNS) * child
+        w = load_matrix_rows(entries, i, child, INNER, COLUMNS, COLUMNS_PADDED, NUMBER)
+    for k in range(tl.maximum(0, tl.minimum(length, row - start))):
+        n = start + k
+        at = (n * parent + j) * TERMS
+        p = load_components(poses + n * (ROWS * INNER) * child, i, child, ROWS * INNER, NUMBER)
+        factors = load_components(by_child + at * child, i, child, TERMS, NUMBER)
         if FIT:
-            votes = compute_votes(p, w, 0, ROWS, INNER, COLUMNS)
-            factors = (factors[0] * load(activations + n * CHILD, i, CHILD, 1, NUMBER)[0],)
-            if MEASURED:
-                grad_distance = load(grad_distances + at * CHILD, i, CHILD, 1, NUMBER)[0]
-        grad_votes = _gradient(votes, factors, grad_distance, coefficients + at * F, FIT, MEASURED, TERMS, D, NUMBER)
-        new_sums = ()
-        for q in tl.static_range(INNER):
-            for c in tl.static_range(COLUMNS):
-                total = sums[q * COLUMNS + c]
-                for r in tl.static_range(ROWS):
-                    total += grad_votes[r * COLUMNS + c] * p[r * INNER + q]
-                new_sums = new_sums + (total,)
-        sums = new_sums
-    store(grad_weight + (chunk * parent + j) * (ENTRIES * CHILD), i, sums, 0, ENTRIES, CHILD, CHILD)
+            assigned = factors[0] * load_child(activations + n * child, i, child, NUMBER)
+        if grad_distances is not None:
+            grad_distance = load_child(grad_distances + at * child, i, child, NUMBER)
+        for r in tl.static_range(ROWS):
+            if FIT:
+                d = r * COLUMNS + c
+                pose, two_alpha, beta, precision = load_fit(coefficients + at * (4 * D), d, exists, D)
+                gap = pose[:, None]
+                for q in tl.static_range(INNER):
+                    gap = gap - w[q] * p[r * INNER + q]
+                grad_votes = assigned * (beta[:, None] - gap * two_alpha[:, None])
+                if grad_distances is not None:
+                    grad_votes -= grad_distance * (precision[:, None] * gap)
+            else:
+                by_component = coefficients + at * D + r * COLUMNS
+                grad_votes = gradient_of_votes(factors, by_component, c, 0, TERMS, D, COLUMNS, NUMBER)
+            new_sums = ()
+            for q in tl.static_range(INNER):
+                new_sums = new_sums + (sums[q] + grad_votes * p[r * INNER + q],)
+            sums = new_sums
+    grad_weight += (chunk * parent + j) * (INNER * COLUMNS) * child
+    for q in tl.static_range(INNER):
+        offset = (q * COLUMNS + c)[:, None] * child + i[None, :]
+        tl.store(grad_weight + offset, sums[q], mask=exists[:, None] & (i < child)[None, :])

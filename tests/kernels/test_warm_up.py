@@ -1,0 +1,174 @@
+"""Kernels compiled before the first step are those that the step launches; nothing that fails there stops a run."""
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
+
+import triton.compiler
+from triton import knobs
+
+from capsule_lab.kernels import gpu
+from capsule_lab.kernels.gpu import blocks
+from capsule_lab.kernels.gpu.blocks import Launch
+from capsule_lab.kernels.gpu.warm_up import compile_ahead
+from capsule_lab.layers import ConvStack, LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.lit.warm_up import first_step
+from capsule_lab.networks import CapsNet, EMCaps
+from tests.helpers.gpu_comparison import fused_by_gpu
+from tests.helpers.triton_driver import forget_kernels, use_driver
+
+SMALL: dict[str, Any] = {
+    "channels": 64,
+    "primary": partial(LinearPrimaryCapsules, types=8),
+    "conv": partial(ConvStack, types=(16, 16)),
+}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "CapsNet": lambda: CapsNet((1, 28, 28), 10, channels=8),
+    "EMCaps 32": lambda: EMCaps((2, 32, 32), 5),
+    "EMCaps 64/8/16/16": lambda: EMCaps((2, 32, 32), 5, **SMALL),
+}
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The kernels of a GPU for tensors on the CPU, compiled for Hopper and not run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(blocks, "start", blocks.run)
+    monkeypatch.setattr(blocks, "run", compile_for_tensors)
+    use_driver(monkeypatch)
+    with fused_by_gpu():
+        yield
+    forget_kernels()
+
+
+def compile_for_tensors(launch: Launch) -> None:
+    """What a launch compiles, which depends on the addresses of its tensors; its results are 1."""
+    arguments = *launch.given, *launch.out, *launch.numbers
+    launch.kernel.warmup(*arguments, grid=launch.grid, **launch.constants)
+    for tensor in launch.out:
+        if tensor is not None:
+            tensor.fill_(1)
+
+
+class Compilations(list[str]):
+    """Keys of what Triton compiles on disk, in place of compiling it."""
+
+    def __call__(self, src: Any, target: Any, options: dict[str, Any], _env_vars: Any = None) -> object:
+        self.append(f"{src.name} {src.hash()} {sorted(options.items())}")
+        return object()
+
+
+def step(network: nn.Module) -> None:
+    first_step(network, torch.zeros(2, *network.image_shape))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_is_what_the_first_step_launches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's own keys, in memory and on disk."""
+    compilations = Compilations()
+    monkeypatch.setattr(triton.compiler, "compile", compilations)
+    network = NETWORKS[name]()
+    compile_ahead(lambda: step(network))
+    step(network)
+    ahead = sorted(compilations)
+    assert len(set(ahead)) == len(ahead) > 3
+    forget_kernels()
+    compilations.clear()
+    step(network)
+    assert sorted(compilations) == ahead
+
+
+@pytest.mark.whole
+def test_is_found_on_disk() -> None:
+    hits: list[bool] = []
+    network = CapsNet((1, 17, 17), 2, channels=8, primary=partial(PrimaryCapsules, types=1, dim=2), class_dim=2)
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+        compile_ahead(lambda: step(network))
+        step(network)
+        assert hits
+        assert not any(hits)
+        count = len(hits)
+        forget_kernels()
+        step(network)
+    assert hits[count:] == [True] * count
+
+
+def test_changes_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = EMCaps((2, 32, 32), 5, batch_norm=True, **SMALL)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    random_state = torch.get_rng_state()
+    monkeypatch.setattr(triton.compiler, "compile", Compilations())
+    compile_ahead(lambda: step(network))
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def launch_softmax() -> None:
+    gpu.softmax_by_child(torch.zeros(1, 2, 4), torch.arange(4).expand(1, 4), 4)
+
+
+def test_an_error_is_only_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations = Compilations()
+    monkeypatch.setattr(triton.compiler, "compile", compilations)
+
+    def fail() -> None:
+        launch_softmax()
+        raise RuntimeError("out of memory")
+
+    with caplog.at_level(logging.INFO):
+        compile_ahead(fail)
+        launch_softmax()
+    assert len(compilations) == 1
+    assert not caplog.records
+    assert blocks.start is compile_for_tensors
+
+
+def test_a_failed_compilation_is_repeated_by_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations = Compilations()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no assembler")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(triton.compiler, "compile", fail)
+        compile_ahead(launch_softmax)
+        with pytest.raises(RuntimeError, match="no assembler"):
+            launch_softmax()
+    forget_kernels()  # they remember the compiler
+    monkeypatch.setattr(triton.compiler, "compile", compilations)
+    launch_softmax()
+    assert len(compilations) == 1
+
+
+def test_a_launch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    started = threading.Event()
+
+    def compile_slowly(*_: Any, **__: Any) -> object:
+        started.wait()
+        events.append("compiled")
+        return object()
+
+    def launch(_: Launch) -> None:
+        events.append("launched")
+
+    monkeypatch.setattr(triton.compiler, "compile", compile_slowly)
+    monkeypatch.setattr(blocks, "run", launch)
+    compile_ahead(launch_softmax)
+    assert not events
+    started.set()
+    launch_softmax()
+    assert events == ["compiled", "launched"]
