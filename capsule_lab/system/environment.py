@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     import torch
 
 
+PER_GPU_VARIABLE = "CAPSULE_LAB_PER_GPU"
+"""Environment variable with the number of runs that share a GPU, which a sweep sets."""
+
+
+def runs_per_gpu() -> int:
+    """Return how many runs share the GPU of this process."""
+    return int(os.environ.get(PER_GPU_VARIABLE, "1"))
+
+
 def is_first_process() -> bool:
     """Return whether this is the first or only process of a run, from the ranks of Lightning, torchrun and SLURM."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
@@ -27,12 +36,14 @@ def is_first_process() -> bool:
 def hardware(device: torch.device, count: int = 1) -> str:
     """Return the name and number of devices, for results. Times are comparable only if it is the same.
 
-    A CPU has details that affect speed and precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``.
+    A CPU has details that affect speed and precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``. Of a GPU,
+    the number of runs that share it is added.
     """
     import torch  # slow to import
 
     if device.type == "cuda":
-        return f"{count} x {torch.cuda.get_device_name(device)}"
+        runs = runs_per_gpu()
+        return f"{count} x {torch.cuda.get_device_name(device)}{f', shared by {runs} runs' if runs > 1 else ''}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
 
 
