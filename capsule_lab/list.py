@@ -65,9 +65,10 @@ def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
 
 
 def _row(directory: Path, result: Mapping[str, Any], *, is_best: bool) -> list[str]:
-    errors = [_error(result.get(split, {})) for split in ("test", "val")]
-    partial = runs.results.partial_test(result)
-    errors[0] += f" ({partial})" if partial else ""
+    tested = result or runs.results.read_pause(directory) or {}
+    errors = [_error(tested.get("test", {})), _error(result.get("val", {}))]
+    limits = runs.results.limits_of_test(tested)
+    errors[0] += f" ({limits})" if errors[0] and limits else ""
     errors[1] += " *" if is_best else ""
     source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")

@@ -32,6 +32,9 @@ from capsule_lab.system.slurm import was_requeued
 log = logging.getLogger(__name__)
 
 
+_WHEN_INTERRUPTED = "training is complete; the same command with train.resume=true tests again"
+
+
 @command("train")
 def main(config: DictConfig) -> None:
     """Train and test ``config``, and write ``metrics.json``; raise an error if another process trains it."""
@@ -54,8 +57,9 @@ def main(config: DictConfig) -> None:
         differences = [entry for entry in overrides if not entry.startswith(("name=", "logger", "train.directory="))]
         result = train(config, directory, differences, start_time)
     in_sweep = LOG_VARIABLE in os.environ
-    if result and result["status"] != runs.results.PAUSED:
-        text = summary(result, directory, hydra.runtime.choices, None if in_sweep else overrides)
+    if result and "test" in result:  # not of a paused run that was not tested
+        is_paused = result["status"] == runs.results.PAUSED
+        text = summary(result, directory, hydra.runtime.choices, None if in_sweep or is_paused else overrides)
         Console(highlight=False).print("", text, sep="\n", soft_wrap=True)  # commands to copy
     if result.get("new_steps") == 0 and not in_sweep:
         raise RunError(
@@ -85,7 +89,9 @@ def train(
     """Train and test in ``directory``; return the content of ``metrics.json``, or ``{}`` on later ranks.
 
     When ``trainer.max_time`` runs out, the run is saved, and the result contains ``status`` ``"paused"``, ``steps``,
-    ``planned_steps``, and the ``new_steps`` of this call; a call with ``train.resume`` continues the run.
+    ``planned_steps``, and the ``new_steps`` of this call; a call with ``train.resume`` continues the run. With
+    ``train.test=last``, the weights so far are tested, and the result, which is in ``status.json``, contains what that
+    of a finished run contains.
 
     Args:
         config: the whole configuration, as ``capsule_lab.config.compose.compose`` returns it; see ``check.check``.
@@ -123,7 +129,10 @@ class Training:
         memory.check_weights(self.config, self.data.spec)
         self.module = build.build_module(self.config, self.data.spec)
         left_of_sweep = float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time()
-        deadline = min(start_time + build.time_limit(self.config.trainer), time.monotonic() + left_of_sweep)
+        own_deadline = start_time + build.time_limit(self.config.trainer)
+        deadline = min(own_deadline, time.monotonic() + left_of_sweep)
+        # not at the end of a sweep's budget, after which its next command continues
+        self.tests_at_limit = self.config.train.test == "last" and own_deadline == deadline < math.inf
         with build.constructing("data"):
             self.data.setup("fit")  # may download or render for minutes, so mistakes are found before
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(self.config, directory, self.data.provenance)
@@ -134,7 +143,7 @@ class Training:
         runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
         memory.log_need(self.config, self.module, self.data.spec, self.trainer)
         if deadline < math.inf:
-            callbacks.pause_at(self.trainer, deadline)
+            callbacks.pause_at(self.trainer, deadline, completes_test=self.tests_at_limit)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)
         if self.timer:
             self.timer.since = start_time
@@ -154,18 +163,25 @@ class Training:
                 result = self.fit() | self.time_to_accuracy() | self.test()
                 failed = False
             except PauseError:
+                result = self.test_at_limit()
                 failed = False
-                return self.pause()
+                return self.pause(result)
             finally:
                 callbacks.close_loggers(self.trainer.loggers, failed=failed)
             return self.record(result) if self.trainer.is_global_zero else {}
 
     def fit(self) -> dict[str, Any]:
-        """Train; return why training ended, the last validation, which must be finite, and the best one."""
-        from capsule_lab import callbacks
+        """Train; return ``training_result``."""
         from capsule_lab.lit import lightning_internals
 
         self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+        return self.training_result(lightning_internals.stop_reason(self.trainer, self.module.total_steps))
+
+    def training_result(self, stopped_by: str) -> dict[str, Any]:
+        """Return why training ended, the last validation, which must be finite, and the best one, and the time."""
+        from capsule_lab import callbacks
+        from capsule_lab.lit import lightning_internals
+
         embed = self.embed
         runs.results.check_finite(embed.val, f"the last validation, at step {embed.val_step},")
         path = runs.checkpoints.checkpoint_to_test("best", self.directory)
@@ -173,7 +189,7 @@ class Training:
         at_equal_error = callbacks.AtEqualError.of(self.trainer)
         passes = lightning_internals.passes(self.trainer)
         return {
-            "stopped_by": lightning_internals.stop_reason(self.trainer, self.module.total_steps),
+            "stopped_by": stopped_by,
             "val": embed.val,
             "val_step": embed.val_step,
             "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
@@ -214,8 +230,24 @@ class Training:
             tested["predictions"] = runs.predictions.write(self.directory, runs.predictions.FILE, predictions)
         return tested
 
-    def _test_weights(self, weights: Path) -> dict[str, float]:
-        with interruptible("training is complete; the same command with train.resume=true tests again"):
+    def test_at_limit(self) -> dict[str, Any]:
+        """Test the weights of a paused run with ``train.test=last``; return the result, empty without a test.
+
+        Loggers receive only the test of the finished run.
+        """
+        weights = runs.checkpoints.checkpoint_to_test("last", self.directory)
+        if not self.tests_at_limit or weights is None:
+            return {}
+        result = self.training_result("trainer.max_time")
+        loggers, self.trainer.loggers = self.trainer.loggers, []
+        try:
+            test = self._test_weights(weights, "training is saved; the same command with train.resume=true continues")
+        finally:
+            self.trainer.loggers = loggers
+        return {**result, "test": test, "weights_tested": weights.stem, "tested_step": self.trainer.global_step}
+
+    def _test_weights(self, weights: Path, when_interrupted: str = _WHEN_INTERRUPTED) -> dict[str, float]:
+        with interruptible(when_interrupted):
             self.trainer.test(self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False)
         results: dict[str, float] = self.module.test_results()
         runs.results.check_finite(results, f"the test of {weights}")
@@ -223,11 +255,16 @@ class Training:
 
     def record(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``metrics.json``: the result, and everything needed to judge and to repeat it."""
+        record = {"status": "finished", **self.facts(result)}
+        runs.files.write_record(self.directory / runs.results.RESULT, record)
+        return record
+
+    def facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result, and everything needed to judge and to repeat it."""
         from capsule_lab.system import environment
 
         trainer = self.trainer
-        record = {
-            "status": "finished",
+        return {
             "name": self.config.get("name"),
             "overrides": self.overrides,
             **result,
@@ -243,19 +280,21 @@ class Training:
             **{name: _joined(values) for name, values in self.embed.trained_with.items()},
             "curves": runs.files.sha256(self.directory / "metrics.csv"),
         }
-        runs.files.write_record(self.directory / runs.results.RESULT, record)
-        return record
 
-    def pause(self) -> dict[str, Any]:
-        """Write the progress to the run directory and log it; return it, or on later ranks an empty dict."""
+    def pause(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the progress, and the result of a test, to the run directory and log it; return both.
+
+        On later ranks, return an empty dict.
+        """
         if not self.trainer.is_global_zero:
             return {}
         steps, planned = self.trainer.global_step, self.module.total_steps
-        runs.results.write_pause(self.directory, steps, planned)
+        tested = self.facts(result) if result else {}
+        runs.results.write_pause(self.directory, steps, planned, tested)
         resume_command = command_line("train.resume=true")
         log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, resume_command)
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
-        return {**status, "new_steps": steps - self.embed.steps_before}
+        return {**tested, **status, "new_steps": steps - self.embed.steps_before}
 
 
 def _joined(values: Sequence[str | None]) -> str | None:

@@ -48,14 +48,21 @@ def read_mnist(_: Path) -> Any:
     return MNISTFiles(Path(FOLDER)).load(train=False)
 
 
+def read_packed_mnist(path: Path) -> Any:
+    path.with_suffix("").unlink()
+    return read_mnist(path)
+
+
 def read_svhn(_: Path) -> Any:
     return SVHNFiles(Path(FOLDER)).load(train=False)
 
 
+PACKED = mnist_files.downloads(mnist_files.CONTENTS)
 NORB = bytes.fromhex("553d4c1e03000000020000000300000004000000") + bytes(range(24))
 PARSERS = {
     "IDX images": Parser(mnist_files.CONTENTS[IMAGES], f"MNIST/raw/{IMAGES}", read_mnist),
     "IDX labels": Parser(mnist_files.CONTENTS[LABELS], f"MNIST/raw/{LABELS}", read_mnist),
+    "packed IDX": Parser(PACKED[f"{IMAGES}.gz"], f"MNIST/raw/{IMAGES}.gz", read_packed_mnist),
     "NORB": Parser(NORB, "a.mat", binary_matrix.read_matrix),
     "CIFAR10": Parser(cifar10_files.CONTENTS["test_batch"], "test_batch", read_batch),
     "MAT of SVHN": Parser(svhn_files.CONTENTS["test_32x32.mat"], "SVHN/test_32x32.mat", read_svhn),

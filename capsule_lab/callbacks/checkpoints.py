@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
+from capsule_lab import __version__
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
@@ -110,7 +110,7 @@ class EmbedConfig(Callback):
         following = epoch_metrics(trainer) if self.epoch_ends else None
         return {  # precision: the value of auto here; threads: at the start of training
             "format": FORMAT,
-            "version": version("capsule-lab"),
+            "version": __version__,
             "config": to_container(self.config),
             "provenance": self.provenance,
             "spec": dataclasses.asdict(self.spec),
@@ -174,9 +174,9 @@ class LastCheckpoint(Checkpoint):
     A run that resumes from it continues exactly. A checkpoint is therefore saved only where resuming skips nothing:
     between two optimizer steps, after an epoch except the last, and at the end of the run; not while gradients are
     accumulated, nor between a step and its validation, nor between the last step and the end of the run. A signal
-    (``InterruptError``) and the time limit (``PauseError``, ``pause_at``; a test keeps nothing) take effect at the next
-    such point. The error is raised after a step or before the next epoch, because Lightning logs the metrics of an
-    epoch only after the hook at its end.
+    (``InterruptError``) and the time limit (``PauseError``, see ``pause_at``) take effect at the next such point. The
+    error is raised after a step or before the next epoch, because Lightning logs the metrics of an epoch only after the
+    hook at its end. At the time limit, a test ends without a result, unless ``completes_test`` is set.
     A new checkpoint is saved if the last one is older than ``every_minutes``.
     """
 
@@ -187,6 +187,7 @@ class LastCheckpoint(Checkpoint):
         self.stopping = self.pausing = False
         self.saved_at = self.save_seconds = 0.0
         self.deadline = math.inf
+        self.completes_test = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
@@ -217,10 +218,14 @@ class LastCheckpoint(Checkpoint):
         self._is_due(trainer, 0)
         self._save(trainer)
         self.signals.restore()
+        if self.completes_test:
+            self.pausing = False  # training is complete
         self._stop_if_requested(trainer)
 
     def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.world_size == 1 and self._time_is_over():  # several ranks may have different numbers of batches
+        if self.completes_test or trainer.world_size > 1:  # several ranks may have different numbers of batches
+            return
+        if self._time_is_over():
             raise PauseError
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -259,10 +264,10 @@ class LastCheckpoint(Checkpoint):
         self.save_seconds = self.saved_at - start_time
 
 
-def pause_at(trainer: L.Trainer, deadline: float) -> None:
+def pause_at(trainer: L.Trainer, deadline: float, *, completes_test: bool = False) -> None:
     """Let the run save and end with ``PauseError`` as late before ``deadline`` (``time.monotonic``) as steps allow.
 
-    The current step, and a validation that follows it, are completed.
+    The current step, and a validation that follows it, are completed; with ``completes_test`` also a test.
     """
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
     if not savers:
@@ -270,7 +275,7 @@ def pause_at(trainer: L.Trainer, deadline: float) -> None:
             "trainer.max_time is set, but no callback saves the run at this time; expected callbacks.last"
         )
     for saver in savers:
-        saver.deadline = deadline
+        saver.deadline, saver.completes_test = deadline, completes_test
 
 
 def _path(trainer: L.Trainer) -> Path:

@@ -14,14 +14,17 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
 from capsule_lab.errors import DataError, one_line
-from capsule_lab.system.files import expanded
+from capsule_lab.system.files import expanded, open_regular
 
 _FILLING = ".filling-"
 _SECONDS_TO_LOCK = 60  # ours: between the creation of a scratch folder and its lock
+_BLOCK = 2**20  # ours: bytes that are hashed at once
+_LARGEST = 2**30  # ours: bytes; the largest published file, of smallNORB, has less than half of them
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
 log = logging.getLogger(__name__)
@@ -32,10 +35,29 @@ def data_directory(directory: str | None) -> Path:
     return expanded(directory or os.environ.get("CAPSULE_LAB_DATA") or "data")
 
 
-def md5(path: Path) -> str:
-    """Compute the MD5 of a file, or of its unpacked content if its name ends in ``.gz``, as data sets publish it."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+@contextmanager
+def open_content(path: Path) -> Iterator[BufferedIOBase]:
+    """Open a regular file for reading, see ``open_regular``; of a name that ends in ``.gz``, its unpacked content."""
+    with open_regular(path) as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield unpacked
+
+
+def md5(path: Path, largest: int = _LARGEST) -> str:
+    """Compute the MD5 of a file, of the unpacked one if its name ends in ``.gz``, as data sets publish it.
+
+    Raise a ``ValueError`` if it has more than ``largest`` bytes: a small archive can unpack to any number.
+    """
+    digest = hashlib.md5(usedforsecurity=False)
+    with open_content(path) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            if file.tell() > largest:
+                raise ValueError(f"it has more than {largest} bytes")
+    return digest.hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -44,10 +66,18 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Literal["md5", "sha256"] = "md5") -> bool:
+def verify(
+    folder: Path,
+    checksums: dict[str, str],
+    name: str,
+    *,
+    algorithm: Literal["md5", "sha256"] = "md5",
+    largest: int = _LARGEST,
+) -> bool:
     """Return whether ``folder`` contains all files with these checksums, by name; ``False`` if it has none of them.
 
-    Raise a ``DataError`` about the data set ``name`` if only some files exist, or one is truncated or is another file.
+    Raise a ``DataError`` about the data set ``name`` if only some files exist, or one is truncated or is another file,
+    or has more than ``largest`` bytes, see ``md5``.
     """
     missing = [file for file in checksums if not (folder / file).is_file()]
     if len(missing) == len(checksums):
@@ -60,7 +90,7 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
     for file, expected in checksums.items():
         path = folder / file
         with reading(path, name):
-            digest = md5(path) if algorithm == "md5" else sha256(path)
+            digest = md5(path, largest) if algorithm == "md5" else sha256(path)
         if digest != expected:
             raise DataError(
                 f"{path} ({path.stat().st_size} bytes, {algorithm} {digest}) is not the file of {name} ({algorithm} "

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
 from capsule_lab.system.cuda_graphs import Replayed
+from capsule_lab.system.environment import runs_per_gpu
 from capsule_lab.system.files import open_regular
 from capsule_lab.types import Batch, DataSpec
 
@@ -341,6 +342,9 @@ class ResumableLoader(DataLoader[Batch]):
 
 
 def fits(images: Images, device: torch.device) -> bool:
-    """Return whether ``device`` is a GPU and the images take at most a quarter of its free memory."""
+    """Return whether ``device`` is a GPU and the images take at most a quarter of its free memory.
+
+    Where several runs share a GPU, each of them may take a quarter of its share: all of them may start now.
+    """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return images.nbytes <= free / 4  # ours: leaves room for other sets and for activations
+    return images.nbytes <= free / runs_per_gpu() / 4  # ours: leaves room for other sets and for activations

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.download import download_file, reading
+from capsule_lab.data.download import download_file, reading, verify
+from capsule_lab.data.formats.idx import read_idx
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.digits import StandinDigits
@@ -30,10 +30,14 @@ ARCHIVES = {
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 """MD5 of the ``.gz`` archive of each file; torchvision 0.29."""
+_LARGEST = 16 + 60_000 * SIZE * SIZE  # bytes of the training images: header and pixels
 
 
 class MNISTFiles(PublishedFiles):
-    """MNIST's four files in ``<directory>/MNIST/raw``, torchvision's layout."""
+    """MNIST's four files in ``<directory>/MNIST/raw``, torchvision's layout; each may be packed, as published.
+
+    The checksums are those of the unpacked content in both cases. If both forms exist, the unpacked one is used.
+    """
 
     name = "MNIST"
     path = "MNIST/raw"
@@ -50,12 +54,28 @@ class MNISTFiles(PublishedFiles):
             with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
                 shutil.copyfileobj(packed, file)
 
+    def is_complete(self) -> bool:
+        checksums = {self._path(name).name: md5 for name, md5 in self.checksums.items()}
+        return verify(self.folder, checksums, self.name, largest=_LARGEST)
+
+    def is_here(self) -> bool:
+        return all(self._path(name).is_file() for name in self.checksums)
+
     def load(self, *, train: bool) -> Images:
         part = "train" if train else "t10k"
-        with reading(self.folder, self.name):  # torchvision's MNIST would prefer its own old files
-            images = read_image_file(str(self.folder / f"{part}-images-idx3-ubyte"))
-            labels = read_label_file(str(self.folder / f"{part}-labels-idx1-ubyte"))
-        return Images(images.unsqueeze(1), labels)
+        images = self._read(f"{part}-images-idx3-ubyte", 3)
+        labels = self._read(f"{part}-labels-idx1-ubyte", 1)
+        return Images(images.unsqueeze(1), labels.long())
+
+    def _read(self, name: str, dimensions: int) -> Tensor:
+        path = self._path(name)
+        with reading(path, self.name):
+            return read_idx(path, dimensions, _LARGEST)
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file; of the packed one, ``<name>.gz``, if only that exists."""
+        path, packed = self.folder / name, self.folder / f"{name}.gz"
+        return packed if packed.is_file() and not path.is_file() else path
 
 
 class MNISTDataModule(AbstractDataModule):

@@ -20,7 +20,7 @@ class Job(NamedTuple):
 
     name: str  # for messages
     arguments: tuple[str, ...]  # of Python: -m capsule_lab.train …
-    trainer: DictConfig  # configuration of the Trainer, with the number of GPUs
+    config: DictConfig  # configuration of the training, with its number of GPUs
     fingerprint: str  # hash that identifies its lock, its log and its record of a failure
     environment: Mapping[str, str] = {}  # additional variables
     in_tables: bool = True  # whether tables find its result: not with train.directory or ckpt

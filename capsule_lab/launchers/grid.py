@@ -39,7 +39,7 @@ class GridSweeper(Sweeper):
         for overrides, config in zip(batch, configs, strict=True):
             command = ("-m", "capsule_lab.train", *overrides, *search_override())
             in_tables = config.ckpt is None and config.train.directory is None
-            jobs.append(Job(shlex.join(overrides), command, config.trainer, config_hash(config), in_tables=in_tables))
+            jobs.append(Job(shlex.join(overrides), command, config, config_hash(config), in_tables=in_tables))
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)

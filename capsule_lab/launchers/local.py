@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from capsule_lab.errors import DeviceError, InterruptError
 from capsule_lab.launchers import DEADLINE_VARIABLE, PARENT_VARIABLE, Job, environment_for
-from capsule_lab.launchers.gpus import gpus_of_a_run, lock_gpus, visible_gpus
+from capsule_lab.launchers.gpus import check_sharing, gpus_of_a_run, lock_gpus, visible_gpus
 from capsule_lab.runs import lock
+from capsule_lab.system.environment import PER_GPU_VARIABLE
 from capsule_lab.system.signals import interruptible
 
 log = logging.getLogger(__name__)
@@ -30,22 +32,31 @@ class LocalLauncher:
     """Launcher with one process per job; it locks ``trainer.devices`` GPUs for the process, or limits its threads.
 
     Args:
-        jobs: how many run at once; ``None`` for one per GPU, or without GPUs half the number of cores, at least two.
+        jobs: how many run at once; ``None`` for ``per_gpu`` on each GPU, or without GPUs half the number of cores, at
+            least two.
+        per_gpu: how many share a GPU, which must have the memory for as many, see ``check_sharing``.
         logs: folder for the output of jobs, ``<fingerprint>.log``.
         show: whether to print this output, too.
     """
 
-    def __init__(self, jobs: int | None = None, logs: str = "logs", show: bool = False) -> None:
-        if jobs is not None and jobs < 1:
-            raise ValueError(f"hydra.launcher.jobs is {jobs}; expected 1 or more, or null")
-        self.jobs, self.logs, self.show = jobs, Path(logs).absolute(), show
+    def __init__(self, jobs: int | None = None, per_gpu: int = 1, logs: str = "logs", show: bool = False) -> None:
+        if jobs is not None:
+            _check_count("jobs", jobs, " or more, or null")
+        _check_count("per_gpu", per_gpu, " or more runs that share a GPU")
+        self.jobs, self.per_gpu, self.logs, self.show = jobs, per_gpu, Path(logs).absolute(), show
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Run jobs, and start none after ``deadline``; return an error or ``None`` by fingerprint."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        """Run jobs, and start none after ``deadline``; return an error or ``None`` by fingerprint.
+
+        Raise a ``DeviceError`` before the first one starts if not as many fit on a GPU as are to share it.
+        """
         gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
-        places = min(self.jobs or len(gpus) or max(2, cores // 2), len(jobs))  # ours: see above
         more = {PARENT_VARIABLE: str(os.getpid())}
+        if self.per_gpu > 1:
+            check_sharing(jobs, gpus, self.per_gpu)
+            more[PER_GPU_VARIABLE] = str(self.per_gpu)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        places = min(self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2), len(jobs))  # ours: see above
         if places > 1:
             more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // places))
         if deadline < math.inf:
@@ -58,8 +69,10 @@ class LocalLauncher:
                 while waiting and len(running) < places and time.time() < deadline:
                     number, job = waiting[0]
                     label = f"[{number}/{len(jobs)}] {job.name}"
+                    trainer = job.config.trainer
                     try:
-                        locks = lock_gpus(gpus, gpus_of_a_run(job.trainer.accelerator, job.trainer.devices, gpus))
+                        count = gpus_of_a_run(trainer.accelerator, trainer.devices, gpus)
+                        locks = lock_gpus(gpus, count, self.per_gpu)
                     except DeviceError as error:
                         ended[job.fingerprint] = str(error)
                         log.info("%s: failed: %s", label, error)
@@ -78,6 +91,12 @@ class LocalLauncher:
                     after = f"ended after {(time.monotonic() - process.start_time) / 60:.1f} min"
                     log.info("%s: %s", process.label, f"failed: {failure}" if failure else after)
         return ended
+
+
+def _check_count(option: str, value: Any, expected: str) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole and value >= 1):
+        raise ValueError(f"hydra.launcher.{option} is {value}; expected 1{expected}")
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,9 @@ from capsule_lab.system.torch_internals import run_without_values
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
+
+OF_CUDA = 1e9
+"""Ours: bytes of a GPU that each process needs for CUDA, its libraries and compiled kernels."""
 
 _MUCH = 1e9  # ours: bytes that are mentioned however much is free
 _PER_PIXEL = 1500  # ours: numbers for each pixel of a batch; our networks store at most half as many
@@ -96,6 +99,28 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
         log.warning("this is more than is free; the cheapest change is %s", cheapest_change(config, spec, need, free))
 
 
+def need_of(config: DictConfig, enough: float) -> Estimate | None:
+    """Estimate the memory of a run that has not started; ``None`` if its network cannot run without values.
+
+    It is that of float32. An upper bound is returned instead if it is at most ``enough`` bytes: the estimate takes a
+    second. Random numbers and the log are not affected.
+    """
+    try:
+        with _silently(), torch.random.fork_rng([]):
+            spec = build.build_data(config).spec
+            _, height, width = spec.image_shape
+            bound = _need_of_weights(config, spec)
+            if bound is not None:
+                bound = bound._replace(activations=4 * _PER_PIXEL * config.data.batch_size * height * width)
+                if sum(bound) <= enough:
+                    return bound
+            module = build.build_module(config, spec)
+            return estimate(module, spec.image_shape, config.data.batch_size, nullcontext())
+    except Exception:  # of any kind, from a network or data of the user's; the run raises it again
+        log.debug("the memory of a run cannot be estimated", exc_info=True)
+        return None
+
+
 def check_weights(config: DictConfig, spec: DataSpec) -> None:
     """Check that the weights fit into memory with their gradients and the optimizer's state, before they take it.
 
@@ -120,19 +145,26 @@ def check_weights(config: DictConfig, spec: DataSpec) -> None:
 
 def _need_of_weights(config: DictConfig, spec: DataSpec) -> Estimate | None:
     """Estimate the memory of a module without its activations; ``None`` if it cannot be built without values."""
-    disabled = logging.root.manager.disable
-    logging.disable()  # it logs when it is built with values
     try:
-        with torch.random.fork_rng([]), torch.device("meta"):
+        with _silently(), torch.random.fork_rng([]), torch.device("meta"):
             module = build.build_module(config, spec)
             states = _states(module)
     except Exception:  # of any kind, from a network of the user's; the real one raises it again
         return None
-    finally:
-        logging.disable(disabled)
     weights = sum(value.nbytes for value in (*module.network.parameters(), *module.network.buffers()))
     gradients = sum(value.nbytes for value in module.network.parameters() if value.requires_grad)
     return Estimate(weights, gradients, gradients * states, 0)
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    """Log nothing in this block: a module logs again when it is built for training."""
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 def _states(module: Any) -> int:

@@ -128,11 +128,16 @@ class _Result(_Evaluation):
     commit: str | None
 
 
-class _Status(BaseModel, strict=True):
+class _Status(BaseModel, strict=True, allow_inf_nan=False):
+    """The fields that are read, also those of a paused run that was tested."""
+
     status: str
     error: str = ""
     steps: int = 0
     planned_steps: int = 0
+    test: dict[str, _Number] = {}
+    image_counts: dict[str, _Count] = {}
+    training_seconds: _Seconds = 0.0
 
 
 _SCHEMA = {schema: TypeAdapter(schema) for schema in (_Evaluation, _Result, _Status)}
@@ -176,9 +181,10 @@ def describe_pause(status: Mapping[str, Any]) -> str:
     return f"{PAUSED} {100 * status['steps'] // max(status['planned_steps'], 1)} %"
 
 
-def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
-    """Write ``status.json`` of a paused run: its steps so far, and the planned steps."""
-    write_record(directory / STATUS, {"status": PAUSED, "steps": steps, "planned_steps": planned_steps})
+def write_pause(directory: Path, steps: int, planned_steps: int, tested: Mapping[str, Any] | None = None) -> None:
+    """Write ``status.json`` of a paused run: its steps so far, the planned steps, and the record if it was tested."""
+    progress = {"status": PAUSED, "steps": steps, "planned_steps": planned_steps}
+    write_record(directory / STATUS, {**(tested or {}), **progress})
 
 
 def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_left: float | None) -> None:
@@ -258,6 +264,18 @@ def partial_test(result: Mapping[str, Any]) -> str:
     counts = result.get("image_counts", {})
     tested, available = counts.get("test", 0), counts.get("test_set", 0)
     return f"{tested} of {available} images" if tested < available else ""
+
+
+def limits_of_test(result: Mapping[str, Any]) -> str:
+    """Describe what was incomplete before a test: ``32 of 359 images, at step 400 of 1000``; empty if nothing was.
+
+    Args:
+        result: of a run, or of a paused one, see ``read_pause``.
+    """
+    limits = [partial_test(result)]
+    if result.get("status") == PAUSED:
+        limits.append(f"at step {result['steps']} of {result['planned_steps']}")
+    return ", ".join(filter(None, limits))
 
 
 def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str]:

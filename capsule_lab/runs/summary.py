@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 from rich.markup import escape
 
 from capsule_lab.config.compose import as_argument, search_override
-from capsule_lab.runs.directories import own_directory
-from capsule_lab.runs.results import describe_data, describe_metrics, partial_test
+from capsule_lab.runs.directories import attempts, config_hash, own_directory
+from capsule_lab.runs.results import PAUSED, describe_data, describe_metrics, limits_of_test, read_pause
 from capsule_lab.runs.select_run import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
 
@@ -33,16 +33,20 @@ def summary(
     run = escape(str(as_typed(directory)))
     routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
     minutes = result["training_seconds"] / 60
+    is_paused = result["status"] == PAUSED
     if result["test"]:
         first, others = describe_metrics("test", result["test"])
-        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights)"
+        so_far = f"; {limits_of_test(result)}" if is_paused else ""
+        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights{so_far})"
     elif result["val"]:
         first, _ = describe_metrics("validation", {**result["val"]})
         outcome = f"[bold]{first}[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
     following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
-    by = {"callback": "a callback"}.get(result["stopped_by"], f"the {result['stopped_by']} of a callback")
+    by = {"callback": "a callback", "trainer.max_time": "trainer.max_time"}.get(
+        result["stopped_by"], f"the {result['stopped_by']} of a callback"
+    )
     ended = "" if result["stopped_by"] == "steps" else f", ended by {by}"
     images = result.get("image_counts", {}).get("train")
     seen = "" if images is None else f", {images:,} images,"
@@ -54,7 +58,7 @@ def summary(
         f"trained     {result['steps']} of {result['planned_steps']} steps{seen} in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
         f"run         {run}",
-        "            metrics.json, metrics.csv, checkpoints, figures",
+        f"            {'status' if is_paused else 'metrics'}.json, metrics.csv, checkpoints, figures",
         *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
     ]
     return "\n".join(lines)
@@ -65,12 +69,21 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
     rows = [("", "test error", "minutes", "run")]
     finished_runs = [finished_run(config) for config in configs]
     for name, config, finished in zip(names, configs, finished_runs, strict=True):
-        directory, result = finished or (own_directory(config), {})
+        directory, result = finished or _unfinished(config)
         error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
-        partial = partial_test(result)
-        number = "" if error is None else f"{error:.2f} %{f' ({partial})' if partial else ''}"
+        limits = limits_of_test(result)
+        number = "" if error is None else f"{error:.2f} %{f' ({limits})' if limits else ''}"
         rows.append((name, number, f"{seconds / 60:.1f}", str(as_typed(directory)) if directory else "not finished"))
     return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
+
+
+def _unfinished(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return directory and record of a run that was paused and tested; else ``train.directory``, without a record."""
+    for directory in attempts(config_hash(config))[:1]:
+        paused = read_pause(directory)
+        if paused and "test" in paused:
+            return directory, paused
+    return own_directory(config), {}
 
 
 def _times(results: Mapping[str, float | None]) -> list[str]:

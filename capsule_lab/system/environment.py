@@ -13,8 +13,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capsule_lab import __version__
+
 if TYPE_CHECKING:
     import torch
+
+
+PER_GPU_VARIABLE = "CAPSULE_LAB_PER_GPU"
+"""Environment variable with the number of runs that share a GPU, which a sweep sets."""
+
+
+def runs_per_gpu() -> int:
+    """Return how many runs share the GPU of this process."""
+    return int(os.environ.get(PER_GPU_VARIABLE, "1"))
 
 
 def is_first_process() -> bool:
@@ -25,12 +36,14 @@ def is_first_process() -> bool:
 def hardware(device: torch.device, count: int = 1) -> str:
     """Return the name and number of devices, for results. Times are comparable only if it is the same.
 
-    A CPU has details that affect speed and precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``.
+    A CPU has details that affect speed and precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``. Of a GPU,
+    the number of runs that share it is added.
     """
     import torch  # slow to import
 
     if device.type == "cuda":
-        return f"{count} x {torch.cuda.get_device_name(device)}"
+        runs = runs_per_gpu()
+        return f"{count} x {torch.cuda.get_device_name(device)}{f', shared by {runs} runs' if runs > 1 else ''}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
 
 
@@ -61,7 +74,7 @@ def of_this_process() -> dict[str, Any]:
     return {
         "command": _as_typed(argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")),
         "commit": commit(),
-        "versions": {name: version(name) for name in ("capsule-lab", "torch", "lightning")},
+        "versions": {"capsule-lab": __version__, "torch": version("torch"), "lightning": version("lightning")},
         "python": platform.python_version(),
     }
 

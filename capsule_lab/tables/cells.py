@@ -209,7 +209,7 @@ class TrainingCell(Cell):
     def job(self) -> Job:
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
         arguments = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
-        return Job(self.name, ("-m", "capsule_lab.train", *arguments), self.config.trainer, self.fingerprint)
+        return Job(self.name, ("-m", "capsule_lab.train", *arguments), self.config, self.fingerprint)
 
     @cached_property
     def config(self) -> DictConfig:
@@ -262,7 +262,7 @@ class EvaluationCell(Cell):
         path = result_file(self.training.finished[0], self.fingerprint)
         arguments = ("-m", module_of(self.row.by), *self.overrides, *search_override())
         environment = {RESULT_VARIABLE: str(path)}
-        return Job(self.name, arguments, self.training.config.trainer, self.fingerprint, environment)
+        return Job(self.name, arguments, self.training.config, self.fingerprint, environment)
 
     @property
     def directories(self) -> list[Path]:

@@ -1,12 +1,17 @@
 """MNIST and its stand-in, and the behaviour that all data sets share: splits, augmentation, state."""
 
+import gzip
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torchvision.datasets import MNIST
 
 from capsule_lab.data import MNISTDataModule, mnist
-from tests.helpers.data_modules import trainer
+from capsule_lab.errors import DataError
+from tests.helpers.data_modules import forbid_downloads, trainer
 from tests.helpers.mnist_files import ARRAYS, TRAIN
 
 
@@ -91,3 +96,63 @@ def test_state_before_training_is_empty():
     assert data.state_dict() == {}
     data.load_state_dict({})
     assert len(list(data.train_dataloader())) == 11  # of 1198 images
+
+
+def pack(folder: Path, *names: str) -> None:
+    """Replace these files by packed ones."""
+    for name in names:
+        path = folder / name
+        (folder / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+
+def loaded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> MNISTDataModule:
+    forbid_downloads(monkeypatch)
+    data = MNISTDataModule(directory=str(directory), source="real")
+    assert data.real_source.is_here()
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+@pytest.mark.parametrize("packed", [tuple(ARRAYS), ("t10k-labels-idx1-ubyte",)], ids=["all", "one"])
+def test_packed_files_are_read_as_unpacked_ones(real, monkeypatch, packed):
+    expected = loaded(real, monkeypatch)
+    pack(real / "MNIST" / "raw", *packed)
+    data = loaded(real, monkeypatch)
+    assert data.provenance == expected.provenance
+    for name, images in expected.sets.items():
+        assert data.sets[name].images.equal(images.images)
+        assert data.sets[name].labels.equal(images.labels)
+    assert sorted(path.name for path in (real / "MNIST" / "raw").glob("*.gz")) == sorted(
+        f"{name}.gz" for name in packed
+    )
+
+
+def test_an_unpacked_file_is_used_before_a_packed_one(real, monkeypatch):
+    expected = loaded(real, monkeypatch)
+    for name in ARRAYS:
+        (real / "MNIST" / "raw" / f"{name}.gz").write_bytes(b"another file")
+    assert loaded(real, monkeypatch).sets["test"].images.equal(expected.sets["test"].images)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-20], r"cannot be read \(Compressed file ended before"),
+        (lambda content: content[:-8] + bytes(8), r"cannot be read \(CRC check failed"),
+        (lambda content: content[:10] + b"\xff" * 9 + content[19:], r"cannot be read \(Error -3"),
+        (lambda content: b"<html>", r"cannot be read \(Not a gzipped file"),
+        (lambda content: gzip.compress(bytes(2**26)), r"cannot be read \(it has more than 47040016 bytes\)"),
+        (lambda content: gzip.compress(b"another file"), r"\(32 bytes, md5 "),
+    ],
+    ids=["truncated", "checksum", "corrupt", "another format", "bomb", "another file"],
+)
+def test_damaged_packed_file_gives_one_sentence(real, monkeypatch, damage, message):
+    path = real / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    pack(path.parent, path.name)
+    path = path.with_name(f"{path.name}.gz")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))} {message}[^\n]*remove it and its folder") as caught:
+        loaded(real, monkeypatch)
+    assert "\n" not in str(caught.value)

@@ -1,12 +1,14 @@
-"""A run and an evaluation that are killed only the first time."""
+"""Runs and an evaluation that are killed, or wait to be stopped, only the first time."""
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from capsule_lab.callbacks import LastCheckpoint
 from capsule_lab.data import MNISTDataModule
 
 
@@ -20,6 +22,21 @@ class Once(Callback):
         if not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), self.signum)
+
+
+class WaitsOnce(Callback):
+    """Waits after the first step for the signal that stops the run; a run that continues is not disturbed."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        marker = Path(trainer.default_root_dir) / "waits"
+        if marker.exists():
+            return
+        marker.touch()
+        (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
+        end = time.monotonic() + 240  # a test that failed leaves nothing behind
+        while last.signals.received is None:
+            assert time.monotonic() < end, "no signal came"
+            time.sleep(0.1)
 
 
 class MNISTThatKillsOnce(MNISTDataModule):

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.callbacks import pause_at
+from capsule_lab.callbacks import LastCheckpoint
 from capsule_lab.config import build
 from capsule_lab.errors import InterruptError
 from capsule_lab.train import train
@@ -39,7 +39,9 @@ class TimeOver(Callback):
     def _count(self, trainer: Any, *_: Any) -> None:
         self.batches -= 1
         if self.batches == 0:
-            pause_at(trainer, -math.inf)
+            for callback in trainer.checkpoint_callbacks:
+                if isinstance(callback, LastCheckpoint):
+                    callback.deadline = -math.inf
 
     on_train_batch_end = on_test_batch_end = _count
 

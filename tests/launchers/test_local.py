@@ -17,12 +17,18 @@ from capsule_lab.launchers.local import LocalLauncher
 from capsule_lab.runs.lock import LOG_VARIABLE
 from tests.helpers.commands import start
 
-CPU = DictConfig({"accelerator": "cpu", "devices": 1})
+
+def training(accelerator: str, devices: int = 1) -> DictConfig:
+    """The part of a configuration that the launcher reads."""
+    return DictConfig({"trainer": {"accelerator": accelerator, "devices": devices}})
+
+
+CPU, ONE_GPU = training("cpu"), training("gpu")
 SHOW_ENVIRONMENT = "import json, os; print(json.dumps({**os.environ}))"
 
 
-def job(fingerprint: str, script: str, trainer: DictConfig = CPU, **environment: str) -> Job:
-    return Job(f"the {fingerprint}", ("-c", script), trainer, fingerprint, environment)
+def job(fingerprint: str, script: str, config: DictConfig = CPU, **environment: str) -> Job:
+    return Job(f"the {fingerprint}", ("-c", script), config, fingerprint, environment)
 
 
 def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
@@ -34,7 +40,7 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     for name, value in (("SLURM_JOB_ID", "7"), ("TMPDIR", str(tmp_path))):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    on_gpu, on_three = (DictConfig({"accelerator": "gpu", "devices": devices}) for devices in (2, 3))
+    on_gpu, on_three = training("gpu", 2), training("gpu", 3)
     say = "import sys; sys.exit('a\\ncapsule_lab: no disk')"
     jobs = [
         job("good", SHOW_ENVIRONMENT, EXTRA="x"),
@@ -62,7 +68,7 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), "two jobs at a time, one a GPU"
     assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3.lock", "gpu-5.lock"]
+    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3-1-of-1.lock", "gpu-5-1-of-1.lock"]
     lines = [line for line in caplog.messages if "the refused" in line]
     assert lines == [f"[4/6] the refused: log {logs / 'refused.log'}", "[4/6] the refused: failed: no disk"]
 

@@ -69,6 +69,24 @@ def test_an_estimate_is_logged_and_no_more(monkeypatch: pytest.MonkeyPatch, capl
     assert "this is more than is free; the cheapest change is " in caplog.text
 
 
+def test_need_of_a_run_is_the_estimate_or_a_bound_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose("train", ["model=capsnet_slim", "data=mnist", "trainer.accelerator=gpu"])
+    random = torch.get_rng_state()
+    need = memory.need_of(config, 0)
+    assert random.equal(torch.get_rng_state())
+    module = build.build_module(config, DataSpec((1, 28, 28), 10))
+    assert need == memory.estimate(module, (1, 28, 28), config.data.batch_size, nullcontext())
+    monkeypatch.setattr(memory, "estimate", lambda *_: pytest.fail("estimated"))
+    bound = memory.need_of(config, 1e12)
+    assert bound[:3] == need[:3]
+    assert bound.activations > need.activations
+
+
+def test_need_of_a_run_that_cannot_be_built_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    assert memory.need_of(compose("train", ["model.channels=0"]), 0) is None
+    assert caplog.text == ""
+
+
 LARGE = ("trainer.accelerator=cpu", "data=folder", "data.size=1024")
 
 

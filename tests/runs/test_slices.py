@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
+from capsule_lab.launchers import DEADLINE_VARIABLE
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
@@ -82,6 +84,84 @@ def test_test_out_of_time_is_repeated_by_the_next_command(tmp_path: Path, home: 
     result = run(config, tmp_path / "cut", TimeOver(8))
     assert differences(result, tmp_path / "cut", expected, tmp_path / "whole") == []
     assert not (tmp_path / "cut" / "status.json").exists()
+
+
+TESTED = ["train.test=last", "trainer.max_epochs=2"]  # ten steps
+
+
+def test_run_out_of_time_is_tested_and_continues_exactly(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
+) -> None:
+    """With ``train.test=last``; the test of the paused run is in its status only, with the steps that it had."""
+    whole = home("whole") / "run"
+    expected = train(compose("train", [*RUN, *TESTED]), whole)
+    root = home("cut")
+    add_callback(monkeypatch, lambda: TimeOver(7))
+    ended = cli("train", *SLICE, *TESTED)
+    assert (ended.status, ended.err) == (0, "")
+    (directory,) = root.glob("cnn*")
+    status = json.loads((directory / "status.json").read_text())
+    error = f"{status['test']['error']:.2f} %"
+    assert "PAUSED at step 7 of 10 because the time is over; to continue: " in ended.out
+    assert f"test error {error}  (last weights; at step 7 of 10)" in ended.out
+    assert "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; " in ended.out
+    assert "            status.json, metrics.csv, checkpoints" in ended.out
+    assert "try next" not in ended.out
+
+    known = {"status": "paused", "steps": 7, "planned_steps": 10, "tested_step": 7, "weights_tested": "last"}
+    assert known.items() <= status.items()
+    assert {"provenance", "commit", "hardware", "image_counts", "config_hash"} <= status.keys()
+    last = runs.open(directory / "checkpoints" / "last.ckpt")
+    assert last.step == 7
+    row = next(line for line in cli("list").out.splitlines() if line.startswith(directory.name))
+    assert f"paused 70 %  {error} (at step 7 of 10)" in row
+    assert not (directory / "metrics.json").exists()
+    assert not any("test/error" in line for line in (directory / "metrics.csv").read_text().splitlines())
+    assert runs.select_run.finished_run(compose("train", [*RUN, *TESTED])) is None, "no table shows it"
+
+    add_callback(monkeypatch, lambda: TimeOver(5))  # three steps and two batches of the test, which is completed
+    ended = cli("train", *SLICE, *TESTED)
+    assert "trained     10 of 10 steps" in ended.out
+    result = json.loads((directory / "metrics.json").read_text())
+    assert differences(result, directory, expected, whole) == []
+    assert not (directory / "status.json").exists()
+
+
+@pytest.mark.parametrize("which", ["best", "none"])
+def test_run_out_of_time_is_tested_only_if_its_last_weights_are(
+    tmp_path: Path, home: Callable[[str], Path], which: str
+) -> None:
+    home("here")
+    result = run(compose("train", [*SLICE, *TESTED, f"train.test={which}"]), tmp_path / "run", TimeOver(7))
+    assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
+
+
+def test_run_is_not_tested_at_the_end_of_a_sweeps_budget(
+    tmp_path: Path, home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command of the sweep continues it."""
+    home("here")
+    monkeypatch.setenv(DEADLINE_VARIABLE, str(time.time() + 60))
+    result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(7))
+    assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
+
+
+def test_time_over_after_the_last_step_is_a_finished_run(tmp_path: Path, home: Callable[[str], Path]) -> None:
+    home("here")
+    result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(10))
+    assert (result["status"], result["steps"], result["stopped_by"]) == ("finished", 10, "steps")
+
+
+def test_multirun_lists_the_test_of_a_paused_run(home: Callable[[str], Path]) -> None:
+    home("here")
+    config = compose("train", [*RUN, *TESTED])
+    directory = runs.directories.choose_directory(config, "cnn-mnist")
+    directory.mkdir(parents=True)
+    tested = {"test": {"error": 12.5}, "image_counts": {"test": 7, "test_set": 20}, "training_seconds": 90.0}
+    runs.results.write_pause(directory, 7, 10, tested)
+    table, finished = runs.summary.listed(["seed=0"], [config])
+    assert finished == [False]
+    assert "seed=0  12.50 % (7 of 20 images, at step 7 of 10)  1.5 " in table
 
 
 def test_command_without_time_for_a_step_fails(cli: Cli, home: Callable[[str], Path]) -> None:

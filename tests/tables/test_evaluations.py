@@ -91,7 +91,7 @@ def test_evaluations_are_distinct_by_overrides_and_by_training_run(table_file) -
 def test_evaluation_takes_the_devices_of_training(table_file) -> None:
     _, cell = expand(read(table_file(rows=[TRAINED, EVALUATED], seeds=[0])), ["trainer.devices=2"])
     assert "trainer.devices=2" in cell.overrides
-    assert cell.training.job.trainer.devices == 2
+    assert cell.training.job.config.trainer.devices == 2
 
 
 def test_networks_trained_in_different_precisions_are_not_mixed_in_a_column(table_file) -> None:
