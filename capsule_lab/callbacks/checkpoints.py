@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
+from capsule_lab import __version__
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
@@ -110,7 +110,7 @@ class EmbedConfig(Callback):
         following = epoch_metrics(trainer) if self.epoch_ends else None
         return {  # precision: the value of auto here; threads: at the start of training
             "format": FORMAT,
-            "version": version("capsule-lab"),
+            "version": __version__,
             "config": to_container(self.config),
             "provenance": self.provenance,
             "spec": dataclasses.asdict(self.spec),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from capsule_lab import __version__
 from capsule_lab.config.compose import as_argument, to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import directory_of, find_checkpoint
@@ -73,7 +73,7 @@ def check(record: Any, path: Path) -> None:
     if record["format"] != FORMAT:
         raise RunError(
             f"{path} was written by capsule_lab {record.get('version')} in checkpoint format {record['format']}; this "
-            f"is {version('capsule-lab')}, which reads format {FORMAT}: use the version that wrote it"
+            f"is {__version__}, which reads format {FORMAT}: use the version that wrote it"
         )
     check_record(record, path)
 

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capsule_lab import __version__
+
 if TYPE_CHECKING:
     import torch
 
@@ -61,7 +63,7 @@ def of_this_process() -> dict[str, Any]:
     return {
         "command": _as_typed(argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")),
         "commit": commit(),
-        "versions": {name: version(name) for name in ("capsule-lab", "torch", "lightning")},
+        "versions": {"capsule-lab": __version__, "torch": version("torch"), "lightning": version("lightning")},
         "python": platform.python_version(),
     }
 
