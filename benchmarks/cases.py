@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from benchmarks import options
 from benchmarks.textbook_capsnet import TextbookCapsNet
 from benchmarks.textbook_em_caps import TextbookEMCaps
 from capsule_lab.config.build import build_data
@@ -80,14 +80,7 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: if an override is malformed or its key does not exist.
     """
-    folder = Path(__file__).parent / "conf"
-    config = OmegaConf.merge(*(OmegaConf.load(folder / f"{file}.yaml") for file in dict.fromkeys(("bench", name))))
-    OmegaConf.set_struct(config, True)
-    OmegaConf.set_struct(config.sizes, False)  # any model may be added
-    try:
-        return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{one_line(error)}; expected key=value with keys of benchmarks/conf/{name}.yaml") from error
+    return options.load([*dict.fromkeys(("bench", name))], overrides, free=["sizes"])  # sizes of any model
 
 
 def check_writable(path: Path) -> None:
