@@ -1,4 +1,4 @@
-"""The cases to time: a layer or a model, in one form, at one precision."""
+"""The cases to time: a kernel, a layer or a model, in one form, at one precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.textbook_em_caps import TextbookEMCaps
 from capsule_lab.config.build import build_data
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, options_of, user_message
-from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.runs.files import writing
 
@@ -31,21 +31,33 @@ AXES = {
     "image_size": "grid",
 }  # fmt: skip
 """The values of ``scaling``, and the size of the layer that each changes."""
+KERNELS = {
+    "fit": "em_all_parents",
+    "fit_backward": "em_all_parents",
+    "distances": "em_all_parents",
+    "softmax_by_child": "em_all_parents",
+    "softmax_by_child_backward": "em_all_parents",
+    "weighted_sum": "dynamic",
+    "agreement": "dynamic",
+    "contraction": "dynamic",
+}
+"""The kernels, and the layer whose sizes each has."""
 FULL = "32-true"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer or a model to time.
+    """A kernel, a layer or a model to time.
 
     Attributes:
-        kind: ``"layer"`` or ``"model"``.
-        name: name of the layer or the model.
+        kind: ``"kernel"``, ``"layer"`` or ``"model"``.
+        name: name of the kernel, the layer or the model.
         form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
             ``"plain"`` for a model without routing; on a GPU also ``"graphs"``, fused steps as CUDA graphs.
         precision: as in a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
-        sizes: for a layer the sizes in ``conf/bench.yaml`` under its name; for a model batch, image and classes.
+        sizes: for a layer the sizes in ``conf/bench.yaml`` under its name, for a kernel those of its layer; for a model
+            batch, image and classes.
         overrides: overrides of a model's training configuration.
     """
 
@@ -66,6 +78,14 @@ class Case:
     def label(self) -> str:
         """Name, form and precision, for messages."""
         return f"{self.name} ({self.form}, {self.precision})"
+
+    @property
+    def sizes_text(self) -> str:
+        """The sizes for a table: ``batch_size 64, image_shape 2x32x32, num_classes 5``."""
+        texts = {
+            name: "x".join(map(str, size)) if isinstance(size, list) else size for name, size in self.sizes.items()
+        }
+        return ", ".join(f"{name} {text}" for name, text in texts.items())
 
     @property
     def row(self) -> dict[str, Any]:
@@ -137,6 +157,18 @@ def layer_groups(config: DictConfig) -> list[list[Case]]:
         [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
         for name in config.layers
     ]
+
+
+def kernel_cases(config: DictConfig) -> list[Case]:
+    """Return a case of each kernel.
+
+    Raises:
+        ConfigError: if there is no such kernel.
+    """
+    if not set(config.kernels) <= KERNELS.keys():
+        raise ConfigError(f"kernels is {config.kernels}; expected a list of values from {', '.join(KERNELS)}")
+    device = str(device_named(config.device))
+    return [Case("kernel", name, "fused", FULL, device, sizes_of(config, KERNELS[name])) for name in config.kernels]
 
 
 def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case]]:
