@@ -1,4 +1,4 @@
-"""Time kernels, layers and training steps on a GPU that is available for minutes: ``python -m benchmarks.gpu key=value ...``.
+"""Time kernels, layers and training steps on a GPU that is lent for minutes: ``python -m benchmarks.gpu key=value …``.
 
 One process times the cases in turn, with those that torch compiles last, and writes all rows to a JSON file after each
 case, so that nothing is lost when the time ends. Run ``pytest -m gpu`` before, which tests the results of the kernels.

@@ -37,7 +37,7 @@ def _of_em(
     parents: int,
     kernel_size: int,
     stride: int,
-    iterations: int,
+    iterations: int,  # noqa: ARG001  # of the layer
 ) -> Kernels:
     """A call is a part of one iteration."""
     normal = partial(torch.randn, device=device)

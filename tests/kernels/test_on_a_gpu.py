@@ -56,6 +56,7 @@ SHAPES = [EM_CAPS, CAPSNET, SMALL, MANY, Shape(1, 2, 2, 1, 2, 2)]
 EDGES = [Shape(4, 31, 3, 2, 2, 2), Shape(1, 64, 3, 2, 2, 2), Shape(5, 577, 3, 2, 2, 2)]
 """Numbers of children and of rows around the sizes of blocks: 32, 64, and nine times 64 for a fit. The others are
 tested in Triton's interpreter, because each number of children is compiled anew."""
+COMPARED = ("EM", "float32", "half precision", "no rows")  # of the cases that the interpreter runs
 FIRST = ("dynamic", "em", "em_normalised", "heinsen")  # different kernels; the others use the same
 BY_WORTH = [pytest.param(name, marks=pytest.mark.gpu(order=0 if name in FIRST else 1)) for name in ROUTINGS]
 
@@ -176,7 +177,7 @@ def test_routing_without_kernels(name: str, backend: str) -> None:
 
 
 @pytest.mark.gpu(order=2)
-@pytest.mark.parametrize("name", ["EM", "float32", "half precision", "no rows"])
+@pytest.mark.parametrize("name", COMPARED)
 def test_kernels_are_those_of_a_cpu(name: str) -> None:
     gpu_comparison.compare(name, "cuda")
 
