@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from benchmarks import archives, day, options
+from capsule_lab.config.build import time_limit
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
-from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
+from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
 from tests import conftest
 from tests.helpers.commands import ROOT, environment_of_a_command
 
@@ -126,7 +127,10 @@ def test_prepared_list_fits_into_its_limits() -> None:
         if module.startswith("capsule_lab.") and name not in ("train", "table"):
             command = module.rpartition(".")[2]
             given = [argument for argument in arguments if not argument.startswith("hydra.launcher.")]
-            check(compose(command, for_hydra(given, FOR_SWEEP) if command == "sweep" else given))
+            composed = compose(command, for_hydra(given, FOR_SWEEP) if command == "sweep" else given)
+            check(composed)
+            seconds = budget_seconds(composed.budget) if command == "sweep" else time_limit(composed.trainer)
+            assert seconds == 100 - day.RESERVE
 
 
 def test_archive_has_no_checkpoints_and_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The kernels that Triton would compile on a GPU, counted without one: nothing is compiled, and results are arbitrary."""
+"""The kernels that Triton would compile on a GPU, counted without one: nothing is compiled, results are arbitrary."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
