@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from capsule_lab.errors import ConfigError
@@ -23,30 +22,37 @@ def pack(folder: Path, archive: Path) -> None:
     An archive of more than LARGEST bytes is written in parts ``<archive>.0``, ``<archive>.1`` and so on; their contents
     joined in this order are the archive. A file that changes meanwhile is packed as it was read.
     """
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as packed:
-        for path in sorted(folder.rglob("*")):
-            for content in content_of(path):
-                member = tarfile.TarInfo(path.relative_to(folder.parent).as_posix())
-                member.size = len(content)
-                packed.addfile(member, io.BytesIO(content))
-    content = buffer.getvalue()
-    pieces = [content[start : start + LARGEST] for start in range(0, len(content), LARGEST)]
-    names = [archive.name] if len(pieces) == 1 else [f"{archive.name}.{number}" for number in range(len(pieces))]
+    content = packed(folder)
+    count = math.ceil(len(content) / LARGEST)
+    parts = [archive]
+    if count > 1:
+        parts = [archive.with_name(f"{archive.name}.{number}") for number in range(count)]
     with writing(archive):
-        for name, piece in zip(names, pieces, strict=True):
-            with atomically(archive.with_name(name)) as temporary:
-                temporary.write_bytes(piece)
+        for number, part in enumerate(parts):
+            start = number * LARGEST
+            with atomically(part) as temporary:
+                temporary.write_bytes(content[start : start + LARGEST])
         for path in archive.parent.glob(f"{archive.name}*"):
-            if path.name not in names:
+            if path not in parts:
                 path.unlink()  # of an archive with another number of parts
 
 
-def content_of(path: Path) -> Iterator[bytes]:
-    """Yield the content of a regular file that is to be packed; nothing if it has been removed meanwhile."""
-    if path.suffix not in WITHOUT and path.is_file() and not path.is_symlink():
-        with suppress(FileNotFoundError):
-            yield path.read_bytes()
+def packed(folder: Path) -> bytes:
+    """Return the files of a folder, with its name, as a compressed archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink() or not path.is_file() or path.suffix in WITHOUT:
+                continue
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            name = path.relative_to(folder.parent)
+            member = tarfile.TarInfo(name.as_posix())
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 def unpack_kernels(source: Path, cache: Path) -> None:
@@ -58,8 +64,9 @@ def unpack_kernels(source: Path, cache: Path) -> None:
     if not parts:
         raise ConfigError(f"kernels is {source}, which has no triton.tar.gz; expected the folder of an earlier day")
     content = b"".join(part.read_bytes() for part in parts)
-    with tarfile.open(fileobj=io.BytesIO(content)) as packed:
-        packed.extractall(cache.parent, filter="data")
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(cache.parent, filter="data")
     for group in cache.glob("*/__grp__*.json"):
         names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
-        group.write_text(json.dumps({"child_paths": {name: str(group.with_name(name)) for name in names}}))
+        paths = {name: str(group.with_name(name)) for name in names}
+        group.write_text(json.dumps({"child_paths": paths}))

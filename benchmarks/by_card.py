@@ -26,9 +26,10 @@ CASE = ("kind", "case", "sizes", "form", "precision")
 MEASURED = ("ms", "roofline_percent", "images_per_second", "memory_gb")
 COLUMNS = ("date", *ENVIRONMENT, *CASE, *MEASURED, "note")
 TABLE = re.compile(r"(<!-- measured by card: .* -->\n).*?(<!-- end -->)", re.DOTALL)
-HEAD = (
-    "| kind | case | sizes | form | precision | ms | % of the roofline | images/s | GB | note |\n" + "|---" * 10 + "|\n"
-)
+HEAD = [
+    "| kind | case | sizes | form | precision | ms | % of the roofline | images/s | GB | note |",
+    "|---" * 10 + "|",
+]
 
 Row = dict[str, str]
 
@@ -46,36 +47,43 @@ def rows_of(report: dict[str, Any], commit: str | None = None) -> list[Row]:
     commit = commit or report["commit"]
     if commit is None:
         raise ConfigError("the file names no commit; expected commit=<hash of the code that was measured>")
-    versions = report["versions"]
     environment = {
         "date": report["date"],
         "card": report["hardware"].removeprefix("1 x "),
-        "torch": versions["torch"],
+        "torch": report["versions"]["torch"],
         "triton": report.get("triton", ""),
         "commit": commit,
     }
-    return [environment | _measured(row) for row in report["rows"] if "error" not in row]
+    measured = [row for row in report["rows"] if "error" not in row]
+    return [environment | _measured(row) for row in measured]
 
 
 def _measured(row: dict[str, Any]) -> Row:
-    images = row.get("images_per_second")
+    milliseconds = 1e3 * row["seconds_median"]
+    gigabytes = row["peak_memory_bytes"] / 1e9
+    images = ""
+    if "images_per_second" in row:
+        images = f"{row['images_per_second']:.0f}"
     return {
         "kind": "step" if row["kind"] == "model" else row["kind"],
         "case": row["name"],
         "sizes": row["sizes"],
         "form": row["form"],
         "precision": row["precision"],
-        "ms": f"{1e3 * row['seconds_median']:.4g}",
+        "ms": f"{milliseconds:.4g}",
         "roofline_percent": f"{row['roofline_percent']:.3g}",
-        "images_per_second": "" if images is None else f"{images:.0f}",
-        "memory_gb": f"{row['peak_memory_bytes'] / 1e9:.3g}",
+        "images_per_second": images,
+        "memory_gb": f"{gigabytes:.3g}",
         "note": "",
     }
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
     """Return the last row of each case in each environment, at the place of the first."""
-    last = {tuple(row[name] for name in (*ENVIRONMENT, *CASE)): row for row in rows}
+    last: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        key = tuple(row[name] for name in (*ENVIRONMENT, *CASE))
+        last[key] = row
     return list(last.values())
 
 
@@ -96,30 +104,44 @@ def csv_text(rows: Iterable[Row]) -> str:
 
 def with_tables(page: str, rows: Iterable[Row]) -> str:
     """Return the page with a table of each card, its versions and its commit."""
-    tables = []
-    for (card, torch, triton, commit), group in groupby(rows, key=lambda row: [row[name] for name in ENVIRONMENT]):
-        of_group = list(group)
-        head = f"**{card}**, torch {torch}, Triton {triton}, commit {commit}, {of_group[0]['date']}\n\n{HEAD}"
-        lines = [_line(row) for row in of_group]
-        tables.append(head + "\n".join(lines) + "\n")
-    text = "\n".join(tables)
-    return TABLE.sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", page)
+    lines = [""]
+    for environment, group in groupby(rows, key=_environment):
+        card, torch, triton, commit, date = environment
+        lines += [f"**{card}**, torch {torch}, Triton {triton}, commit {commit}, {date}", "", *HEAD]
+        lines += map(_line, group)
+        lines.append("")
+    text = "\n".join(lines)
+    return TABLE.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
+
+
+def _environment(row: Row) -> list[str]:
+    return [row[name] for name in (*ENVIRONMENT, "date")]
 
 
 def _line(row: Row) -> str:
-    cells = row | {"case": f"`{row['case']}`"}
-    return f"| {' | '.join(cells[name] for name in (*CASE, *MEASURED, 'note'))} |"
+    shown = row | {"case": f"`{row['case']}`"}
+    cells = [shown[name] for name in (*CASE, *MEASURED, "note")]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Add files of ``benchmarks.gpu``, if there are any, and write the page."""
-    commits = [argument.removeprefix("commit=") for argument in arguments if argument.startswith("commit=")]
+    commit = None
+    paths = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key == "commit":
+            commit = value
+        else:
+            paths.append(Path(argument))
     rows = read()
-    for path in (Path(argument) for argument in arguments if not argument.startswith("commit=")):
-        rows += rows_of(json.loads(path.read_text(encoding="utf-8")), *commits)
+    for path in paths:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        rows += rows_of(report, commit)
     rows = merged(rows)
+    page = PAGE.read_text(encoding="utf-8")
     files.write_text(FILE, csv_text(rows))
-    files.write_text(PAGE, with_tables(PAGE.read_text(encoding="utf-8"), rows))
+    files.write_text(PAGE, with_tables(page, rows))
 
 
 if __name__ == "__main__":

@@ -48,9 +48,12 @@ class Step:
 
     def command(self, seconds: float, folder: Path) -> list[str]:
         """Return the command of the step, for a limit that may be shorter than its own."""
-        own = str(max(1, int(seconds - RESERVE)))
-        arguments = [each.replace("{seconds}", own).replace("{folder}", str(folder)) for each in self.arguments]
-        return [sys.executable, "-m", *arguments]
+        command = [sys.executable, "-m"]
+        own_seconds = max(1, int(seconds - RESERVE))
+        for argument in self.arguments:
+            with_seconds = argument.replace("{seconds}", str(own_seconds))
+            command.append(with_seconds.replace("{folder}", str(folder)))
+        return command
 
 
 def main(config: DictConfig, words: Sequence[str] = ()) -> bool:
@@ -62,7 +65,8 @@ def main(config: DictConfig, words: Sequence[str] = ()) -> bool:
     """
     end = time.monotonic() + config.limit
     steps = [step_of(word, config.steps) for word in words or words_of(config)]
-    out, work = (Path(str(path)).absolute() for path in (config.out, config.work))
+    out = Path(str(config.out)).absolute()
+    work = Path(str(config.work)).absolute()
     environment = environment_of(work)
     if config.kernels is not None:
         archives.unpack_kernels(Path(str(config.kernels)), work / "triton")
@@ -94,11 +98,13 @@ def step_of(word: str, steps: Mapping[str, str]) -> Step:
 
 def environment_of(work: Path) -> dict[str, str]:
     """Return the environment of all steps: this checkout first on the path, and one cache of kernels."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = str(ROOT)
+    if "PYTHONPATH" in os.environ:
+        path += os.pathsep + os.environ["PYTHONPATH"]
     return {
         "OMP_NUM_THREADS": "2",  # ours: several processes run at a time
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "TRITON_CACHE_DIR": str(work / "triton"),
         "TRITON_STORE_BINARY_ONLY": "1",  # a tenth of the bytes; the rest is for reading only
@@ -108,13 +114,14 @@ def environment_of(work: Path) -> dict[str, str]:
 def run(step: Step, seconds: float, folder: Path, out: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """Run a step in ``folder`` and pack the folder in ``out``; return the status, the time and the command."""
     command = step.command(seconds, folder)
-    result = {"step": step.name, "command": shlex.join(["python", *command[1:]]), "seconds": 0.0}
+    text = shlex.join(["python", *command[1:]])
     if seconds < 1:
         say(f"{step.name}: no time is left")
-        return result | {"status": "no time is left"}
-    say(f"{step.name}, at most {seconds:.0f} s: {result['command']}")
+        return {"step": step.name, "command": text, "seconds": 0.0, "status": "no time is left"}
+    say(f"{step.name}, at most {seconds:.0f} s: {text}")
     start_time = time.monotonic()
     log = folder / "log.txt"
+    archive = out / f"{step.name}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -127,14 +134,18 @@ def run(step: Step, seconds: float, folder: Path, out: Path, environment: Mappin
             process_group=0,  # a kill reaches the processes that the step started
         )
     try:
-        in_time = wait(process, seconds, folder, out / f"{step.name}.tar.gz")
+        in_time = wait(process, seconds, folder, archive)
     finally:
         stop(process)
-    archives.pack(folder, out / f"{step.name}.tar.gz")
-    failure = "done" if process.returncode == 0 else f"failed with status {process.returncode}"
-    result |= {"seconds": time.monotonic() - start_time, "status": failure if in_time else "its time ended"}
-    say(*(line[:WIDTH] for line in files.tail(log, SHOWN)), f"{step.name}: {result['status']}")
-    return result
+    archives.pack(folder, archive)
+    status = "done"
+    if process.returncode != 0:
+        status = f"failed with status {process.returncode}"
+    if not in_time:
+        status = "its time ended"
+    lines = [line[:WIDTH] for line in files.tail(log, SHOWN)]
+    say(*lines, f"{step.name}: {status}")
+    return {"step": step.name, "command": text, "seconds": time.monotonic() - start_time, "status": status}
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float, folder: Path, archive: Path) -> bool:
@@ -162,7 +173,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def say(*lines: str) -> None:
     """Print lines at once, the last one with the time."""
     *text, last = lines
-    sys.stdout.write("\n".join([*text, f"== {time.strftime('%H:%M:%S')} {last}\n"]))
+    now = time.strftime("%H:%M:%S")
+    for line in (*text, f"== {now} {last}"):
+        sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
@@ -171,8 +184,11 @@ def split(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     words: list[str] = []
     for argument in arguments:
-        key = argument.partition("=")[0]
-        (words if ":" in key or "=" not in argument else overrides).append(argument)
+        key, equals, _ = argument.partition("=")
+        if equals and ":" not in key:
+            overrides.append(argument)
+        else:
+            words.append(argument)
     return overrides, words
 
 

@@ -41,24 +41,31 @@ def _of_em(
 ) -> Kernels:
     """A call is a part of one iteration."""
     normal = partial(torch.randn, device=device)
-    window = window_index((grid, grid), child_types, kernel_size, stride).to(device)
     children = grid * grid * child_types
+    window = window_index((grid, grid), child_types, kernel_size, stride).to(device)
     positions, child = window.shape
-    row, dim = batch_size * positions, POSE * POSE
-    poses, weight, above = normal(row, dim, child), normal(parents, dim, child), normal(row, parents, dim)
-    couplings, gradient = normal(row, parents, child).softmax(1), normal(row, parents, child)
-    inputs = FitInputs(poses, weight, torch.rand(row, child, device=device), couplings, above)
-    fitted = Parents(couplings.sum(2), normal(row, parents, dim), torch.ones_like(above))
+    row = batch_size * positions
+    dim = POSE * POSE
+    poses = normal(row, dim, child)
+    weight = normal(parents, dim, child)
+    activations = torch.rand(row, child, device=device)
+    couplings = normal(row, parents, child).softmax(1)
+    means = normal(row, parents, dim)
+    variances = torch.ones_like(means)
+    gradient = normal(row, parents, child)
+    inputs = FitInputs(poses, weight, activations, couplings, means)
+    fitted = Parents(couplings.sum(2), means, variances)
     gradients = FitOutputs(*fitted, gradient)
     options = FitOptions(POSE, 0.0, MIN_VARIANCE, MASS_EPS, measure=True)
     backward = partial(kernels.fit_backward, inputs, fitted, gradients, POSE, 0.0, MIN_VARIANCE)
-    votes_and_parents = [poses, weight, fitted.poses, fitted.variances]
+    distances = partial(kernels.distances, poses, weight, means, variances, POSE)
+    softmax = partial(kernels.softmax_by_child, gradient, window, children)
     softmax_backward = partial(kernels.softmax_by_child_backward, couplings, gradient, window, children)
     return {
         "fit": (partial(kernels.fit, inputs, options), [*inputs]),
         "fit_backward": (backward, [*inputs, *fitted, *gradients]),
-        "distances": (partial(kernels.distances, *votes_and_parents, POSE), votes_and_parents),
-        "softmax_by_child": (partial(kernels.softmax_by_child, gradient, window, children), [gradient]),
+        "distances": (distances, [poses, weight, means, variances]),
+        "softmax_by_child": (softmax, [gradient]),
         "softmax_by_child_backward": (softmax_backward, [couplings, gradient]),
     }
 
@@ -76,14 +83,19 @@ def _of_dynamic(
 ) -> Kernels:
     """A call is a part of one iteration, of ``contraction`` the whole backward pass."""
     normal = partial(torch.randn, device=device)
-    votes = [normal(batch_size, child_dim, children), normal(parents, child_dim * parent_dim, children)]
-    couplings, above = normal(batch_size, parents, children).softmax(1), normal(batch_size, parents, parent_dim)
-    by_child, by_parent = [couplings] * terms(iterations), [above] * terms(iterations)
-    contraction = partial(kernels.contraction, *votes, by_child, by_parent, child_dim)
+    poses = normal(batch_size, child_dim, children)
+    weight = normal(parents, child_dim * parent_dim, children)
+    couplings = normal(batch_size, parents, children).softmax(1)
+    above = normal(batch_size, parents, parent_dim)
+    by_child = [couplings] * terms(iterations)
+    by_parent = [above] * terms(iterations)
+    weighted_sum = partial(kernels.weighted_sum, poses, weight, couplings, child_dim)
+    agreement = partial(kernels.agreement, poses, weight, above, child_dim)
+    contraction = partial(kernels.contraction, poses, weight, by_child, by_parent, child_dim)
     return {
-        "weighted_sum": (partial(kernels.weighted_sum, *votes, couplings, child_dim), [*votes, couplings]),
-        "agreement": (partial(kernels.agreement, *votes, above, child_dim), [*votes, above]),
-        "contraction": (contraction, [*votes, *by_child, *by_parent]),
+        "weighted_sum": (weighted_sum, [poses, weight, couplings]),
+        "agreement": (agreement, [poses, weight, above]),
+        "contraction": (contraction, [poses, weight, *by_child, *by_parent]),
     }
 
 
@@ -99,8 +111,19 @@ def multiply_adds(name: str, votes: int, sizes: Mapping[str, int]) -> int:
     variance, 2 d for its distance, d for a sum or an agreement. A backward pass takes twice as many, once per factor.
     """
     if KERNELS[name] == "dynamic":
-        dim, vote = sizes["parent_dim"], sizes["parent_dim"] * sizes["child_dim"]
-        return votes * (terms(sizes["iterations"]) * dim + 2 * vote if name == "contraction" else vote + dim)
-    dim, vote = POSE * POSE, POSE * POSE * POSE
-    of_a_vote = {"fit": vote + 4 * dim, "fit_backward": 2 * (vote + 4 * dim), "distances": vote + 2 * dim}
-    return votes * of_a_vote.get(name, 0)
+        dim = sizes["parent_dim"]
+        vote = dim * sizes["child_dim"]
+        of_vote = {
+            "weighted_sum": vote + dim,
+            "agreement": vote + dim,
+            "contraction": terms(sizes["iterations"]) * dim + 2 * vote,
+        }
+    else:
+        dim = POSE * POSE
+        vote = dim * POSE
+        of_vote = {
+            "fit": vote + 4 * dim,
+            "fit_backward": 2 * (vote + 4 * dim),
+            "distances": vote + 2 * dim,
+        }
+    return votes * of_vote.get(name, 0)
