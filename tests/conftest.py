@@ -88,16 +88,21 @@ def order_on_a_gpu(item: pytest.Item) -> int:
     return marker.kwargs.get("order", 0) if marker is not None else 0
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """With ``--seconds``, say how many tests ran, and which did not because it was too late."""
-    if terminalreporter.config.option.seconds is None:
-        return
-    reports = terminalreporter.stats
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # below the list of reasons
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """With ``--seconds``, end with the tests that did not run."""
+    yield
+    if terminalreporter.config.option.seconds is not None:
+        terminalreporter.write_line(tests_that_ran(terminalreporter.stats))
+
+
+def tests_that_ran(reports: dict[str, list[Any]]) -> str:
+    """Say how many tests ran, and which did not because it was too late; the argument has the reports by outcome."""
     ran = sum(len(reports.get(outcome, [])) for outcome in ("passed", "failed", "error"))
     skipped = reports.get("skipped", [])
     late = [report.nodeid for report in skipped if report.longrepr[2].endswith(TOO_LATE)]
-    names = f"; too late for {', '.join(late)}" if late else ""
-    terminalreporter.write_line(f"{ran} of {ran + len(skipped)} tests ran{names}")
+    text = f"{ran} of {ran + len(skipped)} tests ran"
+    return f"{text}; too late for {', '.join(late)}" if late else text
 
 
 def pytest_collection_finish() -> None:

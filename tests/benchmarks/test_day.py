@@ -10,7 +10,7 @@ import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -122,6 +122,11 @@ def test_prepared_list_fits_into_its_limits() -> None:
         steps = [day.step_of(word, config.steps) for word in part]
         assert len(steps) + 3 <= 8  # files that a machine gives back: with day.json and the kernels in two
         assert sum(step.seconds + day.PATIENCE for step in steps) <= config.limit
+
+
+@pytest.mark.whole
+def test_prepared_list_composes_and_ends_in_time() -> None:
+    config = options.load(["day"], [], [])
     for name, text in config.steps.items():
         module, *arguments = day.step_of(f"{name}:100", {name: text}).command(100, Path("folder"))[2:]
         if module.startswith("capsule_lab.") and name not in ("train", "table"):
@@ -172,27 +177,19 @@ def test_kernels_of_an_earlier_day_are_found_at_their_new_place(
         archives.unpack_kernels(tmp_path, tmp_path)
 
 
-class Reporter:
-    """Stands in for pytest's reporter of the terminal."""
+class Report(NamedTuple):
+    """Stands in for pytest's report of a skipped test."""
 
-    def __init__(self, pytestconfig: pytest.Config, **stats: list[Any]) -> None:
-        self.config, self.stats, self.lines = pytestconfig, stats, list[str]()
-
-    def write_line(self, line: str) -> None:
-        self.lines.append(line)
+    nodeid: str
+    longrepr: tuple[str, int, str]
 
 
-class Report:
-    def __init__(self, nodeid: str, reason: str) -> None:
-        self.nodeid, self.longrepr = nodeid, ("", 1, f"Skipped: {reason}")
-
-
-def test_tests_that_did_not_run_are_named(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytestconfig.option, "seconds", 9.0)
-    skipped = [Report("a.py::late", conftest.TOO_LATE), Report("a.py::other", "there is no GPU")]
-    reporter = Reporter(pytestconfig, passed=[1, 2], failed=[3], skipped=skipped)
-    conftest.pytest_terminal_summary(reporter)
-    assert reporter.lines == ["3 of 5 tests ran; too late for a.py::late"]
+def test_tests_that_did_not_run_are_named() -> None:
+    late = Report("a.py::late", ("a.py", 1, f"Skipped: {conftest.TOO_LATE}"))
+    other = Report("a.py::other", ("a.py", 2, "Skipped: there is no GPU"))
+    reports = {"passed": [1, 2], "failed": [3], "skipped": [late, other], "deselected": [4]}
+    assert conftest.tests_that_ran(reports) == "3 of 5 tests ran; too late for a.py::late"
+    assert conftest.tests_that_ran({"passed": [1]}) == "1 of 1 tests ran"
 
 
 def test_no_test_begins_after_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +198,7 @@ def test_no_test_begins_after_its_time(request: pytest.FixtureRequest, monkeypat
         conftest.pytest_runtest_setup(request.node)
 
 
-BENCH = """bench:200:device=cpu layers=[dynamic] models=[] throughput=[] backends=[fused] steps=1
+BENCH = """bench:200:device=cpu kernels=[agreement] layers=[dynamic] models=[] throughput=[] backends=[fused] steps=1
     'sizes.dynamic={batch_size: 2, children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}'"""
 TRAIN = """train:200:model=capsnet model.channels=4 model.primary.types=2 model.class_dim=4 model.decoder=[8]
     data.source=standin data.batch_size=8 data.train_images=32 trainer.max_steps=2 trainer.limit_val_batches=1
@@ -246,10 +243,10 @@ def test_day_of_a_copy_without_installation(tmp_path: Path) -> None:
     assert [result["status"] for result in results] == ["done"] * 3, ended.stdout + ended.stderr
     assert ended.returncode == 0
     assert "0 of 1 tests ran" in ended.stdout
-    (row,) = [
-        row for row in json.loads((tmp_path / "work/bench/gpu.json").read_text())["rows"] if row["form"] == "fused"
-    ]
-    assert row["seconds_median"] > 0
+    rows = json.loads((tmp_path / "work" / "bench" / "gpu.json").read_text())["rows"]
+    kinds = [(row["kind"], row["form"]) for row in rows]
+    assert kinds == [("kernel", "fused"), ("layer", "textbook"), ("layer", "fused")]
+    assert all(row["seconds_median"] > 0 for row in rows)
     files = members(out / "train.tar.gz")
     assert [name for name in files if name.endswith(("metrics.json", "metrics.csv", "train.log"))] != []
     assert [name for name in files if "checkpoints" in name] == []
