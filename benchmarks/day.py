@@ -107,7 +107,7 @@ def environment_of(work: Path) -> dict[str, str]:
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "TRITON_CACHE_DIR": str(work / "triton"),
-        "TRITON_STORE_BINARY_ONLY": "1",  # a tenth of the bytes; the rest is for reading only
+        "TRITON_STORE_BINARY_ONLY": "1",  # less than half of the bytes; the rest is for reading
     }
 
 
