@@ -1,4 +1,4 @@
-"""The cases to time: a layer or a model, in one form, at one precision."""
+"""The cases to time: a kernel, a layer or a model, in one form, at one precision."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from benchmarks import options
 from benchmarks.textbook_capsnet import TextbookCapsNet
 from benchmarks.textbook_em_caps import TextbookEMCaps
 from capsule_lab.config.build import build_data
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, options_of, user_message
-from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.runs.files import writing
 
@@ -31,21 +31,33 @@ AXES = {
     "image_size": "grid",
 }  # fmt: skip
 """The values of ``scaling``, and the size of the layer that each changes."""
+KERNELS = {
+    "fit": "em_all_parents",
+    "fit_backward": "em_all_parents",
+    "distances": "em_all_parents",
+    "softmax_by_child": "em_all_parents",
+    "softmax_by_child_backward": "em_all_parents",
+    "weighted_sum": "dynamic",
+    "agreement": "dynamic",
+    "contraction": "dynamic",
+}
+"""The kernels, and the layer whose sizes each has."""
 FULL = "32-true"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer or a model to time.
+    """A kernel, a layer or a model to time.
 
     Attributes:
-        kind: ``"layer"`` or ``"model"``.
-        name: name of the layer or the model.
+        kind: ``"kernel"``, ``"layer"`` or ``"model"``.
+        name: name of the kernel, the layer or the model.
         form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
             ``"plain"`` for a model without routing; on a GPU also ``"graphs"``, fused steps as CUDA graphs.
         precision: as in a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
-        sizes: for a layer the sizes in ``conf/bench.yaml`` under its name; for a model batch, image and classes.
+        sizes: for a layer the sizes in ``conf/bench.yaml`` under its name, for a kernel those of its layer; for a model
+            batch, image and classes.
         overrides: overrides of a model's training configuration.
     """
 
@@ -68,6 +80,14 @@ class Case:
         return f"{self.name} ({self.form}, {self.precision})"
 
     @property
+    def sizes_text(self) -> str:
+        """The sizes for a table: ``batch_size 64, image_shape 2x32x32, num_classes 5``."""
+        texts = {
+            name: "x".join(map(str, size)) if isinstance(size, list) else size for name, size in self.sizes.items()
+        }
+        return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+    @property
     def row(self) -> dict[str, Any]:
         """The columns of a table that describe the case."""
         kind = {"kind": self.kind, "name": self.name, "form": self.form, "precision": self.precision}
@@ -80,17 +100,9 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: if an override is malformed or its key does not exist.
     """
-    folder = Path(__file__).parent / "conf"
-    names = ("bench", "gpu") if name == "gpu" else (name,)
-    parts = [OmegaConf.load(folder / f"{file}.yaml") for file in names]
-    config = cast(DictConfig, OmegaConf.merge(*parts))
-    OmegaConf.set_struct(config, True)
-    for models in ("sizes", "networks"):
-        OmegaConf.set_struct(config.get(models, OmegaConf.create()), False)  # any model may be added
-    try:
-        return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{one_line(error)}; expected key=value with keys of benchmarks/conf/{name}.yaml") from error
+    if name == "host":
+        return options.load(["host"], overrides, free=["networks"])
+    return options.load([*dict.fromkeys(("bench", name))], overrides, free=["sizes"])  # sizes of any model
 
 
 def check_writable(path: Path) -> None:
@@ -147,6 +159,18 @@ def layer_groups(config: DictConfig) -> list[list[Case]]:
         [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
         for name in config.layers
     ]
+
+
+def kernel_cases(config: DictConfig) -> list[Case]:
+    """Return a case of each kernel.
+
+    Raises:
+        ConfigError: if there is no such kernel.
+    """
+    if not set(config.kernels) <= KERNELS.keys():
+        raise ConfigError(f"kernels is {config.kernels}; expected a list of values from {', '.join(KERNELS)}")
+    device = str(device_named(config.device))
+    return [Case("kernel", name, "fused", FULL, device, sizes_of(config, KERNELS[name])) for name in config.kernels]
 
 
 def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case]]:

@@ -1,4 +1,4 @@
-"""Time layers and training steps on a GPU that is available for minutes: ``python -m benchmarks.gpu key=value ...``.
+"""Time kernels, layers and training steps on a GPU that is lent for minutes: ``python -m benchmarks.gpu key=value …``.
 
 One process times the cases in turn, with those that torch compiles last, and writes all rows to a JSON file after each
 case, so that nothing is lost when the time ends. Run ``pytest -m gpu`` before, which tests the results of the kernels.
@@ -18,7 +18,16 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.breakdown import profile_case
-from benchmarks.cases import Case, check_bench, check_writable, configuration, device_named, layer_groups, model_groups
+from benchmarks.cases import (
+    Case,
+    check_bench,
+    check_writable,
+    configuration,
+    device_named,
+    kernel_cases,
+    layer_groups,
+    model_groups,
+)
 from benchmarks.roofline import Work, beside_roofline, count, machine_rates
 from benchmarks.timing import CaseTimer, row_of
 from capsule_lab.config.compose import to_container
@@ -39,7 +48,8 @@ def main(config: DictConfig) -> None:
     device = device_named(config.device)
     out = Path(str(config.out))
     check_writable(out)
-    report: dict[str, Any] = {"hardware": environment.hardware(device), **facts(device)}
+    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "hardware": environment.hardware(device)}
+    report |= facts(device)
     report |= {"gpu": to_container(config), **environment.of_this_process()}
     report["rates"] = machine_rates(device, bfloat16=True)
     report |= {"rows": [], "not_reached": []}
@@ -49,7 +59,12 @@ def main(config: DictConfig) -> None:
         if time.monotonic() > end:
             report["not_reached"].append(f"{case.label}, {dict(case.sizes)}")
         elif not (batch and case.name in full):
-            row = {**case.row, "batches": batch, **timed(case, config.steps, report["rates"], works)}
+            row = {
+                **case.row,
+                "sizes": case.sizes_text,
+                "batches": batch,
+                **timed(case, config.steps, report["rates"], works),
+            }
             if batch and row.get("error"):
                 full.add(case.name)
             report["rows"].append(row)
@@ -59,11 +74,11 @@ def main(config: DictConfig) -> None:
 
 
 def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
-    """Return layers and steps in every form, then steps by batch size, with ``True``; compiled cases are last."""
+    """Return kernels, layers and steps in every form, steps by batch size, with ``True``; compiled cases are last."""
     graphs = "graphs" in config.backends
     config.backends = [backend for backend in config.backends if backend != "graphs"]
     check_bench(config)
-    groups = [*layer_groups(config), *model_groups(config)]
+    groups = [kernel_cases(config), *layer_groups(config), *model_groups(config)]
     cases = [(case, False) for group in groups for case in group]
     if graphs:
         cases += [(with_graphs(case), False) for case, _ in cases if (case.kind, case.form) == ("model", "fused")]
@@ -116,12 +131,15 @@ def facts(device: torch.device) -> dict[str, Any]:
     """Return properties of a GPU."""
     if device.type != "cuda":
         return {}
+    import triton  # not installed where there is no GPU
+
     properties = torch.cuda.get_device_properties(device)
     return {
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
+        "triton": triton.__version__,
         "cudnn": torch.backends.cudnn.version(),
     }
 

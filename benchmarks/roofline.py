@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.cases import FULL, Case, training_config
+from benchmarks import kernels
+from benchmarks.cases import FULL, KERNELS, Case, training_config
 from benchmarks.layers import POSE, build_layer
 from benchmarks.models import as_pairs, build_network, loss_of, random_batch
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
@@ -79,9 +80,9 @@ def routing_operations(votes: int, dim: int, inner: int, iterations: int, *, em:
 
 
 def votes_of(case: Case) -> int:
-    """Return the number of votes of a layer."""
+    """Return the number of votes of a layer, or of the layer of a kernel."""
     sizes = case.sizes
-    if case.name == "em_all_parents":
+    if KERNELS.get(case.name, case.name) == "em_all_parents":
         positions = ((sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1) ** 2
         return sizes["batch_size"] * positions * sizes["kernel_size"] ** 2 * sizes["child_types"] * sizes["parents"]
     return sizes.get("rows", sizes.get("batch_size")) * sizes["children"] * sizes["parents"]
@@ -89,7 +90,17 @@ def votes_of(case: Case) -> int:
 
 def count(case: Case) -> Work:
     """Count the work of a case, which is the same for all of its forms."""
-    return _of_layer(case) if case.kind == "layer" else _of_model(case)
+    counters = {"kernel": _of_kernel, "layer": _of_layer, "model": _of_model}
+    return counters[case.kind](case)
+
+
+def _of_kernel(case: Case) -> Work:
+    """Count the work of a kernel by calling it once."""
+    call, inputs = kernels.build_kernel(case.name, torch.device(case.device), case.sizes)
+    result = call()
+    outputs = [result] if isinstance(result, Tensor) else result
+    multiply_adds = kernels.multiply_adds(case.name, votes_of(case), case.sizes)
+    return Work(routing_operations=2 * multiply_adds, full_numbers=_numbers(inputs) + _numbers(outputs))
 
 
 def _of_layer(case: Case) -> Work:

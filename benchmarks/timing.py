@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.cases import FULL, Case, layer_groups, model_groups
+from benchmarks.kernels import build_kernel
 from benchmarks.layers import build_layer, small
 from benchmarks.models import build_step
 from benchmarks.roofline import beside_roofline, measure_roofline
@@ -185,6 +186,8 @@ def read_memory() -> dict[str, int]:
 
 def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """Return the forward pass of a case, and a function of its result for the rest of the step."""
+    if case.kind == "kernel":
+        return build_kernel(case.name, torch.device(case.device), case.sizes)[0], lambda _: None
     if case.kind == "layer":
         if case.device == "cpu" and case.form != "compiled":  # others compile for each size
             forward, inputs = build_layer(case, small(case))  # compiles kernels

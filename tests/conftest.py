@@ -3,8 +3,10 @@
 import gc
 import importlib
 import logging
+import math
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
 """Folders of tests that write no files and run no commands."""
 
 SHAPES_ARE_CHECKED = pytest.StashKey[bool]()
+END_TIME = pytest.StashKey[float]()
+TOO_LATE = "the time of --seconds is over"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-shape", action="store_true", help="check shapes and types in every test; slower by half")
+    parser.addoption("--seconds", type=float, help="begin no test later than this; the last line names those left out")
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
@@ -34,6 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
 
     With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one steals from the end of
     another's. The tests of a file stay together, so that its fixtures are built once, and short tests end the session.
+    Tests of a GPU run in the order of their markers, because a GPU is lent for minutes.
     """
     ranks: dict[Path, int] = {}
     for item in items:
@@ -41,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
         processes = item.get_closest_marker("integration") is not None
         rank = 0 if whole and processes else 1 if processes else 2 if "trained" in item.fixturenames else 4 - whole
         ranks[item.path] = min(ranks.get(item.path, rank), rank)
-    items.sort(key=lambda item: ranks[item.path])
+    items.sort(key=lambda item: (ranks[item.path], order_on_a_gpu(item)))
     seen = set[tuple[object, ...]]()
     for item in items:
         parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
@@ -55,15 +61,48 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     Thousands of other cases would repeat the same checks, which take half of the time.
     """
+    if time.monotonic() > item.config.stash[END_TIME]:
+        pytest.skip(TOO_LATE)
     jaxtyping.config.update("jaxtyping_disable", not item.stash.get(SHAPES_ARE_CHECKED, True))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Cache compositions, which collection needs, too, and collect no garbage while the tests are imported."""
     gc.disable()
+    end_time = time.monotonic() + (config.option.seconds or math.inf)
+    config.stash[END_TIME] = getattr(config, "workerinput", {}).get("end_time", end_time)
     parts = composed_from_parts()
     parts.__enter__()
     config.add_cleanup(lambda: parts.__exit__(None, None, None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the time to workers of pytest-xdist, which start later and have the same clock."""
+    node.workerinput["end_time"] = node.config.stash[END_TIME]
+
+
+def order_on_a_gpu(item: pytest.Item) -> int:
+    """The order that a marker ``gpu`` states, of a case before a test before a file; by default 0."""
+    marker = item.get_closest_marker("gpu")
+    return marker.kwargs.get("order", 0) if marker is not None else 0
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # below the list of reasons
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """With ``--seconds``, end with the tests that did not run."""
+    yield
+    if terminalreporter.config.option.seconds is not None:
+        terminalreporter.write_line(tests_that_ran(terminalreporter.stats))
+
+
+def tests_that_ran(reports: dict[str, list[Any]]) -> str:
+    """Say how many tests ran, and which did not because it was too late; the argument has the reports by outcome."""
+    ran = sum(len(reports.get(outcome, [])) for outcome in ("passed", "failed", "error"))
+    skipped = reports.get("skipped", [])
+    late = [report.nodeid for report in skipped if report.longrepr[2].endswith(TOO_LATE)]
+    text = f"{ran} of {ran + len(skipped)} tests ran"
+    return f"{text}; too late for {', '.join(late)}" if late else text
 
 
 def pytest_collection_finish() -> None:

@@ -154,6 +154,32 @@ def test_work_is_counted_as_by_hand() -> None:
     assert (found["bytes"], found["floor_arithmetic_seconds"]) == (240, pytest.approx(3e-9))
 
 
+@pytest.mark.parametrize("name", cases.KERNELS)
+def test_work_of_a_kernel_is_counted_as_by_hand(name: str) -> None:
+    (case,) = cases.kernel_cases(configuration("gpu", [*SMALL, f"kernels=[{name}]"]))
+    votes, dim = (2 * 4 * 18 * 3, 16) if cases.KERNELS[name] == "em_all_parents" else (2 * 6 * 3, 5)
+    poses, weight, above = 2 * 6 * 4, 6 * 4 * 3 * 5, 2 * 3 * 5  # of dynamic routing
+    windows, em_weight, parents = 8 * 18 * 16, 18 * 3 * 16, 8 * 3 * 16
+    fit = windows + em_weight + 8 * 18 + votes + parents  # its inputs, and their gradients
+    fitted = 8 * 3 + 2 * parents
+    multiply_adds, numbers = {
+        "fit": (votes * (16 * 4 + 4 * 16), fit + fitted + votes),
+        "fit_backward": (2 * votes * (16 * 4 + 4 * 16), 2 * fit + 2 * fitted + votes),
+        "distances": (votes * (16 * 4 + 2 * 16), windows + em_weight + 2 * parents + votes),
+        "softmax_by_child": (0, 2 * votes),
+        "softmax_by_child_backward": (0, 3 * votes),
+        "weighted_sum": (votes * (4 * dim + dim), poses + weight + votes + above),
+        "agreement": (votes * (4 * dim + dim), poses + weight + votes + above),
+        "contraction": (votes * (3 * dim + 2 * 4 * dim), 2 * (poses + weight) + 3 * (votes + above)),
+    }[name]
+    assert roofline.count(case) == Work(routing_operations=2 * multiply_adds, full_numbers=numbers)
+
+
+def test_unknown_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^kernels is \['fits'\]; expected a list of values from fit, fit_backward"):
+        cases.kernel_cases(configuration("gpu", ["kernels=[fits]"]))
+
+
 def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, capsys: Any) -> None:
     bench.main(configuration("bench", [*SMALL, "models=[capsnet]", "out=numbers/bench.json"]))
     shown, numbers = capsys.readouterr().out, json.loads((tmp_path / "numbers" / "bench.json").read_text())
@@ -201,14 +227,22 @@ def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
     kept: dict[str, Any] = {}
-    overrides = [*SMALL, "layers=[dynamic]", "models=[capsnet]", "throughput=[capsnet]", "batches=[1,2]"]
+    overrides = [
+        *SMALL,
+        "kernels=[agreement]",
+        "layers=[dynamic]",
+        "models=[capsnet]",
+        "throughput=[capsnet]",
+        "batches=[1,2]",
+    ]
     gpu.main(configuration("gpu", [*overrides, "backends=[fused,graphs]"]))
-    forms = ["textbook", "fused", "textbook", "fused", "graphs", "fused", "fused"]
+    forms = ["fused", "textbook", "fused", "textbook", "fused", "graphs", "fused", "fused"]
     assert [row["form"] for row in kept["rows"]] == forms
-    assert [number for number, row in enumerate(kept["rows"]) if "error" in row] == [4]
-    assert written == [1, 2, 3, 4, 5, 6, 7]
+    assert [number for number, row in enumerate(kept["rows"]) if "error" in row] == [5]
+    assert written == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert kept["rows"][0]["sizes"] == "batch_size 2, children 6, child_dim 4, parents 3, parent_dim 5, iterations 2"
     gpu.main(configuration("gpu", [*overrides, "backends=[fused]", "limit=-1"]))
-    assert (kept["rows"], len(kept["not_reached"])) == ([], 6)
+    assert (kept["rows"], len(kept["not_reached"])) == ([], 7)
 
 
 @pytest.mark.whole

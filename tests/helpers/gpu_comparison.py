@@ -64,7 +64,7 @@ def compare_order(device: str) -> None:
     """Strided arguments have the same results as contiguous ones, and these are contiguous."""
     from capsule_lab.kernels import gpu
 
-    for kernel in kernels_of(gpu, Sizes(3, 2, 17, 2, 1, 3)).values():
+    for kernel in kernels_of(gpu, CASES["EM"].sizes).values():  # of CASES, so that nothing is compiled twice
         given = [each.to(device) for each in kernel.arguments]
         expected, found = (kernel.call(*arguments) for arguments in (given, map(backwards, given)))
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from capsule_lab.config.compose import compose, options_of
-from capsule_lab.layers import ConvCapsules
+from capsule_lab.layers import ConvCapsules, ConvStack, LinearPrimaryCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.routing.base import LayerInfo, build_routing
@@ -48,19 +48,17 @@ class Shape(NamedTuple):
     columns: int
 
 
-SHAPES = [
-    Shape(5, 72, 5, 4, 4, 4),  # a layer of EMCaps, but for its numbers
-    Shape(3, 72, 10, 1, 8, 16),  # of CapsNet
-    Shape(1, 2, 2, 1, 2, 2),
-    Shape(2, 40, 5, 2, 3, 1),
-    Shape(300, 9, 32, 2, 2, 2),  # more rows and parents than programs
-]
-EDGES = [
-    Shape(rows, block + more, 3, 2, 2, 2)
-    for block in (32, 64, 128, 256, 512, 1024)
-    for rows, more in ((4, -1), (1, 0), (5, 1))
-]
-"""Numbers of children and of rows around the sizes of blocks, which are powers of two."""
+EM_CAPS = Shape(5, 72, 5, 4, 4, 4)  # a layer of EMCaps, but for its numbers
+CAPSNET = Shape(3, 72, 10, 1, 8, 16)
+SMALL = Shape(2, 40, 5, 2, 3, 1)
+MANY = Shape(300, 9, 32, 2, 2, 2)  # more rows and parents than programs
+SHAPES = [EM_CAPS, CAPSNET, SMALL, MANY, Shape(1, 2, 2, 1, 2, 2)]
+EDGES = [Shape(4, 31, 3, 2, 2, 2), Shape(1, 64, 3, 2, 2, 2), Shape(5, 577, 3, 2, 2, 2)]
+"""Numbers of children and of rows around the sizes of blocks: 32, 64, and nine times 64 for a fit. The others are
+tested in Triton's interpreter, because each number of children is compiled anew."""
+COMPARED = ("EM", "float32", "half precision", "no rows")  # of the cases that the interpreter runs
+FIRST = ("dynamic", "em", "em_normalised", "heinsen")  # different kernels; the others use the same
+BY_WORTH = [pytest.param(name, marks=pytest.mark.gpu(order=0 if name in FIRST else 1)) for name in ROUTINGS]
 
 
 @functools.cache
@@ -135,39 +133,67 @@ def check(name: str, backend: str, dtype: torch.dtype, shape: Shape | None, chan
         assert torch.equal(again[key], found[key]), f"{key} of a second call differs ({dtype}, {shape})"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ROUTINGS)
-def test_routing_is_the_reference(name: str, backend: str) -> None:
+@pytest.mark.parametrize("name", BY_WORTH)
+def test_fused_routing_at_the_sizes_of_a_paper(name: str) -> None:
     """Those of Hinton 2018 in a convolutional layer as well, where parents at several positions compete."""
+    for shape in (EM_CAPS, None) if name.startswith("em") else (CAPSNET,):
+        check(name, "fused", F32, shape)
+
+
+@pytest.mark.gpu(order=1)
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_fused_routing_in_float64(name: str) -> None:
+    check(name, "fused", F64, SMALL)
+
+
+@pytest.mark.gpu(order=1)
+@pytest.mark.parametrize("shape", EDGES)
+@pytest.mark.parametrize("name", ["em", "dynamic"])
+def test_fused_routing_at_the_edges_of_blocks(name: str, shape: Shape) -> None:
+    check(name, "fused", F64, shape)
+
+
+@pytest.mark.gpu(order=1)
+@pytest.mark.parametrize("name", ["em", "dynamic"])
+def test_fused_routing_of_many_rows(name: str) -> None:
+    check(name, "fused", F32, MANY)
+
+
+@pytest.mark.gpu(order=1)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "shape"), [("em", EM_CAPS), ("dynamic", CAPSNET)])
+def test_routing_strided_and_in_bfloat16(name: str, shape: Shape, backend: str) -> None:
+    check(name, backend, F32, shape, backwards)
+    check(name, backend, BF16, shape)
+
+
+@pytest.mark.gpu(order=2)
+@pytest.mark.parametrize("backend", ["matmul", "reference"])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_without_kernels(name: str, backend: str) -> None:
     for dtype in (F64, F32):
         for shape in [*SHAPES, *([None] if name.startswith("em") else [])]:
             check(name, backend, dtype, shape)
 
 
-@pytest.mark.parametrize("name", ["em", "dynamic"])
-def test_routing_at_the_edges_of_blocks_strided_and_in_bfloat16(name: str) -> None:
-    for shape in EDGES:
-        check(name, "fused", F64, shape)
-        check(name, "fused", F32, shape)
-    for backend in BACKENDS:
-        check(name, backend, F32, SHAPES[0], backwards)
-        check(name, backend, BF16, SHAPES[0])
-
-
-@pytest.mark.parametrize("name", gpu_comparison.CASES)
+@pytest.mark.gpu(order=2)
+@pytest.mark.parametrize("name", COMPARED)
 def test_kernels_are_those_of_a_cpu(name: str) -> None:
     gpu_comparison.compare(name, "cuda")
 
 
+@pytest.mark.gpu(order=2)
 def test_kernels_in_any_memory_order() -> None:
     gpu_comparison.compare_order("cuda")
 
 
+@pytest.mark.gpu(order=1)
 def test_memory_does_not_grow_with_iterations() -> None:
     peaks = []
     for iterations in (1, 5):
         routing = partial(EMRouting, iterations=iterations, backend="fused")
-        network = EMCaps((2, 32, 32), 5, routing=routing).to(DEVICE)
+        primary, conv = partial(LinearPrimaryCapsules, types=8), partial(ConvStack, types=[8, 8])
+        network = EMCaps((2, 32, 32), 5, primary=primary, conv=conv, routing=routing).to(DEVICE)
         torch.cuda.reset_peak_memory_stats()
         network(torch.randn(16, 2, 32, 32, device=DEVICE)).scores.sum().backward()
         peaks.append(torch.cuda.max_memory_allocated())
