@@ -421,6 +421,8 @@ def test_two_processes_train_like_one(model: list[str], images: int, steps: int,
     ended = python("-m", "capsule_lab.train", *model, *TINY_DATA, "trainer.max_epochs=2", *options, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
+    accumulated = 2 if model is WHOLE_STEP else 1
+    assert f"a step has {images * accumulated} images: 2 processes, data.batch_size={images // 2}, " in ended.out
     assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
 
     one = train(tiny(*options, f"data.batch_size={images}", model=model), tmp_path / "one")
