@@ -157,6 +157,7 @@ class Training:
             log.info("%s on %s", type(self.module.network).__name__, self.data.provenance["name"])
             log.info("writing to %s%s", self.directory, f", continuing {self.checkpoint}" if self.checkpoint else "")
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
+            self.log_batch()
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True
             try:
@@ -169,6 +170,15 @@ class Training:
             finally:
                 callbacks.close_loggers(self.trainer.loggers, failed=failed)
             return self.record(result) if self.trainer.is_global_zero else {}
+
+    def log_batch(self) -> None:
+        """Log how many images a step has, if several processes share it."""
+        processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
+        if processes > 1:
+            log.info(
+                "a step has %d images: %d processes, data.batch_size=%d, trainer.accumulate_grad_batches=%d",
+                *(processes * self.data.batch_size * accumulated, processes, self.data.batch_size, accumulated),
+            )
 
     def fit(self) -> dict[str, Any]:
         """Train; return ``training_result``."""

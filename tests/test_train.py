@@ -403,19 +403,26 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(cli: Cli, 
 
 EM_CAPS = ["model=em_caps", "model.primary.types=4", "model.stem=[[8,5,2],[8,3,2]]"]
 """Batch normalisation in stem, primary capsules and routing."""
+WHOLE_STEP = [*TINY_CAPSNET, "model.decoder=null", "data.mixup=0.2", "callbacks=averaged_weights"]
+WHOLE_STEP += ["trainer.gradient_clip_val=0.1", "trainer.accumulate_grad_batches=2", "loss=cross_entropy_logits"]
+"""What else could differ: mixtures of images, averaged weights, clipping, accumulation."""
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("model", "images", "steps"), [(TINY_CAPSNET, 128, 4), (EM_CAPS, 32, 16)], ids=["capsnet", "em_caps"]
+    ("model", "images", "steps"),
+    [(TINY_CAPSNET, 128, 4), (EM_CAPS, 32, 16), (WHOLE_STEP, 16, 16)],
+    ids=["capsnet", "em_caps", "whole step"],
 )
 def test_two_processes_train_like_one(model: list[str], images: int, steps: int, tiny: Tiny, tmp_path: Path) -> None:
-    """``images`` is the number of images in a step of both processes together."""
+    """``images`` is the number of images in a batch of both processes together."""
     options = ["trainer.precision=32-true", "trainer.limit_val_batches=null", *NO_PICTURES]
     two = ["trainer.devices=2", "trainer.strategy=ddp", f"data.batch_size={images // 2}", "train.directory=two"]
     ended = python("-m", "capsule_lab.train", *model, *TINY_DATA, "trainer.max_epochs=2", *options, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
+    accumulated = 2 if model is WHOLE_STEP else 1
+    assert f"a step has {images * accumulated} images: 2 processes, data.batch_size={images // 2}, " in ended.out
     assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
 
     one = train(tiny(*options, f"data.batch_size={images}", model=model), tmp_path / "one")

@@ -363,12 +363,26 @@ class AbstractModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")
+        if self.trainer.world_size > 1:  # only process 0 writes, but each has seen other images of the epoch
+            checkpoint["metrics_of_processes"] = self.all_gather(checkpoint["metrics"])
         checkpoint["image_counts"] = dict(self.image_counts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.metrics.load_state(checkpoint.get("metrics", {}), self.device)
+        metrics = checkpoint.get("metrics", {})
+        of_processes = checkpoint.get("metrics_of_processes")
+        if of_processes and self.trainer.world_size > 1:
+            metrics = _of_process(of_processes, self.global_rank)
+        self.metrics.load_state(metrics, self.device)
         if self.trainer.state.fn == "fit":  # the weights of a test may be older than the end of training
             self.image_counts = dict(checkpoint.get("image_counts", {}))
+
+
+def _of_process(gathered: Mapping[str, Mapping[str, Tensor]], rank: int) -> dict[str, dict[str, Tensor]]:
+    """Return the states of metrics in process ``rank`` from those of all processes, ``(process, ...)``."""
+    states = {}
+    for name, of_metric in gathered.items():
+        states[name] = {state: values[rank] for state, values in of_metric.items() if rank < len(values)}
+    return states
 
 
 def training_length(

@@ -14,7 +14,7 @@ class SynchronisedBatchNorm(LayerSync):
     Lightning applies it where a run has several processes. Only the class of a module changes: weights and running
     statistics keep their names, and checkpoints do not depend on the number of processes. Unlike torch's
     ``SyncBatchNorm``, it works on every device. Subclasses of torch's modules stay as they are, such as
-    ``routing.BatchNorm``, which needs no plugin.
+    ``routing.batch_norm.BatchNorm``, which needs no plugin.
     """
 
     def apply(self, model: nn.Module) -> nn.Module:

@@ -39,6 +39,21 @@ class WaitsOnce(Callback):
             time.sleep(0.1)
 
 
+class KillOneProcess(Callback):
+    """Kills one process of a run after a step, only the first time; every process writes its id beside ``marker``."""
+
+    def __init__(self, marker: str, rank: int, step: int) -> None:
+        self.marker, self.rank, self.step = Path(marker), rank, step
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        self.marker.with_suffix(f".{trainer.global_rank}").write_text(str(os.getpid()))
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if (trainer.global_rank, trainer.global_step) == (self.rank, self.step) and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class MNISTThatKillsOnce(MNISTDataModule):
     """Kills the first process that tests on these images; later processes are not disturbed."""
 

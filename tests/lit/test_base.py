@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -105,6 +106,30 @@ def test_metric_whose_state_was_loaded_counts_as_updated() -> None:
     metrics.load_state({"train/loss": {"mean_value": torch.tensor(6.0)}}, torch.device("cpu"))
     ((_, metric),) = metrics.of_split("train")
     assert metric.update_called
+
+
+def test_each_process_continues_its_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 writes the checkpoint; without the sums of the other, it would count its own images twice."""
+    modules = [classifier(cross_entropy_loss), classifier(cross_entropy_loss)]
+    for number, lit in enumerate(modules):
+        lit.metrics.update_means("train", {"loss": torch.tensor(number + 1.0)}, images=3)
+        lit._trainer = SimpleNamespace(world_size=2, global_rank=number, state=SimpleNamespace(fn="fit"))
+    states = [lit.metrics.state_of("train") for lit in modules]
+    gathered = torch.utils._pytree.tree_map(lambda *values: torch.stack(values), *states)
+    saved: dict[str, Any] = {}
+    monkeypatch.setattr(modules[0], "all_gather", lambda own: gathered if own == states[0] else None)
+    modules[0].on_save_checkpoint(saved)
+
+    ranks = (0, 1, 2)  # the last is one more than there were
+    restored = [classifier(cross_entropy_loss) for _ in ranks]
+    for rank, lit in zip(ranks, restored, strict=True):
+        lit._trainer = SimpleNamespace(world_size=2, global_rank=rank, state=SimpleNamespace(fn="fit"))
+        lit.on_load_checkpoint(saved)
+    assert [float(lit.metrics.sums("train")[0]) for lit in restored] == [3, 6, 0]
+    alone = classifier(cross_entropy_loss)
+    alone._trainer = SimpleNamespace(world_size=1, global_rank=0, state=SimpleNamespace(fn="fit"))
+    alone.on_load_checkpoint(saved)
+    assert alone.metrics.sums("train")[0] == 3
 
 
 def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float], list[CapsuleOutput]]:
