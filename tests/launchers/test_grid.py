@@ -32,10 +32,19 @@ def test_combinations_has_every_combination_of_values(arguments: list[str], expe
 def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[LocalLauncher, Sequence[Job]]] = []
     monkeypatch.setattr(LocalLauncher, "launch", lambda self, jobs: seen.append((self, jobs)) or {})
-    ended = cli("train", "-m", "seed=3,4", *SMOKE, "launcher=gpus", "hydra.launcher.jobs=7", "train.resume=true")
+    ended = cli(
+        "train",
+        "-m",
+        "seed=3,4",
+        *SMOKE,
+        "launcher=gpus",
+        "hydra.launcher.jobs=7",
+        "hydra.launcher.per_gpu=2",
+        "train.resume=true",
+    )
     assert (ended.status, ended.err) == (0, "")
     ((launcher, jobs),) = seen
-    assert (launcher.jobs, launcher.show) == (7, False)
+    assert (launcher.jobs, launcher.per_gpu, launcher.show) == (7, 2, False)
     for seed, job in enumerate(jobs, 3):
         assert job.arguments == ("-m", "capsule_lab.train", f"seed={seed}", *SMOKE, "train.resume=true")
     assert len({job.fingerprint for job in jobs}) == 2
