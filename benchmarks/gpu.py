@@ -88,7 +88,7 @@ def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
 
 def with_graphs(case: Case) -> Case:
     """Return the case of a fused step as CUDA graphs."""
-    return replace(case, form="graphs", overrides=(*case.overrides, "module.cuda_graphs=true"))
+    return replace(case, form="graphs")
 
 
 def by_batch(config: DictConfig) -> Iterator[Case]:

@@ -19,13 +19,17 @@ from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from benchmarks.cases import FULL, Case, layer_groups, model_groups
 from benchmarks.kernels import build_kernel
 from benchmarks.layers import build_layer, small
-from benchmarks.models import build_step
+from benchmarks.models import Step, build_step, take_step
 from benchmarks.roofline import beside_roofline, measure_roofline
 from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.lit.captured_step import EAGER_STEPS, CapturedStep
+from capsule_lab.lit.optimizers import has_device_values, use_device_values
+from capsule_lab.system import cuda_graphs
 
 PAUSE = 0.05  # ours: OpenMP's threads busy-wait for some milliseconds after work
 
@@ -200,6 +204,8 @@ def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
         return forward, backward
 
     step = build_step(case)
+    if case.form == "graphs":
+        return replayed_passes(step, torch.device(case.device))
 
     def backward_and_update(loss: Any) -> None:
         step.optimizer.zero_grad()
@@ -207,6 +213,30 @@ def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
         step.optimizer.step()
 
     return step.loss, backward_and_update
+
+
+def replayed_passes(step: Step, device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Return the passes of a step as CUDA graphs; an optimizer that cannot be captured runs as it is."""
+    cuda_graphs.use_side_stream(device)
+    use_device_values(step.optimizer, device)
+    for _ in range(EAGER_STEPS):
+        take_step(step)
+
+    def forward() -> tuple[Tensor, Tensor]:
+        loss = step.loss()
+        return loss, loss.detach()
+
+    update = step.optimizer.step if has_device_values(step.optimizer) else None
+    captured = CapturedStep(forward, step.network.parameters(), update, device)
+
+    def backward_and_update(_: Any) -> None:
+        captured.backward()
+        if captured.without_update:
+            step.optimizer.step()
+        else:
+            captured.update()
+
+    return captured.forward, backward_and_update
 
 
 def memory_now(device: torch.device) -> int:

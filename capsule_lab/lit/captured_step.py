@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 UseGraphs = bool | Literal["auto"]
 
-_EAGER_STEPS = 3  # ours: they compile kernels, allocate the optimizer's state, and end those of cuda_graphs.Replayed
+EAGER_STEPS = 3  # ours: they compile kernels, allocate the optimizer's state, and end those of cuda_graphs.Replayed
 
 
 class CapturedStep:
@@ -187,7 +187,7 @@ class StepGraphs:
             key = (cuda_graphs.shapes_of(batch), whole)
             if self._captured is None or key != self._key:
                 self._seen[key] = self._seen.get(key, 0) + 1
-                if self._seen[key] > _EAGER_STEPS:
+                if self._seen[key] > EAGER_STEPS:
                     self._capture(batch, key, values)
                 self._last = batch
                 if key != self._key:

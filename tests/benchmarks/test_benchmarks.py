@@ -13,6 +13,7 @@ import torch
 from benchmarks import __main__ as bench
 from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing
 from benchmarks.cases import Case, configuration
+from benchmarks.recorded_graphs import recorded_graphs
 from benchmarks.roofline import Work
 from capsule_lab.config.compose import options_of
 from capsule_lab.errors import ConfigError, RunError
@@ -254,3 +255,21 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10**8 < row["peak_memory_bytes"] < 10**11
     with timing.Worker("capsnet") as worker, pytest.raises(ConfigError, match=r"^capsnet could not be timed: .*memory"):
         worker.call(os._exit, 1)
+
+
+@pytest.mark.parametrize("model", ["capsnet", "em_caps_small"])
+def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
+    case = next(group[0] for group in cases.model_groups(configuration("bench", [*SMALL, f"models=[{model}]"])))
+    plain, replayed = (models.build_step(replace(case, form="fused")) for _ in range(2))
+    replayed.network.load_state_dict(plain.network.state_dict())
+    with recorded_graphs() as graphs:
+        forward, backward_and_update = timing.replayed_passes(replayed, torch.device("cpu"))
+        for _ in range(2):
+            backward_and_update(forward())
+    assert graphs.replays == 6
+    with recorded_graphs():
+        timing.use_device_values(plain.optimizer, torch.device("cpu"))
+    for _ in range(timing.EAGER_STEPS + 2):
+        models.take_step(plain)
+    for one, other in zip(plain.network.parameters(), replayed.network.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

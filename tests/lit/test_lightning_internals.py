@@ -3,6 +3,7 @@
 import logging
 import signal
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -185,3 +186,61 @@ def test_argument_that_wandb_warns_of_is_dropped(tmp_path: Path) -> None:
     assert "anonymous" in logger._wandb_init
     lightning_internals.drop_anonymous(logger)
     assert "anonymous" not in logger._wandb_init
+
+
+class Skipping(Line):
+    def on_fit_start(self) -> None:
+        lightning_internals.skip_idle_hooks(self.trainer)
+
+
+class OwnHook(L.Callback):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.calls += 1
+
+
+def test_only_hooks_that_do_nothing_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle: list[str] = []
+    monkeypatch.setattr(L.Callback, "on_before_zero_grad", lambda *_: idle.append("called"))
+    own, at = OwnHook(), At("on_before_backward", lambda trainer, _: trainer.global_step)
+    monkeypatch.setitem(globals(), "Line", Skipping)
+    fit(tmp_path, own, at, max_epochs=1)
+    assert idle == []
+    assert own.calls == 8
+    assert at.seen == [*range(8)]
+
+
+def test_profiler_of_a_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Line", Skipping)
+    trainer: Any = fit(tmp_path, max_epochs=1, profiler="simple")
+    assert len(trainer.profiler.recorded_durations["run_training_batch"]) == 8
+    assert type(fit(tmp_path, max_epochs=1).profiler).__name__ == "_NoProfiler"  # type: ignore[attr-defined]
+
+
+def test_arguments_of_a_step_are_those_of_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop: Any = fit(tmp_path, max_epochs=1).fit_loop.epoch_loop
+    theirs = loop._build_kwargs(OrderedDict(), "batch", 3)
+    monkeypatch.setitem(globals(), "Line", Skipping)
+    loop = fit(tmp_path, max_epochs=1).fit_loop.epoch_loop
+    assert loop._build_kwargs(OrderedDict(), "batch", 3) == theirs == {"batch": "batch", "batch_idx": 3}
+
+
+def test_shown_metric_is_one_of_the_callback_metrics(tmp_path: Path) -> None:
+    def show(trainer: L.Trainer, *_: Any) -> float:
+        lightning_internals.show_to_callbacks(trainer, "loss", torch.tensor(2.0))
+        return float(trainer.callback_metrics["loss"])
+
+    at = At("on_train_batch_end", show)
+    trainer = fit(tmp_path, at, max_epochs=1)
+    assert at.seen == [2.0] * 8
+    assert set(trainer.callback_metrics) == {"loss", "val"}
+
+
+def test_name_of_the_current_hook_is_a_plain_attribute() -> None:
+    module = lightning_internals.LightningModule()
+    module._current_fx_name = "training_step"
+    module.layer = torch.nn.Linear(1, 1)
+    assert vars(module)["_current_fx_name"] == "training_step"
+    assert [name for name, _ in module.named_parameters()] == ["layer.weight", "layer.bias"]

@@ -34,3 +34,10 @@ def test_lists_are_averaged_like_single_tensors() -> None:
     averages, others = ([torch.full((2,), start), torch.full((3,), start + 1)] for start in (1.0, 5.0))
     torch_internals.average_lists_(averages, others, torch.tensor(0.75))
     assert [average.tolist() for average in averages] == [[2, 2], [3, 3, 3]]
+
+
+def test_seeded_numbers_are_those_of_manual_seed() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch_internals.seed_generators(5, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), expected)
