@@ -10,11 +10,19 @@ import triton
 import triton.language as tl
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
-from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_program, sizes
-from capsule_lab.kernels.gpu.em import assigned_to, block_votes
+from capsule_lab.kernels.gpu.blocks import (
+    launch,
+    load_children,
+    parents_per_program,
+    tile_children,
+    tile_components,
+    tile_sizes,
+    tile_votes,
+)
+from capsule_lab.kernels.gpu.em import load_assigned
 from capsule_lab.kernels.gpu.votes import votes_backward
 
-BLOCK = 32  # ours, not tuned: one warp, which sums without waiting for others
+LANES = 32  # ours, not tuned: one warp, which sums without waiting for others
 
 
 def fit_backward(
@@ -33,10 +41,9 @@ def fit_backward(
     row, parent = mass.shape
     group = parents_per_program(row, parent)
     launch(
-        _sum_children, (row, triton.cdiv(parent, group)), (*inputs[:4], poses, grad_distances),
-        (assigned, errors, squares), parent,
-        PARENTS=group, BLOCK=BLOCK, LEVELS=log2_dim(inputs.poses, inputs.weight, inner), num_warps=1,
-        **sizes(inputs.poses, inputs.weight, inner),
+        _sum_children, (row, triton.cdiv(parent, group)), (*inputs[:4], poses, grad_outputs.distances),
+        (assigned, errors, squares), parent, inputs.poses.shape[2], group, measured,
+        LANES=LANES, num_warps=1, **tile_sizes(inputs.poses, inputs.weight, inner),
     )  # fmt: skip
     if measured:
         grad_poses = grad_poses - errors * precision
@@ -55,38 +62,41 @@ def fit_backward(
     return FitInputs._make([*grads, grad_previous.to(dtype).contiguous()])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parent", "child", "group"])
 @no_type_check
 def _sum_children(
-    poses, weight, activations, couplings, parents, grad_distances, assigned, errors, squares, parent,
-    PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
+    poses, weight, activations, couplings, parents, grad_distances, assigned, errors, squares,
+    parent, child, group, measured,
+    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, ROW_SLOTS: tl.constexpr,
+    COLUMN_SLOTS: tl.constexpr, LANES: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums shares, ``grad_distances`` times errors and times squared errors for PARENTS parents of a row."""
+    """A program sums shares and, if ``measured``, ``grad_distances`` times errors and times squared errors.
+
+    It does so for ``group`` parents of a row.
+    """
     D: tl.constexpr = ROWS * COLUMNS
     n = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1).to(tl.int64) * PARENTS
-    lane = tl.arange(0, BLOCK)
-    h = tl.arange(0, 1 << LEVELS)
-    poses += n * (ROWS * INNER * CHILD)
-    activations += n * CHILD
-    for k in range(tl.minimum(PARENTS, parent - first)):
-        j = first + k
+    first = tl.program_id(1).to(tl.int64) * group
+    d, exists = tile_components(ROWS, COLUMNS, ROW_SLOTS, COLUMN_SLOTS)
+    poses += n * (ROWS * INNER * child)
+    activations += n * child
+    for j in range(first, tl.minimum(first + group, parent)):
         at = n * parent + j
-        pose = tl.load(parents + at * D + h, mask=h < D, other=0.0).to(NUMBER)
-        total = tl.full([BLOCK], 0.0, NUMBER)
-        error_sums = tl.full([BLOCK, 1 << LEVELS], 0.0, NUMBER)
-        square_sums = tl.full([BLOCK, 1 << LEVELS], 0.0, NUMBER)
-        for block in range(tl.cdiv(CHILD, BLOCK)):
-            i = block * BLOCK + lane
-            total += assigned_to(activations, couplings + at * CHILD, i, CHILD, NUMBER)
-            if grad_distances is not None:
-                entries = weight + j * (INNER * COLUMNS * CHILD)
-                error = block_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER) - pose[None, :]
-                product = load(grad_distances + at * CHILD, i, CHILD, 1, NUMBER)[0][:, None] * error
+        entries = weight + j * (INNER * COLUMNS * child)
+        pose = tl.load(parents + at * D + d, mask=exists, other=0.0).to(NUMBER)
+        total = tl.full([1, LANES], 0.0, NUMBER)
+        error_sums = tl.full([ROW_SLOTS, COLUMN_SLOTS, 1, LANES], 0.0, NUMBER)
+        square_sums = tl.full([ROW_SLOTS, COLUMN_SLOTS, 1, LANES], 0.0, NUMBER)
+        for start in range(0, child, LANES):
+            i = tile_children(start, 1, LANES)
+            total += load_assigned(activations, couplings + at * child, i, child, NUMBER)
+            if measured:
+                votes = tile_votes(poses, entries, i, child, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+                error = votes - pose[:, :, None, None]
+                product = load_children(grad_distances + at * child, i, child, NUMBER)[None, None, :, :] * error
                 error_sums += product
                 square_sums += product * error
-        tl.store(assigned + at, tl.sum(total, 0))
-        if grad_distances is not None:
-            tl.store(errors + at * D + h, tl.sum(error_sums, 0), mask=h < D)
-            tl.store(squares + at * D + h, tl.sum(square_sums, 0), mask=h < D)
+        tl.store(assigned + at, tl.sum(tl.sum(total, 1), 0))
+        if measured:
+            tl.store(errors + at * D + d, tl.sum(tl.sum(error_sums, 3), 2), mask=exists)
+            tl.store(squares + at * D + d, tl.sum(tl.sum(square_sums, 3), 2), mask=exists)
