@@ -4,11 +4,6 @@ Components are a tuple of tensors ``(block,)``. Constants: CHILD, number of chil
 matrices; BLOCK, children processed at a time; KEPT, blocks kept in registers; GROUP, rows of the batch per program;
 PARENTS, parents per program; LEVELS, so that 2^LEVELS is the number of components of a vote rounded up to a power of
 two; NUMBER, the type of all sums.
-
-A *tile* is the other form of a block: one tensor ``(ROW_SLOTS, COLUMN_SLOTS, KEPT, LANES)`` instead of a tuple, with
-the matrix of each vote in the first two dimensions and KEPT * LANES children in the last two. LANES is the number of
-threads of a program, so that a thread holds whole votes. The compiler needs a fraction of the time for it. ROW_SLOTS
-and COLUMN_SLOTS are ROWS and COLUMNS rounded up to powers of two; components beyond are 0.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
@@ -34,17 +29,6 @@ def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
         "COLUMNS": weight.shape[1] // inner,
         "NUMBER": number_type(poses),
     }
-
-
-def tile_sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
-    """Return the constants of kernels that compute tiles, except the number of children."""
-    constants = sizes(poses, weight, inner)
-    del constants["CHILD"]
-    slots = {
-        "ROW_SLOTS": triton.next_power_of_2(constants["ROWS"]),
-        "COLUMN_SLOTS": triton.next_power_of_2(constants["COLUMNS"]),
-    }
-    return constants | slots
 
 
 def number_type(tensor: Tensor) -> Any:
@@ -135,60 +119,3 @@ def store(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CH
     """Store COUNT components of ``count`` children, starting at index FIRST of the tuple."""
     for k in tl.static_range(COUNT):
         tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=i < count)
-
-
-@triton.jit
-@no_type_check
-def tile_children(first, KEPT: tl.constexpr, LANES: tl.constexpr):
-    """Return the numbers of the children of a tile, ``(KEPT, LANES)``.
-
-    The compiler would otherwise give neighbours to one thread, to load them together, and exchange components of votes
-    between threads.
-    """
-    i = first + tl.arange(0, KEPT)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    return tl.max_contiguous(i, [1, 1])
-
-
-@triton.jit
-@no_type_check
-def tile_components(
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_SLOTS: tl.constexpr, COLUMN_SLOTS: tl.constexpr
-):  # fmt: skip
-    """Return the number of each component of a vote, and whether it exists, ``(ROW_SLOTS, COLUMN_SLOTS)``."""
-    r = tl.arange(0, ROW_SLOTS)[:, None]
-    c = tl.arange(0, COLUMN_SLOTS)[None, :]
-    return r * COLUMNS + c, (r < ROWS) & (c < COLUMNS)
-
-
-@triton.jit
-@no_type_check
-def load_tile(pointer, part, exists, i, child, NUMBER: tl.constexpr):
-    """Load the parts ``part``, a matrix, of the children ``i``, ``(*part, *i)``; 0 where nothing exists."""
-    at = (part * child)[:, :, None, None] + i[None, None, :, :]
-    mask = exists[:, :, None, None] & (i < child)[None, None, :, :]
-    return tl.load(pointer + at, mask=mask, other=0.0).to(NUMBER)
-
-
-@triton.jit
-@no_type_check
-def load_children(pointer, i, child, NUMBER: tl.constexpr):
-    """Load a number for each of the children ``i``; 0 beyond the last child."""
-    return tl.load(pointer + i, mask=i < child, other=0.0).to(NUMBER)
-
-
-@triton.jit
-@no_type_check
-def tile_votes(
-    poses, weight, i, child,
-    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, ROW_SLOTS: tl.constexpr,
-    COLUMN_SLOTS: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    """Compute the votes of the children ``i`` for a parent, a tile."""
-    r = tl.arange(0, ROW_SLOTS)[:, None]
-    c = tl.arange(0, COLUMN_SLOTS)[None, :]
-    p = load_tile(poses, r * INNER, r < ROWS, i, child, NUMBER)
-    votes = p * load_tile(weight, c, c < COLUMNS, i, child, NUMBER)
-    for q in tl.static_range(1, INNER):
-        p = load_tile(poses, r * INNER + q, r < ROWS, i, child, NUMBER)
-        votes += p * load_tile(weight, q * COLUMNS + c, c < COLUMNS, i, child, NUMBER)
-    return votes

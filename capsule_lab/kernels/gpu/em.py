@@ -12,14 +12,10 @@ from torch import Tensor
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
 from capsule_lab.kernels.gpu.blocks import (
     launch,
-    load_children,
     number_type,
     parents_per_program,
-    tile_children,
-    tile_components,
-    tile_sizes,
-    tile_votes,
 )
+from capsule_lab.kernels.gpu.tiles import load_children, tile_children, tile_components, tile_sizes, tile_votes
 from capsule_lab.kernels.gpu.votes import sum_components
 
 VOTES_KEPT = 144  # ours: registers of a thread (of 255) for votes; the compiler spills none in the layers of the papers
