@@ -14,18 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import sizes
+from capsule_lab.kernels.gpu.blocks import number_type
 
 
 def tile_sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
-    """Return the constants of kernels that compute tiles, except the number of children."""
-    constants = sizes(poses, weight, inner)
-    del constants["CHILD"]
-    slots = {
-        "ROW_SLOTS": triton.next_power_of_2(constants["ROWS"]),
-        "COLUMN_SLOTS": triton.next_power_of_2(constants["COLUMNS"]),
+    """Return the constants that follow from the arrays, except the number of children."""
+    rows, columns = poses.shape[1] // inner, weight.shape[1] // inner
+    return {
+        "ROWS": rows,
+        "INNER": inner,
+        "COLUMNS": columns,
+        "ROW_SLOTS": triton.next_power_of_2(rows),
+        "COLUMN_SLOTS": triton.next_power_of_2(columns),
+        "NUMBER": number_type(poses),
     }
-    return constants | slots
 
 
 @triton.jit
