@@ -69,7 +69,7 @@ def test_interpreted_routing(interpreter: ProcessPoolExecutor) -> None:
 KERNEL_NAMES = {
     "_fit",
     "_fit_in_passes",
-    "_sum_children",
+    "_parent_gradients",
     "_sum_components",
     "_grad_poses",
     "_grad_weight",
