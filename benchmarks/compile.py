@@ -28,13 +28,11 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.driver import driver
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 
 HOPPER = GPUTarget("cuda", 90, 32)
-KINDS = {type(None): "i32", int: "i32", bool: "u1"}
-POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int64: "*i64"}
 LINE = "{:34} {:18} {:>7} {:>6} {:>9} {:>6} {:>6} {:>12} {:>5} {:>5}\n"
 
 
@@ -78,6 +76,19 @@ class Report(NamedTuple):
     instructions: Counter[str]
 
 
+class Driver:
+    """What Triton asks a driver for in order to compile, without a GPU."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
 class Compiler:
     """Compiles kernels for Hopper in place of launching them.
 
@@ -87,6 +98,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
+        self.kernels: list[Any] = []
 
     @contextmanager
     def in_place_of_launching(self, gpu: ModuleType) -> Iterator[None]:
@@ -96,39 +108,32 @@ class Compiler:
                 stack.enter_context(patch.object(module, "launch", self.compile))
             yield
 
-    def compile(
-        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any
-    ) -> None:
-        """Compile ``kernel`` as Triton would for these arguments, see ``capsule_lab.kernels.gpu.blocks.launch``."""
-        signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
-        for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
-            signature[name] = KINDS.get(type(value)) or POINTERS[value.dtype]
-            is_one = type(value) is int and value == 1 and name not in kernel.do_not_specialize
-            if value is None or is_one:
-                signature[name], constexprs[name] = "constexpr", value
-        in_order = {name: signature[name] for name in kernel.arg_names}
-        aligned = {
-            (n,): [["tt.divisibility", 16]] for n, kind in enumerate(in_order.values()) if kind.startswith("*")
-        }  # as torch allocates
-        source = ASTSource(kernel, in_order, constexprs=constexprs, attrs=aligned)
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
-        self.reports.append(compile_for_hopper(source, options))
+    def compile(self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, **constants: Any) -> None:
+        """Compile ``kernel`` for these arguments, see ``capsule_lab.kernels.gpu.blocks.launch``."""
+        if kernel not in self.kernels:
+            kernel.device_caches.clear()  # what this process has compiled before
+            self.kernels.append(kernel)
+        types = [tensor if tensor is None else tensor.dtype for tensor in (*given, *out)]  # aligned as torch allocates
+        self.reports.append(compile_for_hopper(kernel, *types, *numbers, **constants, enable_fp_fusion=True))
 
 
-def compile_for_hopper(source: ASTSource, options: dict[str, Any]) -> Report:
-    """Compile ``source``, or read it from Triton's cache."""
+def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report:
+    """Compile ``kernel`` for arguments, types in place of tensors, unless Triton has done so."""
     events: list[dict[str, Any]] = []
-    with patch.object(triton.knobs.compilation, "listener", lambda **event: events.append(event)):
+    with (
+        patch.object(driver, "_active", Driver()),  # private, read from Triton 3.8
+        patch.object(triton.knobs.compilation, "listener", lambda **event: events.append(event)),
+    ):
         start_time = processor_seconds()
-        compiled = triton.compile(source, target=HOPPER, options=options)
+        compiled = kernel.warmup(*arguments, grid=(1,), **constants)
         seconds = processor_seconds() - start_time
-    stages = dict(events[-1]["times"].lowering_stages)
+    times = events[0]["times"] if events else None
     code = compiled.asm["cubin"]
     used = resources(code)
     return Report(
-        kernel=compiled.metadata.name,
-        seconds=0.0 if events[-1]["cache_hit"] else seconds,
-        layouts=stages.get("ttgir", 0) / max(events[-1]["times"].total, 1),
+        kernel=kernel.fn.__name__,
+        seconds=seconds if times else 0.0,
+        layouts=dict(times.lowering_stages)["ttgir"] / times.total if times else 0.0,
         registers=used["REG"],
         spilled=used["STACK"],
         shared=used["SHARED"],
@@ -202,19 +207,20 @@ def _small(numbers, sums, COUNT: tl.constexpr):
 
 
 def small_kernel(count: int = 1) -> Report:
-    """Compile the fixed kernel; a ``count`` of its own compiles it anew. The first call also starts the compiler."""
-    signature = {"numbers": "*fp32", "sums": "*fp32", "COUNT": "constexpr"}
-    return compile_for_hopper(ASTSource(_small, signature, constexprs={"COUNT": count}), {"num_warps": 4})
+    """Compile the fixed kernel; another ``count`` compiles it anew. The first call also starts the compiler."""
+    _small.device_caches.clear()
+    return compile_for_hopper(_small, torch.float32, torch.float32, COUNT=count, num_warps=4)
 
 
 def papers_kernels(gpu: ModuleType) -> Iterator[tuple[str, Report]]:
     """Yield layer and report of every kernel of ``PAPERS``, one layer after another."""
+    compiler = Compiler()
     for name, layer in PAPERS.items():
-        compiler = Compiler()
         with compiler.in_place_of_launching(gpu):
             launch_all(gpu, layer, em=name != "CapsNet", dynamic=name == "CapsNet")
         for report in compiler.reports:
             yield name, report
+        compiler.reports.clear()
 
 
 def main() -> None:
