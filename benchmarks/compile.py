@@ -180,8 +180,9 @@ def launch_all(gpu: ModuleType, layer: Layer, *, em: bool, dynamic: bool) -> Non
             gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, distances), inner, 0.0, 5e-4)
         gpu.distances(poses, weight, parents, parents, inner)
         windows = torch.arange(child).expand(4, child)  # every position sees all children
-        shares = gpu.softmax_by_child(empty(4 * row, parent, child), windows, child)
-        gpu.softmax_by_child_backward(shares, shares, windows, child)
+        shares = gpu.softmax_by_child(empty(4 * row, parent, child), windows, child)  # of the first iteration
+        gpu.e_step_by_child(empty(4 * row, parent), shares, windows, child)
+        gpu.e_step_by_child_backward(shares, shares, windows, child)
     if dynamic:
         gpu.weighted_sum(poses, weight, couplings, inner)
         gpu.agreement(poses, weight, parents, inner)

@@ -29,7 +29,8 @@ from benchmarks import compile as compiling
 from benchmarks.compile import Compiler, Layer, launch_all, papers_kernels, small_kernel
 from tests.helpers import gpu_comparison
 
-KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child"]
+KERNELS = ["agreement", "contraction", "distances", "e_step_by_child", "e_step_by_child_backward", "fit"]
+KERNELS += ["fit_backward", "softmax_by_child"]
 KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 
 

@@ -10,12 +10,17 @@ so that computing votes needs no exchange between threads, and loads are contigu
 compute in float32. Sums do not depend on the order of programs: results are the same in every run.
 """
 
-from capsule_lab.kernels.gpu.child_softmax import softmax_by_child, softmax_by_child_backward
+from capsule_lab.kernels.gpu.child_softmax import (
+    e_step_by_child,
+    e_step_by_child_backward,
+    softmax_by_child,
+    softmax_by_child_backward,
+)
 from capsule_lab.kernels.gpu.dynamic import agreement, contraction, weighted_sum
 from capsule_lab.kernels.gpu.em import distances, fit
 from capsule_lab.kernels.gpu.em_backward import fit_backward
 
 __all__ = [
-    "agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child", "softmax_by_child_backward",
-    "weighted_sum",
+    "agreement", "contraction", "distances", "e_step_by_child", "e_step_by_child_backward", "fit", "fit_backward",
+    "softmax_by_child", "softmax_by_child_backward", "weighted_sum",
 ]  # fmt: skip

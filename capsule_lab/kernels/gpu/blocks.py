@@ -46,6 +46,11 @@ def parents_per_program(row: int, parent: int) -> int:
     return max(1, min(parent, row * parent // PROGRAMS))
 
 
+def padded(number: int) -> int:
+    """Return the next power of two; the dimensions of Triton's tensors are powers of two."""
+    return 1 << (number - 1).bit_length()
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -119,3 +124,68 @@ def store(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CH
     """Store COUNT components of ``count`` children, starting at index FIRST of the tuple."""
     for k in tl.static_range(COUNT):
         tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=i < count)
+
+
+@triton.jit
+@no_type_check
+def children_from(first, BLOCK: tl.constexpr):
+    """Return the numbers of BLOCK children from ``first`` on, one per thread.
+
+    Without the hint, the compiler gives a thread four neighbours to load at once, and then exchanges them between
+    threads, because the sums that follow have one child per thread.
+    """
+    return tl.max_contiguous(first + tl.arange(0, BLOCK), 1)
+
+
+@triton.jit
+@no_type_check
+def load_child(pointer, i, child, NUMBER: tl.constexpr):
+    """Load a number for each of the children ``i``; 0 beyond the last child."""
+    return tl.load(pointer + i, mask=i < child, other=0.0).to(NUMBER)
+
+
+@triton.jit
+@no_type_check
+def load_components(pointer, i, child, COUNT: tl.constexpr, NUMBER: tl.constexpr):
+    """Load COUNT components, consecutive in memory, of the children ``i``, a tuple of tensors ``(block,)``."""
+    components = ()
+    for k in tl.static_range(COUNT):
+        components = components + (tl.load(pointer + (k * child + i), mask=i < child, other=0.0).to(NUMBER),)
+    return components
+
+
+@triton.jit
+@no_type_check
+def load_tile(
+    pointer, i, child, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr,
+    NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Load COUNT components FIRST, FIRST + STEP, ... of the children ``i``, ``(PADDED, block)``, padded with 0."""
+    k = tl.arange(0, PADDED)
+    exists = (k < COUNT)[:, None] & (i < child)[None, :]
+    offset = (FIRST + k * STEP)[:, None] * child + i[None, :]
+    return tl.load(pointer + offset, mask=exists, other=0.0).to(NUMBER)
+
+
+@triton.jit
+@no_type_check
+def load_columns(
+    pointer, i, child, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """Load the columns of a matrix ``(ROWS, COLUMNS)`` of each child, a tuple of tensors ``(PADDED, block)``."""
+    columns = ()
+    for k in tl.static_range(COLUMNS):
+        columns = columns + (load_tile(pointer, i, child, k, COLUMNS, ROWS, PADDED, NUMBER),)
+    return columns
+
+
+@triton.jit
+@no_type_check
+def load_matrix_rows(
+    pointer, i, child, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """Load the rows of a matrix ``(ROWS, COLUMNS)`` of each child, a tuple of tensors ``(PADDED, block)``."""
+    rows = ()
+    for k in tl.static_range(ROWS):
+        rows = rows + (load_tile(pointer, i, child, k * COLUMNS, 1, COLUMNS, PADDED, NUMBER),)
+    return rows
