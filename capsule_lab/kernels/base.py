@@ -13,6 +13,7 @@ class Normalise(Protocol):
     """Function from log-couplings to couplings ``(batch, parent, child)``, see ``capsule_lab.routing.Normaliser``."""
 
     rows_per_image: int
+    by_child: tuple[Tensor, int] | None
 
     def __call__(self, log_couplings: Tensor, /) -> Tensor:
         """Compute couplings in plain torch."""

@@ -133,7 +133,7 @@ class _EMStep(torch.autograd.Function):
         if log_height is None or old_distances is None:
             couplings = _first_couplings(normalise, poses, weight)
         else:
-            couplings = normalise.fused(log_height.unsqueeze(2) - old_distances)
+            couplings = _couplings(normalise, log_height, old_distances)
         mass, parents, variances, distances = ops.fit(poses, weight, activations, couplings, previous, *options)
         ctx.save_for_backward(
             poses, weight, activations, previous, mass, parents, variances, log_height, old_poses, old_variances
@@ -153,23 +153,60 @@ class _EMStep(torch.autograd.Function):
             couplings = _first_couplings(ctx.normalise, poses, weight)
         else:
             old_distances = ops.distances(poses, weight, old_poses, old_variances, options[0])
-            with torch.enable_grad():
-                logs = log_height.detach().requires_grad_().unsqueeze(2) - old_distances
-                couplings = ctx.normalise.fused(logs)
-                of_logs = get_gradient_edge(logs)  # the values are not needed any more
-            del logs, old_distances
+            couplings, gradient = _couplings_with_gradient(ctx.normalise, log_height, old_distances)
+            del old_distances
         fitted = mass, parents, variances
         to_fitted = [torch.zeros_like(value) if to is None else to for value, to in zip(fitted, of_fitted, strict=True)]
         to_distances = mass.new_empty(*mass.shape, 0) if to_distances is None else to_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
-            poses, weight, activations, couplings.detach(), previous, *fitted, *to_fitted, to_distances, *options
+            poses, weight, activations, couplings, previous, *fitted, *to_fitted, to_distances, *options
         )
-        to_height = to_logs = None
-        if log_height is not None and couplings.requires_grad:
-            (to_logs,) = torch.autograd.grad(couplings, of_logs, to_couplings, materialize_grads=True)
-            del couplings, to_couplings
-            to_height, to_logs = to_logs.sum(2), to_logs.neg_()
-        return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
+        to_height = to_old_distances = None
+        if log_height is not None:
+            del couplings
+            to_height, to_old_distances = gradient(to_couplings)
+        return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_old_distances
+
+
+def _couplings(normalise: Normalise, log_height: Tensor, distances: Tensor) -> Tensor:
+    """Compute couplings from the log-couplings ``log_height - distances``, without a tensor of these."""
+    if normalise.by_child is None:
+        return normalise.fused(log_height.unsqueeze(2) - distances)
+    return ops.e_step_by_child(log_height, distances, *normalise.by_child)
+
+
+def _couplings_with_gradient(
+    normalise: Normalise, log_height: Tensor, distances: Tensor
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor | None, Tensor | None]]]:
+    """Return ``_couplings`` and a function from their gradient to those of ``log_height`` and ``distances``."""
+    if normalise.by_child is None:
+        return _autograd_couplings(normalise, log_height, distances)
+    by_child = normalise.by_child
+    couplings = ops.e_step_by_child(log_height, distances, *by_child)
+
+    def gradient(to_couplings: Tensor) -> tuple[Tensor, Tensor]:
+        to_distances = ops.e_step_by_child_backward(couplings, to_couplings, *by_child)
+        return to_distances.sum(2).neg_(), to_distances
+
+    return couplings, gradient
+
+
+def _autograd_couplings(
+    normalise: Normalise, log_height: Tensor, distances: Tensor
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor | None, Tensor | None]]]:
+    """Return the same for a normaliser whose gradient only autograd knows."""
+    with torch.enable_grad():
+        logs = log_height.detach().requires_grad_().unsqueeze(2) - distances
+        couplings = normalise.fused(logs)
+        of_logs = get_gradient_edge(logs)  # the values are not needed any more
+
+    def gradient(to_couplings: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if not couplings.requires_grad:
+            return None, None
+        (to_logs,) = torch.autograd.grad(couplings, of_logs, to_couplings, materialize_grads=True)
+        return to_logs.sum(2), to_logs.neg_()
+
+    return couplings.detach(), gradient
 
 
 def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Tensor:

@@ -184,3 +184,23 @@ def _softmax_gradient(ctx: Any, grad_couplings: Tensor) -> tuple[Tensor | None, 
 
 
 softmax_by_child.register_autograd(_softmax_gradient, setup_context=_keep_softmax)
+
+
+@custom_op("capsule_lab::e_step_by_child", mutates_args=())
+def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
+    """Compute ``softmax_by_child`` of ``log_height - distances``; ``log_height`` is ``[n j]``. Has no autograd."""
+    return _kernels(distances).e_step_by_child(log_height, distances, child, children)
+
+
+@e_step_by_child.register_fake
+def _(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
+    return distances.new_empty(distances.shape)
+
+
+@custom_op("capsule_lab::e_step_by_child_backward", mutates_args=())
+def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+    """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
+    return _kernels(couplings).e_step_by_child_backward(couplings, grad_couplings, child, children)
+
+
+e_step_by_child_backward.register_fake(_like_first)

@@ -48,6 +48,10 @@ class AllParents(WindowNormaliser):
     Children outside all windows, at the edge of a grid that the stride does not divide, have no couplings.
     """
 
+    def __init__(self, windows: Windows) -> None:
+        super().__init__(windows)
+        self.by_child = windows.child, windows.child_count
+
     def fused(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
         couplings = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
         return self(log_couplings) if couplings is None else couplings

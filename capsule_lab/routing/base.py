@@ -38,6 +38,9 @@ class Normaliser:
 
     rows_per_image: int = 1
     """Number of rows of the batch that depend on each other: the positions of a convolutional layer."""
+    by_child: tuple[Tensor, int] | None = None
+    """If couplings are a softmax over all entries of an image that belong to a child, the arguments ``child`` and
+    ``children`` of ``capsule_lab.kernels.child_softmax``. Kernels may then compute couplings from other arrays."""
 
     def __init__(self, *, leaky: bool = False) -> None:
         self.leaky = leaky

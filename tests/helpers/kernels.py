@@ -88,6 +88,14 @@ def kernels_of(
     def slow_sum(equation: str) -> Callable[..., Tensor]:
         return lambda poses, weight, given: torch.einsum(equation, given, dense_votes(poses, weight, inner))
 
+    log_height = draw(row * len(WINDOWS), parent, seed=9)
+
+    def e_step(log_height: Tensor, distances: Tensor) -> Tensor:
+        return kernels.e_step_by_child(log_height, distances, WINDOWS.to(distances.device), CHILDREN)
+
+    def e_step_backward(shares: Tensor, given: Tensor) -> Tensor:
+        return kernels.e_step_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN)
+
     return {
         "fit": Kernel(
             lambda *tensors: kernels.fit(FitInputs(*tensors), options), partial(slow_fit, options=options), inputs
@@ -114,6 +122,14 @@ def kernels_of(
         "softmax_by_child_backward": Kernel(
             lambda shares, given: kernels.softmax_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN),
             lambda shares, given: gradients(slow_softmax, (shares.log(),), [given])[0],
+            (slow_softmax(logs), grad_shares),
+        ),
+        "e_step_by_child": Kernel(
+            e_step, lambda height, distances: slow_softmax(height[:, :, None] - distances), (log_height, logs)
+        ),
+        "e_step_by_child_backward": Kernel(
+            e_step_backward,
+            lambda shares, given: -gradients(slow_softmax, (shares.log(),), [given])[0],
             (slow_softmax(logs), grad_shares),
         ),
     }  # fmt: skip

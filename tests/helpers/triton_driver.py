@@ -1,25 +1,10 @@
 """Triton without a GPU: it specialises and compiles kernels for Hopper, but runs none."""
 
-from typing import Any
-
 import pytest
 from triton.runtime.driver import driver
 
+from benchmarks.compile import Driver
 from capsule_lab.kernels import gpu
-from tests.helpers.hopper import HOPPER
-
-
-class Driver:
-    """What Triton asks a driver for in order to compile."""
-
-    def get_current_target(self) -> Any:
-        return HOPPER
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return device
 
 
 def use_driver(monkeypatch: pytest.MonkeyPatch) -> None:

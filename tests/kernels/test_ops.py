@@ -40,6 +40,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "contraction": (POSES, WEIGHT, [COUPLINGS, COUPLINGS], [PARENTS, VARIANCES], INNER),
     "softmax_by_child": (COUPLINGS, CHILD_AT, 7),
     "softmax_by_child_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
+    "e_step_by_child": (MASS, COUPLINGS, CHILD_AT, 7),
+    "e_step_by_child_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
 }
 WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "softmax_by_child"}
 OPERATORS = {name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)}

@@ -9,12 +9,17 @@ a *row* is an image, or one position of an image in a convolutional layer. A vot
 with a pose's entry ``[r, q]`` and a weight's ``[q, c]``, ``V[r, c] = sum_q P W``.
 """
 
-from capsule_lab.kernels.cpu.child_softmax import softmax_by_child, softmax_by_child_backward
+from capsule_lab.kernels.cpu.child_softmax import (
+    e_step_by_child,
+    e_step_by_child_backward,
+    softmax_by_child,
+    softmax_by_child_backward,
+)
 from capsule_lab.kernels.cpu.dynamic import agreement, contraction, weighted_sum
 from capsule_lab.kernels.cpu.em import distances, fit
 from capsule_lab.kernels.cpu.em_backward import fit_backward
 
 __all__ = [
-    "agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child", "softmax_by_child_backward",
-    "weighted_sum",
+    "agreement", "contraction", "distances", "e_step_by_child", "e_step_by_child_backward", "fit", "fit_backward",
+    "softmax_by_child", "softmax_by_child_backward", "weighted_sum",
 ]  # fmt: skip

@@ -27,6 +27,16 @@ def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: 
     return _for_each_image(_softmax_backward, [couplings, grad_couplings], child, children)
 
 
+def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
+    """Compute the couplings of the log-couplings ``log_height - distances``; ``log_height`` is ``(row, parent)``."""
+    return softmax_by_child(log_height.unsqueeze(2) - distances, child, children)
+
+
+def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+    """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
+    return softmax_by_child_backward(couplings, grad_couplings, child, children).neg_()
+
+
 def _for_each_image(compute: Any, tensors: list[Tensor], child: Tensor, children: int) -> Tensor:
     """Run ``compute`` on parts of the images; its result has the shape of ``tensors[0]``."""
     result = tensors[0].new_empty(tensors[0].shape)

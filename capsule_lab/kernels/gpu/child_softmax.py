@@ -7,7 +7,7 @@ Plain torch sums over the positions of a child by ``index_add``, whose order on 
 from __future__ import annotations
 
 import functools
-from typing import Any, no_type_check
+from typing import Any, cast, no_type_check
 
 import torch
 import triton
@@ -22,23 +22,34 @@ TOGETHER = 8  # ours: concurrent loads of a thread, to hide the latency of memor
 
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """See ``capsule_lab.kernels.cpu.child_softmax``."""
-    return _for_each_child(_softmax, [log_couplings], child, children)
+    return _for_each_child(_softmax, [log_couplings, None], child, children)
 
 
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Compute the gradient of the log-couplings."""
-    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children)
+    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=False)
 
 
-def _for_each_child(kernel: Any, given: list[Tensor], child: Tensor, children: int) -> Tensor:
-    """Launch ``kernel`` on tensors ``(image * position, parent, place)``; its result has the same shape."""
-    (positions, places), (rows, parent, _) = child.shape, given[0].shape
-    result = given[0].new_empty(given[0].shape)
+def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
+    """See ``capsule_lab.kernels.cpu.child_softmax``."""
+    return _for_each_child(_softmax, [distances, log_height], child, children)
+
+
+def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+    """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
+    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=True)
+
+
+def _for_each_child(kernel: Any, given: list[Tensor | None], child: Tensor, children: int, **constants: bool) -> Tensor:
+    """Launch ``kernel``; the first of ``given`` and the result are ``(image * position, parent, place)``."""
+    like = cast("Tensor", given[0])
+    (positions, places), (rows, parent, _) = child.shape, like.shape
+    result = like.new_empty(like.shape)
     order, starts = _entries(child, 0 if child.is_inference() else child._version, children, parent)
     launch(
         kernel, (rows // positions, triton.cdiv(children, BLOCK)), (*given, order, starts), [result],
         positions, parent, children, places,
-        BLOCK=BLOCK, TOGETHER=TOGETHER, NUMBER=number_type(result), num_warps=WARPS,
+        BLOCK=BLOCK, TOGETHER=TOGETHER, NUMBER=number_type(result), num_warps=WARPS, **constants,
     )  # fmt: skip
     return result
 
@@ -79,14 +90,30 @@ def is_entry(exists, j, parent, TOGETHER: tl.constexpr):
     return exists[None, :] & (j + tl.arange(0, TOGETHER) < parent)[:, None]
 
 
+@triton.jit
+@no_type_check
+def load_logs(given, log_height, at, places, j, exists, other, NUMBER: tl.constexpr):
+    """Load log-couplings of the parents from ``j`` on; with ``log_height``, ``given`` are distances."""
+    if log_height is None:
+        logs = tl.load(given + j * places + at, mask=exists, other=other).to(NUMBER)
+    else:
+        height = tl.load(log_height + j + at // places, mask=exists, other=other).to(NUMBER)
+        logs = height - tl.load(given + j * places + at, mask=exists, other=0.0).to(NUMBER)
+    return logs
+
+
 @triton.jit(do_not_specialize=["positions", "parent", "children", "places"])
 @no_type_check
 def _softmax(
-    log_couplings, order, starts, couplings, positions, parent, children, places,
+    log_couplings, log_height, order, starts, couplings, positions, parent, children, places,
     BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program reads all entries of a block of children of one image twice."""
-    image = tl.program_id(0).to(tl.int64) * positions * parent * places
+    """A program reads all entries of a block of children of one image twice; ``log_height``: see ``load_logs``."""
+    image = tl.program_id(0).to(tl.int64) * positions * parent
+    log_couplings += image * places
+    couplings += image * places
+    if log_height is not None:
+        log_height += image
     first, count = entry_range(starts, children, BLOCK)
     largest = tl.full([BLOCK], float("-inf"), NUMBER)
     total = tl.full([BLOCK], 0.0, NUMBER)
@@ -94,7 +121,7 @@ def _softmax(
         at = offsets(order, first + n, n < count, places, TOGETHER)
         for j in range(0, parent, TOGETHER):
             exists = is_entry(n < count, j, parent, TOGETHER)
-            logs = tl.load(log_couplings + (image + j * places) + at, mask=exists, other=float("-inf")).to(NUMBER)
+            logs = load_logs(log_couplings, log_height, at, places, j, exists, float("-inf"), NUMBER)
             new_largest = tl.maximum(largest, tl.max(logs, 0))
             shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
             total = total * tl.exp(largest - shift) + tl.sum(tl.exp(logs - shift[None, :]), 0)
@@ -103,18 +130,21 @@ def _softmax(
         at = offsets(order, first + n, n < count, places, TOGETHER)
         for j in range(0, parent, TOGETHER):
             exists = is_entry(n < count, j, parent, TOGETHER)
-            logs = tl.load(log_couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
+            logs = load_logs(log_couplings, log_height, at, places, j, exists, 0.0, NUMBER)
             shares = tl.exp(logs - largest[None, :]) / total[None, :]
-            tl.store(couplings + (image + j * places) + at, shares, mask=exists)
+            tl.store(couplings + j * places + at, shares, mask=exists)
 
 
 @triton.jit(do_not_specialize=["positions", "parent", "children", "places"])
 @no_type_check
 def _softmax_backward(
     couplings, grad_couplings, order, starts, grad_logs, positions, parent, children, places,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
+    NEGATIVE: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program subtracts from the gradient of a child's couplings its mean weighted by the couplings."""
+    """A program subtracts from the gradient of a child's couplings its mean weighted by the couplings.
+
+    NEGATIVE: return the gradient of the negative log-couplings.
+    """
     image = tl.program_id(0).to(tl.int64) * positions * parent * places
     first, count = entry_range(starts, children, BLOCK)
     mean = tl.full([BLOCK], 0.0, NUMBER)
@@ -131,4 +161,5 @@ def _softmax_backward(
             exists = is_entry(n < count, j, parent, TOGETHER)
             shares = tl.load(couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
             gradients = tl.load(grad_couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
-            tl.store(grad_logs + (image + j * places) + at, shares * (gradients - mean[None, :]), mask=exists)
+            difference = mean[None, :] - gradients if NEGATIVE else gradients - mean[None, :]
+            tl.store(grad_logs + (image + j * places) + at, shares * difference, mask=exists)
