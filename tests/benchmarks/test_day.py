@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,30 @@ def test_steps_that_fail_or_take_too_long_do_not_stop_the_next(
     assert "sleeps: its time ended\n" in shown
 
 
+SAVES = """
+import signal, sys, time
+from pathlib import Path
+def save(*_):
+    Path(sys.argv[1], "saved").touch()
+    sys.exit(0 if sys.argv[2] == "ends" else time.sleep(60))
+signal.signal(signal.SIGINT, save)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("after", ["ends", "hangs"])
+def test_step_whose_time_ends_may_save_before_it_is_killed(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(day, "PATIENCE", 1.0)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "saves.py").write_text(SAVES)
+    start_time = time.monotonic()
+    assert not day.main(day_of(tmp_path, saves=f"saves {{folder}} {after}"), ["saves:2"])
+    assert members(tmp_path / "out" / "saves.tar.gz") == ["saves/log.txt", "saves/saved"]
+    assert time.monotonic() - start_time < 50
+
+
 def test_steps_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
     assert not day.main(day_of(tmp_path, "limit=0", late=ONCE), ["late:9"])
     (result,) = json.loads((tmp_path / "out" / "day.json").read_text())["steps"]
@@ -118,10 +143,20 @@ def test_arguments_are_overrides_or_steps() -> None:
 
 def test_prepared_list_fits_into_its_limits() -> None:
     config = options.load(["day"], [], [])
+    seconds = []
     for part in config.parts.values():
         steps = [day.step_of(word, config.steps) for word in part]
         assert len(steps) + 3 <= 8  # files that a machine gives back: with day.json and the kernels in two
-        assert sum(step.seconds + day.PATIENCE for step in steps) <= config.limit
+        seconds.append(sum(step.seconds + day.PATIENCE for step in steps))
+    assert max(seconds) <= config.limit
+    assert sum(seconds) <= (15 - 2) * 60  # without the start of the machine
+
+
+def test_documented_list_is_the_prepared_one() -> None:
+    config = options.load(["day"], [], [])
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    documented = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)
+    assert [":".join(row) for row in documented] == [word for part in config.parts.values() for word in part]
 
 
 @pytest.mark.whole
@@ -190,6 +225,25 @@ def test_tests_that_did_not_run_are_named() -> None:
     reports = {"passed": [1, 2], "failed": [3], "skipped": [late, other], "deselected": [4]}
     assert conftest.tests_that_ran(reports) == "3 of 5 tests ran; too late for a.py::late"
     assert conftest.tests_that_ran({"passed": [1]}) == "1 of 1 tests ran"
+
+
+class Item:
+    """Stands in for a test with a marker ``gpu``."""
+
+    fixturenames = ()
+
+    def __init__(self, file: str, **order: int) -> None:
+        self.path, self.originalname, self.stash = Path(file), file, pytest.Stash()
+        self.markers = {"gpu": pytest.mark.gpu(**order).mark}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.markers.get(name)
+
+
+def test_most_telling_tests_of_a_gpu_are_first(pytestconfig: pytest.Config) -> None:
+    last, first, second, another_first = items = [Item("a", order=2), Item("a"), Item("a", order=1), Item("b", order=0)]
+    conftest.pytest_collection_modifyitems(pytestconfig, items)
+    assert items == [first, another_first, second, last]
 
 
 def test_no_test_begins_after_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
