@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing
+from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing, traffic
 from benchmarks.cases import Case, configuration
 from benchmarks.roofline import Work
 from capsule_lab.config.compose import options_of
@@ -220,3 +220,15 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10**8 < row["peak_memory_bytes"] < 10**11
     with timing.Worker("capsnet") as worker, pytest.raises(ConfigError, match=r"^capsnet could not be timed: .*memory"):
         worker.call(os._exit, 1)
+
+
+def test_traffic_counts_arguments_and_results_once(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = torch.zeros(2, 3)
+    with traffic.Traffic() as counted:
+        (numbers[:, :1] + numbers.T.T).neg()
+    assert counted.calls == {"add": 1, "neg": 1}
+    assert counted.moved == {"add": 4 * (2 + 6 + 6), "neg": 4 * (6 + 6)}
+    traffic.main(configuration("bench", [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"]))
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("em_caps_small (fused, bf16-mixed), batch ")
+    assert any(row.endswith(" fit_backward") for row in rows)
