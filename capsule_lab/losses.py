@@ -243,12 +243,12 @@ def l2_loss(
         raise TypeError(
             f"l2_loss received a tensor {tuple(parameters.shape)}; expected several, such as network.parameters()"
         )
-    return weight * sum((_half_squared(kernel) for kernel in parameters if kernel.ndim > 1), torch.zeros(()))
+    return weight * _half_squares(*(kernel for kernel in parameters if kernel.ndim > 1))
 
 
 @float32_under_autocast
-def _half_squared(kernel: Tensor) -> Tensor:
-    return 0.5 * kernel.square().sum()  # 0.5: so that its gradient is the kernel
+def _half_squares(*kernels: Tensor) -> Tensor:
+    return sum((0.5 * kernel.square().sum() for kernel in kernels), torch.zeros(()))  # gradients are the kernels
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:

@@ -64,8 +64,13 @@ class Windows(nn.Module):
 
     @checks_shapes
     def poses(self, poses: Float[Tensor, "batch {self.child_count} dim"]) -> Float[Tensor, "window place dim"]:
-        """Return the poses of the children of each window; windows are ordered (image, position)."""
-        return self._unfold(poses).reshape(-1, self.places, poses.shape[2])
+        """Return the poses of the children of each window; windows are ordered (image, position).
+
+        In memory the components of a window's children follow each other, ``(window, dim, place)``, as the fused
+        kernels read them, so that poses are copied once.
+        """
+        components_first = self._unfold(poses).movedim(-1, 3)  # [b h' w' dim kh kw type]
+        return components_first.reshape(-1, poses.shape[2], self.places).transpose(1, 2)
 
     @checks_shapes
     def activations(self, activations: Float[Tensor, "batch {self.child_count}"]) -> Float[Tensor, "window place"]:

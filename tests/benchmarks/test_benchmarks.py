@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing
+from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing, traffic
 from benchmarks.cases import Case, configuration
 from benchmarks.recorded_graphs import recorded_graphs
 from benchmarks.roofline import Work
@@ -273,3 +273,15 @@ def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
         models.take_step(plain)
     for one, other in zip(plain.network.parameters(), replayed.network.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_traffic_counts_arguments_and_results_once(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = torch.zeros(2, 3)
+    with traffic.Traffic() as counted:
+        (numbers[:, :1] + numbers.T.T).neg()
+    assert counted.calls == {"add": 1, "neg": 1}
+    assert counted.moved == {"add": 4 * (2 + 6 + 6), "neg": 4 * (6 + 6)}
+    traffic.main(configuration("bench", [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"]))
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("em_caps_small (fused, bf16-mixed), batch ")
+    assert any(row.endswith(" fit_backward") for row in rows)

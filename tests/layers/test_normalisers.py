@@ -49,6 +49,16 @@ def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
+def test_poses_of_windows_are_copied_once() -> None:
+    """Fused kernels read ``(window, dim, place)``; that order needs no second copy."""
+    windows = build(GEOMETRIES[1])
+    poses = torch.randn(BATCH, windows.child_count, 4)
+    found = windows.poses(poses)
+    assert found.transpose(1, 2).is_contiguous()
+    expected = torch.stack([image[field] for image in poses for field in fields(GEOMETRIES[1])])
+    assert torch.equal(found, expected)
+
+
 def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
     """Sum of the couplings of each child that has parents, over all positions, ``(batch, child)``."""
     child = torch.tensor(fields(geometry)).flatten()
