@@ -166,8 +166,7 @@ def test_prepared_list_composes_and_ends_in_time() -> None:
         module, *arguments = day.step_of(f"{name}:100", {name: text}).command(100, Path("folder"))[2:]
         if module.startswith("capsule_lab.") and name not in ("train", "table"):
             command = module.rpartition(".")[2]
-            given = [argument for argument in arguments if not argument.startswith("hydra.launcher.")]
-            composed = compose(command, for_hydra(given, FOR_SWEEP) if command == "sweep" else given)
+            composed = compose(command, for_hydra(arguments, FOR_SWEEP) if command == "sweep" else arguments)
             check(composed)
             seconds = budget_seconds(composed.budget) if command == "sweep" else time_limit(composed.trainer)
             assert seconds == 100 - day.RESERVE

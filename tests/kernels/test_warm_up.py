@@ -4,13 +4,14 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
@@ -23,8 +24,9 @@ from capsule_lab.kernels.gpu import blocks
 from capsule_lab.kernels.gpu.blocks import Launch
 from capsule_lab.kernels.gpu.warm_up import compile_ahead
 from capsule_lab.layers import ConvStack, LinearPrimaryCapsules, PrimaryCapsules
-from capsule_lab.lit.warm_up import first_step
+from capsule_lab.lit.warm_up import compile_kernels, first_step
 from capsule_lab.networks import CapsNet, EMCaps
+from capsule_lab.networks.base import AbstractImageNetwork
 from tests.helpers.gpu_comparison import fused_by_gpu
 from tests.helpers.triton_driver import forget_kernels, use_driver
 
@@ -33,7 +35,7 @@ SMALL: dict[str, Any] = {
     "primary": partial(LinearPrimaryCapsules, types=8),
     "conv": partial(ConvStack, types=(16, 16)),
 }
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
+NETWORKS: dict[str, Callable[[], AbstractImageNetwork]] = {
     "CapsNet": lambda: CapsNet((1, 28, 28), 10, channels=8),
     "EMCaps 32": lambda: EMCaps((2, 32, 32), 5),
     "EMCaps 64/8/16/16": lambda: EMCaps((2, 32, 32), 5, **SMALL),
@@ -44,7 +46,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The kernels of a GPU for tensors on the CPU, compiled for Hopper and not run."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(blocks, "start", blocks.run)
+    monkeypatch.setattr(blocks, "start", compile_for_tensors)
     monkeypatch.setattr(blocks, "run", compile_for_tensors)
     use_driver(monkeypatch)
     with fused_by_gpu():
@@ -69,8 +71,8 @@ class Compilations(list[str]):
         return object()
 
 
-def step(network: nn.Module) -> None:
-    first_step(network, torch.zeros(2, *network.image_shape))  # type: ignore[arg-type]
+def step(network: AbstractImageNetwork) -> None:
+    first_step(network, torch.zeros(2, *network.image_shape))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -172,3 +174,22 @@ def test_a_launch_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     started.set()
     launch_softmax()
     assert events == ["compiled", "launched"]
+
+
+def test_a_fit_on_a_gpu_compiles_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations = Compilations()
+    zeros = torch.zeros
+    monkeypatch.setattr(triton.compiler, "compile", compilations)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None: zeros(*shape))  # there is no GPU
+    trainer = Mock(datamodule=Mock(batch_size=2), precision_plugin=Mock(forward_context=nullcontext))
+    network = NETWORKS["CapsNet"]()
+    compile_kernels(Mock(trainer=trainer, network=network, device=torch.device("cuda")))
+    launch_softmax()  # waits
+    assert len(compilations) == 5
+
+
+@pytest.mark.parametrize(("device", "batch_size"), [("cpu", 2), ("cuda", None)])
+def test_another_fit_does_not(device: str, batch_size: int | None) -> None:
+    trainer = Mock(datamodule=Mock(batch_size=batch_size))
+    compile_kernels(Mock(trainer=trainer, network=None, device=torch.device(device)))
+    assert blocks.start is compile_for_tensors

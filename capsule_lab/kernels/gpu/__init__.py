@@ -1,8 +1,9 @@
 """Fused routing on a GPU, compiled by Triton: votes are not materialised but computed in registers where needed.
 
 ``blocks`` and ``tiles`` contain shared functions, ``votes`` sums over vote components and the gradient of votes;
-``em``, ``em_backward``, ``dynamic`` and ``child_softmax`` contain the operators. Block sizes are fixed and not
-tuned: they are chosen so that the compiler spills no registers in the layers of the papers.
+``em``, ``em_backward``, ``dynamic`` and ``child_softmax`` contain the operators; ``warm_up`` compiles the kernels of a
+step before the step. Block sizes are fixed and not tuned: they are chosen so that the compiler spills no registers in
+the layers of the papers.
 
 Arrays are as in ``capsule_lab.kernels.cpu``: poses ``(row, rows * inner, child)``, weights
 ``(parent, inner * columns, child)``, couplings ``(row, parent, child)``. A thread holds all components of its children,

@@ -1,9 +1,10 @@
 """Functions shared by all kernels: load a block of children, compute its votes, and launch kernels.
 
-Components are a tuple of tensors ``(block,)``. Constants: CHILD, number of children; ROWS, INNER and COLUMNS of the
-matrices; BLOCK, children processed at a time; KEPT, blocks kept in registers; GROUP, rows of the batch per program;
-PARENTS, parents per program; LEVELS, so that 2^LEVELS is the number of components of a vote rounded up to a power of
-two; NUMBER, the type of all sums.
+Components are a tuple of tensors ``(block,)`` or, to compile faster, a tile ``(components, block)`` whose first
+dimension is padded to a power of two; a thread holds all components of its children in both. Constants: CHILD, number
+of children; ROWS, INNER and COLUMNS of the matrices; BLOCK, children processed at a time; KEPT, blocks kept in
+registers; GROUP, rows of the batch per program; PARENTS, parents per program; LEVELS, so that 2^LEVELS is the number of
+components of a vote rounded up to a power of two; NUMBER, the type of all sums.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
