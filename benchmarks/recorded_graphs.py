@@ -19,8 +19,11 @@ from capsule_lab.system import cuda_graphs
 
 R = TypeVar("R")
 
-READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.nonzero.default")
+READS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave.Tensor")
 """Operators that wait for the device, so that they cannot be captured."""
+
+COPIES = "lift_fresh"
+"""The operator of ``torch.tensor``, which waits for a copy of numbers of Python to the device."""
 
 
 UNDECLARED = ("running_mean", "running_var")
@@ -46,7 +49,9 @@ class Recorder(TorchDispatchMode):
         self.own: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(function) in READS:
+        name = str(function).removeprefix("aten.")
+        masks = [value for value in tree_leaves(args) if isinstance(value, Tensor) and value.dtype == torch.bool]
+        if name.startswith((*READS, COPIES)) or (masks and name.startswith("index")):
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({function})")
         kwargs = kwargs or {}
         named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs

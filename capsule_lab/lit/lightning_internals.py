@@ -38,6 +38,7 @@ HARMLESS_WARNINGS = (
     ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # torchmetrics has synchronised them
     ".*Grad strides do not match bucket view strides.*",  # 1x1 kernels in channels_last: same memory
     ".*AccumulateGrad node's stream does not match.*",  # CUDA graphs are captured on another stream
+    ".*This instance was constructed with capturable=True.*",  # the first steps run before the capture
     ".*across ranks is zero. Please make sure this was your intention.*",
 )
 """Regular expressions of warnings about intended behaviour."""
