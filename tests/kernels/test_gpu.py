@@ -165,6 +165,23 @@ def test_resources_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found[name] for name in ("REG", "STACK", "SHARED")] == [96, 8, 1024]
 
 
+@pytest.mark.slow
+def test_votes_with_coordinates_spill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of EMCaps' class capsules, where weights have four more rows for the coordinates."""
+    from capsule_lab.kernels import gpu
+
+    compiler = Compiler(gpu, monkeypatch)
+    empty = partial(torch.empty, device="meta")
+    poses, weight, parents = empty(64, 32, 512), empty(5, 32, 512), empty(64, 5, 16)
+    gpu.distances(poses, weight, parents, parents, 8)
+    gpu.votes.votes_backward(
+        poses, weight, empty(64, 5, 1, 512), empty(64, 5, 4, 16), 8,
+        activations=empty(64, 512), grad_distances=empty(64, 5, 512), grad_mass=empty(64, 5),
+    )  # fmt: skip
+    assert len(compiler.reports) == 3
+    assert [report for report in compiler.reports if report.spilled] == []
+
+
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("capsule_lab.kernels.gpu")]:
         monkeypatch.delitem(sys.modules, name)

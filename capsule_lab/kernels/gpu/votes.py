@@ -31,6 +31,7 @@ from capsule_lab.kernels.gpu.blocks import (
 WARP = 32  # children of the smallest program
 ROWS_PER_PROGRAM = 4  # a program loads a weight once for this many rows
 REGISTERS = 168  # limit for a thread where it suffices: a multiprocessor of Hopper holds 12 such warps, not 8
+MOST_PRODUCTS = 64  # limit of sums of products that a program keeps per child
 MOST_BYTES = 256  # limit of bytes that a program of two children per thread keeps per child
 MOST_LOADED = 16  # components of parents that a thread loads at once; the compiler distributes 32 over threads
 
@@ -88,13 +89,15 @@ def votes_backward(
     else:
         grads += [activations.new_empty(activations.shape), by_child.new_empty(row, parent, child)]
         grad_assigned = grad_mass + (coefficients[:, :, 0] * coefficients[:, :, 2]).sum(2)
+        products = tile["ROWS"] * weight.shape[1] <= MOST_PRODUCTS
         launch(
             _grad_poses_of_fit, (row, triton.cdiv(child, WARP)),
             (poses, weight, by_child, coefficients, activations, grad_distances, grad_assigned), tuple(grads),
             parent, child,
-            ROWS_PADDED=padded(tile["ROWS"]), BLOCK=WARP, num_warps=1, maxnreg=REGISTERS, **tile,
+            PRODUCTS=products, ROWS_PADDED=padded(tile["ROWS"]), BLOCK=WARP, num_warps=1,
+            maxnreg=REGISTERS if products else None, **tile,
         )  # fmt: skip
-    block = _block_size(poses, poses.shape[1] + weight.shape[1])
+    block = _block_size(poses, poses.shape[1] + 2 * weight.shape[1])
     programs = triton.cdiv(child, block), parent
     length = _rows_per_program(row, programs[0] * parent)
     number = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -201,14 +204,14 @@ def load_fit(coefficients, d, exists, D: tl.constexpr):
 def _grad_poses_of_fit(
     poses, weight, couplings, coefficients, activations, grad_distances, grad_mass,
     grad_poses, grad_activations, grad_couplings, parent, child,
-    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PADDED: tl.constexpr,
-    COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+    PRODUCTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """A program sums over all parents for a block of children of one row.
 
-    It adds the products of all components, ``(rows, columns, block)`` for each q, and sums over columns once at the
-    end: a sum over columns for each parent would be additions that are not part of a product. ``grad_mass`` includes
-    the gradient of the assigned shares that is the same for all children.
+    With PRODUCTS, it adds the products of all components, ``(rows, columns, block)`` for each q, and sums over columns
+    once at the end: a sum over columns for each parent would be additions that are not part of a product.
+    ``grad_mass`` includes the gradient of the assigned shares that is the same for all children.
     """
     D: tl.constexpr = ROWS * COLUMNS
     H: tl.constexpr = ROWS * INNER
@@ -220,9 +223,12 @@ def _grad_poses_of_fit(
     exists = (r < ROWS)[:, None] & (c < COLUMNS)[None, :]
     p = load_columns(poses + n * H * child, i, child, ROWS, INNER, ROWS_PADDED, NUMBER)
     activation = load_child(activations + n * child, i, child, NUMBER)
-    products = ()
+    sums = ()
     for _ in tl.static_range(INNER):
-        products = products + (tl.zeros([ROWS_PADDED, COLUMNS_PADDED, BLOCK], NUMBER),)
+        if PRODUCTS:
+            sums = sums + (tl.zeros([ROWS_PADDED, COLUMNS_PADDED, BLOCK], NUMBER),)
+        else:
+            sums = sums + (tl.zeros([ROWS_PADDED, BLOCK], NUMBER),)
     grad_activation = tl.zeros([BLOCK], NUMBER)
     for j in range(parent):
         at = n * parent + j
@@ -241,15 +247,18 @@ def _grad_poses_of_fit(
         gradient = tl.load(grad_mass + at) - 0.5 * twice
         grad_activation += gradient * coupling
         tl.store(grad_couplings + at * child + i, gradient * activation, mask=i < child)
-        new_products = ()
+        new_sums = ()
         for q in tl.static_range(INNER):
-            new_products = new_products + (products[q] + grad_votes * w[q][None, :, :],)
-        products = new_products
+            product = grad_votes * w[q][None, :, :]
+            product = product if PRODUCTS else tl.sum(product, 1)
+            new_sums = new_sums + (sums[q] + product,)
+        sums = new_sums
         weight += INNER * COLUMNS * child
     exists = (r < ROWS)[:, None] & (i < child)[None, :]
     for q in tl.static_range(INNER):
         offset = (r * INNER + q)[:, None] * child + i[None, :]
-        tl.store(grad_poses + n * H * child + offset, tl.sum(products[q], 1), mask=exists)
+        total = tl.sum(sums[q], 1) if PRODUCTS else sums[q]
+        tl.store(grad_poses + n * H * child + offset, total, mask=exists)
     tl.store(grad_activations + n * child + i, grad_activation, mask=i < child)
 
 
