@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,12 +26,16 @@ def compile_kernels(module: Any) -> None:
     from capsule_lab.kernels.gpu.warm_up import compile_ahead  # imports Triton, which only a GPU needs
 
     images = torch.zeros(batch_size, *module.network.image_shape, device=module.device)
-    with module.trainer.precision_plugin.forward_context():
-        compile_ahead(partial(first_step, module.network, images))
+    autocast = module.trainer.precision_plugin.forward_context
+    compile_ahead(partial(first_step, module.network, images, autocast))
 
 
-def first_step(network: nn.Module, images: Tensor) -> None:
-    """Compute forward and backward pass of a copy of ``network``."""
+def first_step(
+    network: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> None:
+    """Compute the forward pass of a copy of ``network`` in ``autocast``, and the backward pass outside of it."""
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices), torch.enable_grad():
-        copy.deepcopy(network).train()(images).scores.sum().backward()
+        with autocast():
+            scores = copy.deepcopy(network).train()(images).scores
+        scores.sum().backward()

@@ -75,19 +75,28 @@ def step(network: AbstractImageNetwork) -> None:
     first_step(network, torch.zeros(2, *network.image_shape))
 
 
+def train_step(network: AbstractImageNetwork, *, half: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        scores = network(torch.rand(2, *network.image_shape)).scores
+    scores.square().sum().backward()
+
+
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_is_what_the_first_step_launches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_what_the_first_step_launches(name: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Triton's own keys, in memory and on disk."""
     compilations = Compilations()
     monkeypatch.setattr(triton.compiler, "compile", compilations)
     network = NETWORKS[name]()
-    compile_ahead(lambda: step(network))
-    step(network)
+    images = torch.zeros(2, *network.image_shape)
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=half)
+    compile_ahead(partial(first_step, network, images, autocast))
+    train_step(network, half=half)
     ahead = sorted(compilations)
     assert len(set(ahead)) == len(ahead) > 3
     forget_kernels()
     compilations.clear()
-    step(network)
+    train_step(network, half=half)
     assert sorted(compilations) == ahead
 
 
