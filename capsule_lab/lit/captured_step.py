@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.lit.lightning_internals import run_closure
 from capsule_lab.lit.optimizers import has_device_values
-from capsule_lab.system import cuda_graphs
+from capsule_lab.system import cuda_graphs, torch_internals
 from capsule_lab.types import Batch
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ class StepGraphs:
 
     def stop(self, device: torch.device) -> None:
         """End a ``fit``, and free the memory of the graphs."""
-        if self.enabled:
-            cuda_graphs.use_default_stream(device)
+        cuda_graphs.use_default_stream(device)
         self.enabled = False
         self._forget()
 
@@ -195,42 +194,52 @@ class StepGraphs:
         self.step = self._captured
 
     def _capture(self, batch: Batch, key: tuple[Any, ...], values: Mapping[str, float]) -> None:
-        module, trainer = self._module[0], self._module[0].trainer
+        """Capture the step for a batch of this shape, or note that it cannot be captured."""
+        module = self._module[0]
         self._captured = self.step = None  # frees their memory
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
-        static: Batch = batch if is_static else cuda_graphs.copied(batch)
-        self._batch = static
-        device = trainer.strategy.root_device
+        self._batch = batch if is_static else cuda_graphs.copied(batch)
         # float64: together with float32 they are rounded where numbers of Python would be
-        on_device = functools.partial(torch.tensor, dtype=torch.float64, device=device)
+        on_device = functools.partial(torch.tensor, dtype=torch.float64, device=module.trainer.strategy.root_device)
         self._schedule = {name: on_device(value) for name, value in values.items()}
         self._values = dict(values)
+        module.scheduled_routing.set({**values, **module.scheduled_routing.real_numbers(self._schedule)})
+        try:
+            self._captured = self._captured_step()
+        except Exception as error:  # of any kind, from a network or a loss of the user's
+            self._give_up(error)
+            return
+        finally:
+            module.scheduled_routing.set(values)
+        self._key = key
+        if self._captured.without_update:
+            log.info("the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200])
+
+    def _captured_step(self) -> CapturedStep:
+        module, trainer = self._module[0], self._module[0].trainer
+        if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
+            raise RuntimeError("the network has hooks, which a graph would not call")
 
         def forward() -> tuple[Tensor, Tensor]:
+            assert self._batch is not None
             with trainer.precision_plugin.train_step_context():
-                terms = module.captured_terms(static, self._schedule)
+                terms = module.captured_terms(self._batch, self._schedule)
             self._names = list(terms)
             return terms["loss"], torch.stack([term.detach() for term in terms.values()])
 
         (optimizer,) = trainer.optimizers
-        module.scheduled_routing.set({**values, **module.scheduled_routing.real_numbers(self._schedule)})
-        try:
-            update = functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
-            self._captured = CapturedStep(forward, module.network.parameters(), update, device)
-            self._key = key
-        except Exception as error:  # of any kind, from a network or a loss of the user's
-            self.enabled = False
-            if self.use is True:
-                raise ConfigError(
-                    f"a step of {type(module.network).__name__} cannot be captured as CUDA graphs: "
-                    f"{one_line(error)[:300]}; set module.cuda_graphs=false"
-                ) from error
-            log.info("training steps run without CUDA graphs: %s", one_line(error)[:200])
-            return
-        finally:
-            module.scheduled_routing.set(values)
-        if self._captured.without_update:
-            log.info("the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200])
+        update = functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
+        return CapturedStep(forward, module.network.parameters(), update, trainer.strategy.root_device)
+
+    def _give_up(self, error: Exception) -> None:
+        self.enabled = False
+        reason = one_line(error)
+        if self.use is True:
+            raise ConfigError(
+                f"a step of {type(self._module[0].network).__name__} cannot be captured as CUDA graphs: "
+                f"{reason[:300]}; set module.cuda_graphs=false"
+            ) from error
+        log.info("training steps run without CUDA graphs: %s", reason[:200])
 
     def forward(self, batch: Batch, values: Mapping[str, float]) -> dict[str, Tensor]:
         """Replay the forward pass; return the terms of the loss in memory of their own."""

@@ -46,6 +46,18 @@ def average_lists_(averages: list[torch.Tensor], others: list[torch.Tensor], sta
     torch._foreach_add_(averages, torch._foreach_mul(others, 1 - stays))
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether Python functions are called in the passes of a module: hooks of modules or of parameters."""
+    of_modules = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(
+        getattr(owner, name, None)
+        for owners, names in ((module.modules(), of_modules), (module.parameters(), of_parameters))
+        for owner in owners
+        for name in names
+    )
+
+
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the generators of the CPU and of ``device`` as ``torch.manual_seed`` does.
 

@@ -236,6 +236,21 @@ def test_loss_that_cannot_be_captured_runs_as_it_is_or_is_named(
     assert differences(plain, graphed) == []
 
 
+@pytest.mark.parametrize("register", ["module", "parameter"])
+def test_hooks_of_a_network_are_called_in_every_step(
+    register: str, fake: type[RecordedGraph], caplog: pytest.LogCaptureFixture
+) -> None:
+    lit, calls = cnn(), []
+    if register == "module":
+        lit.network.register_forward_hook(lambda *_: calls.append(1))
+    else:
+        next(lit.network.parameters()).register_hook(lambda _: calls.append(1))
+    with caplog.at_level(logging.INFO):
+        fit(lit, batches(), limit_val_batches=0)
+    assert len(calls) == 18
+    assert "training steps run without CUDA graphs: the network has hooks, which a graph would not call" in caplog.text
+
+
 def test_batches_of_another_size_run_as_they_are(fake: type[RecordedGraph]) -> None:
     given = [*batches(), batch(4, size=9)]
     plain, graphed = em_caps(logits_cross_entropy_loss, cuda_graphs=False), em_caps(logits_cross_entropy_loss)
