@@ -17,8 +17,8 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -259,11 +259,10 @@ def main(config: DictConfig) -> None:
         check_writable(Path(str(config.out)))  # fails before the work starts
     torch.set_num_threads(1)
     build.quiet_lightning_logs()
-    logging.getLogger("capsule_lab.data").setLevel(logging.ERROR)  # the stand-in is intended
     rows = []
-    for name in config.models:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of plain Lightning: about missing workers, loggers and validation
+    with warnings.catch_warnings(), without_warnings_of_data():
+        warnings.simplefilter("ignore")  # of plain Lightning: about missing workers, loggers and validation
+        for name in config.models:
             rows += measure(config, name)
     report = {"loops": rows}
     hardware = environment.hardware(torch.device("cpu"))
@@ -271,6 +270,18 @@ def main(config: DictConfig) -> None:
     if config.out:
         extra = {"hardware": hardware, "host": to_container(config), **environment.of_this_process()}
         files.write_record(Path(config.out), {**report, **extra})
+
+
+@contextmanager
+def without_warnings_of_data() -> Iterator[None]:
+    """Do not log that the data is a stand-in, which is intended."""
+    logger = logging.getLogger("capsule_lab.data")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def measure(config: DictConfig, name: str) -> list[dict[str, Any]]:

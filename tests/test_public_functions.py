@@ -144,6 +144,7 @@ INTERNAL = {
     "em_costs.activate": "a step of em_routing, which checks",
     "functional.check_label_count": "a check itself",
     "functional.truncated_normal_": "any tensor",
+    "batch_norm.batch_norm_of_all_processes": "what BatchNorm computes where a run has several processes",
     "base.prior_of_every_child": "a step of routings, which check",
 }
 EXAMPLES = [each for each in public_functions() if each.name not in INTERNAL and annotations(each)]
