@@ -20,7 +20,8 @@ import triton.compiler
 from triton import knobs
 
 from capsule_lab.kernels import gpu
-from capsule_lab.kernels.gpu import blocks
+from capsule_lab.kernels.em_arguments import FitInputs, FitOptions
+from capsule_lab.kernels.gpu import blocks, warm_up
 from capsule_lab.kernels.gpu.blocks import Launch
 from capsule_lab.kernels.gpu.warm_up import compile_ahead
 from capsule_lab.layers import ConvStack, LinearPrimaryCapsules, PrimaryCapsules
@@ -114,6 +115,20 @@ def test_is_found_on_disk() -> None:
         forget_kernels()
         step(network)
     assert hits[count:] == [True] * count
+
+
+def test_compiles_once_for_both_booleans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton uses their type; at the same time, it would compile the kernel twice."""
+    pool = Mock()
+    inputs = FitInputs(*(torch.zeros(shape) for shape in ((1, 4, 3), (2, 4, 3), (1, 3), (1, 2, 3), (1, 2, 4))))
+    monkeypatch.setattr(warm_up, "ThreadPoolExecutor", lambda *_, **__: pool)
+
+    def fit_twice() -> None:
+        for measure in (False, True):
+            gpu.fit(inputs, FitOptions(2, 0.0, 5e-4, 1e-7, measure))
+
+    compile_ahead(fit_twice)
+    assert pool.submit.call_count == 1
 
 
 def test_changes_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

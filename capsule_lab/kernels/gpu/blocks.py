@@ -153,9 +153,11 @@ def children_from(first, BLOCK: tl.constexpr):
     """Return the numbers of BLOCK children from ``first`` on, one per thread.
 
     Without the hint, the compiler gives a thread four neighbours to load at once, and then exchanges them between
-    threads, because the sums that follow have one child per thread.
+    threads, because the sums that follow have one child per thread. The hint says that addresses are not aligned for
+    that. A hint that children are not neighbours would do, too, but not before Triton 3.7: 3.6 then distributes
+    components, not children, over threads.
     """
-    return tl.max_contiguous(first + tl.arange(0, BLOCK), 1)
+    return tl.multiple_of(first + tl.arange(0, BLOCK), 1)
 
 
 @triton.jit

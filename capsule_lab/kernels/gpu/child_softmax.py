@@ -78,9 +78,14 @@ def entry_range(starts, children, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def offsets(order, entry, exists, places, TOGETHER: tl.constexpr):
-    """Return where in an image the entries of the first TOGETHER parents are, ``(TOGETHER, block)``."""
+    """Return where in an image the entries of the first TOGETHER parents are, ``(TOGETHER, block)``.
+
+    With the hint, which may be untrue because a thread has one child, Triton 3.6 distributes children, not parents,
+    over threads, as later versions do without it. ``load_logs`` has another one.
+    """
     first = tl.load(order + entry, mask=exists, other=0)
-    return first[None, :] + (tl.arange(0, TOGETHER) * places)[:, None]
+    at = first[None, :] + (tl.arange(0, TOGETHER) * places)[:, None]
+    return tl.max_contiguous(at, [1, first.shape[0]])
 
 
 @triton.jit
@@ -97,7 +102,8 @@ def load_logs(given, log_height, at, places, j, exists, other, NUMBER: tl.conste
     if log_height is None:
         logs = tl.load(given + j * places + at, mask=exists, other=other).to(NUMBER)
     else:
-        height = tl.load(log_height + j + at // places, mask=exists, other=other).to(NUMBER)
+        row = tl.max_contiguous(at // places, [1, at.shape[1]])
+        height = tl.load(log_height + j + row, mask=exists, other=other).to(NUMBER)
         logs = height - tl.load(given + j * places + at, mask=exists, other=0.0).to(NUMBER)
     return logs
 

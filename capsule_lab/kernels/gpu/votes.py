@@ -243,7 +243,7 @@ def _grad_poses_of_fit(
         if grad_distances is not None:
             grad_distance = load_child(grad_distances + at * child, i, child, NUMBER)
             grad_votes -= grad_distance * (precision[:, :, None] * gap)
-        twice = tl.sum(tl.sum(gap * (slope + beta[:, :, None]), 0), 0)
+        twice = tl.sum(tl.sum(gap * (slope + beta[:, :, None]), 1), 0)
         gradient = tl.load(grad_mass + at) - 0.5 * twice
         grad_activation += gradient * coupling
         tl.store(grad_couplings + at * child + i, gradient * activation, mask=i < child)

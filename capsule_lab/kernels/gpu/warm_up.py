@@ -52,7 +52,8 @@ class _Background:
         tensors = (*launch.given, *launch.out)
         arguments = (*(tensor if tensor is None else tensor.dtype for tensor in tensors), *launch.numbers)
         parameters = launch.kernel.params
-        key = [value for value, to in zip(arguments, parameters, strict=False) if not to.do_not_specialize]
+        values = [value for value, to in zip(arguments, parameters, strict=False) if not to.do_not_specialize]
+        key = [bool if isinstance(value, bool) else value for value in values]  # Triton uses the type of a boolean
         name = f"{launch.kernel.__name__} {key} {launch.constants}"
         if name not in self.compilations:
             device = torch.cuda.current_device() if torch.cuda.is_available() else -1
