@@ -166,18 +166,19 @@ def test_resources_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_votes_with_coordinates_spill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_with_coordinates_spill_nothing() -> None:
     """Of EMCaps' class capsules, where weights have four more rows for the coordinates."""
     from capsule_lab.kernels import gpu
 
-    compiler = Compiler(gpu, monkeypatch)
+    compiler = Compiler()
     empty = partial(torch.empty, device="meta")
     poses, weight, parents = empty(64, 32, 512), empty(5, 32, 512), empty(64, 5, 16)
-    gpu.distances(poses, weight, parents, parents, 8)
-    gpu.votes.votes_backward(
-        poses, weight, empty(64, 5, 1, 512), empty(64, 5, 4, 16), 8,
-        activations=empty(64, 512), grad_distances=empty(64, 5, 512), grad_mass=empty(64, 5),
-    )  # fmt: skip
+    with compiler.in_place_of_launching(gpu):
+        gpu.distances(poses, weight, parents, parents, 8)
+        gpu.votes.votes_backward(
+            poses, weight, empty(64, 5, 1, 512), empty(64, 5, 4, 16), 8,
+            activations=empty(64, 512), grad_distances=empty(64, 5, 512), grad_mass=empty(64, 5),
+        )  # fmt: skip
     assert len(compiler.reports) == 3
     assert [report for report in compiler.reports if report.spilled] == []
 
