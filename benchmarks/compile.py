@@ -50,6 +50,7 @@ class Layer(NamedTuple):
 PAPERS = {
     "EMCaps 32, windows": Layer(64 * 36, 32, 288),
     "EMCaps 32, classes": Layer(64, 5, 512),
+    "EMCaps 32, with coordinates": Layer(64, 5, 512, inner=8),
     "EMCaps 64/8/16/16, first windows": Layer(512 * 25, 16, 72),
     "EMCaps 64/8/16/16, second windows": Layer(512 * 9, 16, 144),
     "CapsNet": Layer(512, 10, 1152, 1, 8, 16),

@@ -32,7 +32,7 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     group = parents_per_program(row, parent)
     constants = tile_sizes(poses, weight, options.inner)
     slots = constants["ROW_SLOTS"] * constants["COLUMN_SLOTS"]
-    tiles = fit_tiles(child, slots * number_type(poses).primitive_bitwidth // 8)
+    tiles = fit_tiles(child, slots * number_type(poses).primitive_bitwidth // 8, options.inner)
     if tiles.rest is not None:
         constants["REST"] = tiles.rest
     launch(
@@ -59,13 +59,14 @@ class FitTiles(NamedTuple):
     rest: int | None
 
 
-def fit_tiles(child: int, bytes_per_vote: int) -> FitTiles:
-    """Return the tiles of a fit of ``child`` children; not tuned.
+def fit_tiles(child: int, bytes_per_vote: int, inner: int = 4) -> FitTiles:
+    """Return the tiles of a fit of ``child`` children, whose poses have ``inner`` columns; not tuned.
 
     A 3x3 window has 9 * 2^n children, which are exactly two tiles of 8 * 2^n and 2^n children; a single tile would
     leave nearly half of the threads idle. Few warps exchange few sums.
     """
-    most = max(VOTES_KEPT * 4 // bytes_per_vote, 1)
+    registers = VOTES_KEPT if inner <= 4 else VOTES_KEPT // 2  # the others hold poses and weights
+    most = max(registers * 4 // bytes_per_vote, 1)
     warps = 1
     while warps < MOST_WARPS and triton.cdiv(child, WARP * warps) > most:
         warps *= 2
