@@ -105,10 +105,10 @@ def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
         (cnn, {}, 3),
         (cnn, {"precision": "bf16-mixed"}, 3),
         (capsnet_with_decoder, {"precision": "bf16-mixed"}, 3),
-        (em_caps, {}, 3),
-        (rising_margin, {}, 3),
-        (falling_temperature, {"precision": "bf16-mixed"}, 3),
-        (more_iterations, {}, 6),
+        pytest.param(em_caps, {}, 3, marks=pytest.mark.whole),
+        pytest.param(rising_margin, {}, 3, marks=pytest.mark.whole),
+        pytest.param(falling_temperature, {"precision": "bf16-mixed"}, 3, marks=pytest.mark.whole),
+        pytest.param(more_iterations, {}, 6, marks=pytest.mark.whole),
     ],
     ids=["cnn", "cnn bf16", "capsnet bf16", "em_caps", "rising margin", "falling temperature", "more iterations"],
 )
@@ -299,10 +299,12 @@ AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
-        *((name, []) for name in SMALL_MODELS),
-        ("capsnet", ["data=multimnist", "model.decoder=null"]),
-        ("capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"]),
-        ("capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"]),
+        ("cnn_small", []),
+        pytest.param("capsnet", [], marks=pytest.mark.whole),
+        pytest.param("em_caps_small", [], marks=pytest.mark.whole),
+        pytest.param("capsnet", ["data=multimnist", "model.decoder=null"], marks=pytest.mark.whole),
+        pytest.param("capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"], marks=pytest.mark.whole),
+        pytest.param("capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"], marks=pytest.mark.whole),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
