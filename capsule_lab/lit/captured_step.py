@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -17,9 +17,6 @@ from capsule_lab.lit.lightning_internals import run_closure
 from capsule_lab.lit.optimizers import has_device_values
 from capsule_lab.system import cuda_graphs, torch_internals
 from capsule_lab.types import Batch
-
-if TYPE_CHECKING:
-    from capsule_lab.lit.base import AbstractModule
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +106,14 @@ class StepGraphs:
     Schedules with real values are tensors on the device, which are filled before a replay.
 
     Args:
-        module: the module that trains.
+        module: the ``AbstractModule`` that trains.
         use: ``"auto"`` on a GPU, where nothing stands against it; ``True`` raises errors instead.
 
     Attributes:
         step: the captured step that is replayed now; ``None`` in a step that runs as it is.
     """
 
-    def __init__(self, module: AbstractModule, use: UseGraphs) -> None:
+    def __init__(self, module: Any, use: UseGraphs) -> None:
         self._module = [module]  # in a list, as a module would register it as its own part
         self.use = use
         self.step: CapturedStep | None = None
