@@ -108,6 +108,7 @@ class RecordedGraph:
         self.operations: list[Operation] = []
 
     def capture(self, work: Callable[[], R]) -> R:
+        assert not torch.is_autocast_enabled("cpu"), "the backward pass would be captured under autocast"
         RecordedGraph.captures += 1
         generator = torch.random.get_rng_state()
         recorder = Recorder()
