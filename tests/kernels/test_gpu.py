@@ -127,7 +127,7 @@ def test_tiles_of_a_fit(child: int, bytes_per_vote: int, expected: tuple[int, in
         assert (kept + rest) * bytes_per_vote // 4 <= gpu.em.VOTES_KEPT
 
 
-SMALL_KERNELS = 170  # ours: all kernels of layers without coordinates in units of a small fixed kernel; 140 were measured
+SMALL_KERNELS = 170  # ours: kernels of layers without coordinates in units of a small fixed kernel; 140 were measured
 SMALL_KERNELS_OF_COORDINATES = 110  # the other ones; 95 were measured
 SMALL_KERNELS_EACH = 20  # 15 were measured
 
