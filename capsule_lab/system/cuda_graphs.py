@@ -32,18 +32,19 @@ def use_side_stream(device: torch.device) -> None:
     """Continue on a stream of its own: the default one cannot be captured, and what it has begun must end before."""
     if device.type != "cuda":
         return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    torch.cuda.set_stream(stream)
+    _continue_on(torch.cuda.Stream(device), device)
 
 
 def use_default_stream(device: torch.device) -> None:
     """Continue on the default stream, after the work of the current one."""
     if device.type != "cuda":
         return
-    default = torch.cuda.default_stream(device)
-    default.wait_stream(torch.cuda.current_stream(device))
-    torch.cuda.set_stream(default)
+    _continue_on(torch.cuda.default_stream(device), device)
+
+
+def _continue_on(stream: torch.cuda.Stream, device: torch.device) -> None:
+    stream.wait_stream(torch.cuda.current_stream(device))
+    torch.cuda.set_stream(stream)
 
 
 def new_pool() -> Any:

@@ -158,7 +158,7 @@ def test_sweep_finishes_though_runs_fail_or_are_killed(swept: Swept) -> None:
     lines = swept.first.out.splitlines()
     assert [line for line in lines if line.startswith("[2/3]")][-1].startswith("[2/3] good seed 0: ended after 0.")
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
-    assert locks == ["gpu-0.lock"], "the other runs use the CPU or were refused"
+    assert locks == ["gpu-0-1-of-1.lock"], "the other runs use the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
     assert f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}" in swept.report.out

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
-from capsule_lab.kernels.gpu.blocks import launch, number_type, parents_per_program
-from capsule_lab.kernels.gpu.tiles import load_children, tile_children, tile_components, tile_sizes, tile_votes
+from capsule_lab.kernels.gpu.blocks import launch, load_children, number_type, parents_per_program
+from capsule_lab.kernels.gpu.tiles import tile_children, tile_components, tile_sizes, tile_votes
 from capsule_lab.kernels.gpu.votes import sum_components
 
 VOTES_KEPT = 144  # ours: registers of a thread (of 255) for votes; the compiler spills none in the layers of the papers

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
-from capsule_lab.kernels.gpu.blocks import launch, parents_per_program
+from capsule_lab.kernels.gpu.blocks import launch, load_children, parents_per_program
 from capsule_lab.kernels.gpu.em import load_assigned
-from capsule_lab.kernels.gpu.tiles import load_children, tile_children, tile_components, tile_sizes, tile_votes
+from capsule_lab.kernels.gpu.tiles import tile_children, tile_components, tile_sizes, tile_votes
 from capsule_lab.kernels.gpu.votes import votes_backward
 
 LANES = 32  # ours, not tuned: one warp, which sums without waiting for others

@@ -65,13 +65,6 @@ def load_tile(pointer, part, exists, i, child, NUMBER: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def load_children(pointer, i, child, NUMBER: tl.constexpr):
-    """Load a number for each of the children ``i``; 0 beyond the last child."""
-    return tl.load(pointer + i, mask=i < child, other=0.0).to(NUMBER)
-
-
-@triton.jit
-@no_type_check
 def tile_votes(
     poses, weight, i, child,
     ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, ROW_SLOTS: tl.constexpr,

@@ -19,7 +19,7 @@ from capsule_lab.kernels.gpu.blocks import (
     PROGRAMS,
     children_from,
     launch,
-    load_child,
+    load_children,
     load_columns,
     load_components,
     load_matrix_rows,
@@ -222,7 +222,7 @@ def _grad_poses_of_fit(
     d = r[:, None] * COLUMNS + c[None, :]
     exists = (r < ROWS)[:, None] & (c < COLUMNS)[None, :]
     p = load_columns(poses + n * H * child, i, child, ROWS, INNER, ROWS_PADDED, NUMBER)
-    activation = load_child(activations + n * child, i, child, NUMBER)
+    activation = load_children(activations + n * child, i, child, NUMBER)
     sums = ()
     for _ in tl.static_range(INNER):
         if PRODUCTS:
@@ -233,7 +233,7 @@ def _grad_poses_of_fit(
     for j in range(parent):
         at = n * parent + j
         w = load_matrix_rows(weight, i, child, INNER, COLUMNS, COLUMNS_PADDED, NUMBER)
-        coupling = load_child(couplings + at * child, i, child, NUMBER)
+        coupling = load_children(couplings + at * child, i, child, NUMBER)
         pose, two_alpha, beta, precision = load_fit(coefficients + at * (4 * D), d, exists, D)
         gap = pose[:, :, None]
         for q in tl.static_range(INNER):
@@ -241,7 +241,7 @@ def _grad_poses_of_fit(
         slope = beta[:, :, None] - gap * two_alpha[:, :, None]
         grad_votes = coupling * activation * slope
         if grad_distances is not None:
-            grad_distance = load_child(grad_distances + at * child, i, child, NUMBER)
+            grad_distance = load_children(grad_distances + at * child, i, child, NUMBER)
             grad_votes -= grad_distance * (precision[:, :, None] * gap)
         twice = tl.sum(tl.sum(gap * (slope + beta[:, :, None]), 1), 0)
         gradient = tl.load(grad_mass + at) - 0.5 * twice
@@ -349,9 +349,9 @@ def _grad_weight(
         p = load_components(poses + n * (ROWS * INNER) * child, i, child, ROWS * INNER, NUMBER)
         factors = load_components(by_child + at * child, i, child, TERMS, NUMBER)
         if FIT:
-            assigned = factors[0] * load_child(activations + n * child, i, child, NUMBER)
+            assigned = factors[0] * load_children(activations + n * child, i, child, NUMBER)
         if grad_distances is not None:
-            grad_distance = load_child(grad_distances + at * child, i, child, NUMBER)
+            grad_distance = load_children(grad_distances + at * child, i, child, NUMBER)
         for r in tl.static_range(ROWS):
             if FIT:
                 d = r * COLUMNS + c
