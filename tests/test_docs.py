@@ -20,7 +20,7 @@ from capsule_lab.config.compose import groups, options_of
 from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = sorted((ROOT / "results").glob("*.md")), sorted((ROOT / "docs").rglob("*.md"))
+RESULTS, DOCS = sorted((ROOT / "results").rglob("*.md")), sorted((ROOT / "docs").rglob("*.md"))
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
 TOP = sorted(path.name for path in ROOT.iterdir() if not path.name.startswith((".", "_")) and path.name != "runs")
@@ -203,6 +203,23 @@ def test_index_links_every_page(name: str, pages: list[Path]) -> None:
     index = ROOT / name
     linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())}
     missing = {id_of(page) for page in pages if page != index and page not in linked}
+    assert missing == set()
+
+
+def test_site_has_every_page_that_its_pages_link() -> None:
+    patterns = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "docs" / "conf.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "include_patterns"
+    )
+    on_site = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern.replace("**.", "**/*."))}
+    missing = {
+        f"{id_of(page)}: {link}"
+        for page in on_site
+        if page.suffix == ".md"
+        for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", prose(page))
+        if (page.parent / link).resolve() not in on_site
+    }
     assert missing == set()
 
 
