@@ -24,27 +24,17 @@ def build_kernel(name: str, device: torch.device, sizes: Mapping[str, int]) -> t
     """Return a call of a kernel, and its inputs, for the sizes of its layer."""
     torch.manual_seed(0)
     builders: dict[str, Callable[..., Kernels]] = {"em_all_parents": _of_em, "dynamic": _of_dynamic}
-    return builders[KERNELS[name]](fused_kernels(device.type), device, **sizes)[name]
+    return builders[KERNELS[name]](fused_kernels(device.type), device, sizes)[name]
 
 
-def _of_em(
-    kernels: Any,
-    device: torch.device,
-    *,
-    batch_size: int,
-    grid: int,
-    child_types: int,
-    parents: int,
-    kernel_size: int,
-    stride: int,
-    iterations: int,  # noqa: ARG001  # of the layer
-) -> Kernels:
+def _of_em(kernels: Any, device: torch.device, sizes: Mapping[str, int]) -> Kernels:
     """A call is a part of one iteration."""
     normal = partial(torch.randn, device=device)
+    grid, child_types, parents = sizes["grid"], sizes["child_types"], sizes["parents"]
     children = grid * grid * child_types
-    window = window_index((grid, grid), child_types, kernel_size, stride).to(device)
+    window = window_index((grid, grid), child_types, sizes["kernel_size"], sizes["stride"]).to(device)
     positions, child = window.shape
-    row = batch_size * positions
+    row = sizes["batch_size"] * positions
     dim = POSE * POSE
     poses = normal(row, dim, child)
     weight = normal(parents, dim, child)
@@ -70,25 +60,17 @@ def _of_em(
     }
 
 
-def _of_dynamic(
-    kernels: Any,
-    device: torch.device,
-    *,
-    batch_size: int,
-    children: int,
-    child_dim: int,
-    parents: int,
-    parent_dim: int,
-    iterations: int,
-) -> Kernels:
+def _of_dynamic(kernels: Any, device: torch.device, sizes: Mapping[str, int]) -> Kernels:
     """A call is a part of one iteration, of ``contraction`` the whole backward pass."""
     normal = partial(torch.randn, device=device)
+    batch_size, children, parents = sizes["batch_size"], sizes["children"], sizes["parents"]
+    child_dim, parent_dim = sizes["child_dim"], sizes["parent_dim"]
     poses = normal(batch_size, child_dim, children)
     weight = normal(parents, child_dim * parent_dim, children)
     couplings = normal(batch_size, parents, children).softmax(1)
     above = normal(batch_size, parents, parent_dim)
-    by_child = [couplings] * terms(iterations)
-    by_parent = [above] * terms(iterations)
+    by_child = [couplings] * terms(sizes["iterations"])
+    by_parent = [above] * terms(sizes["iterations"])
     weighted_sum = partial(kernels.weighted_sum, poses, weight, couplings, child_dim)
     agreement = partial(kernels.agreement, poses, weight, above, child_dim)
     contraction = partial(kernels.contraction, poses, weight, by_child, by_parent, child_dim)

@@ -216,16 +216,13 @@ class Training:
         if self.timer is None:
             return {}
         results, errors = self.timer.results(), {}
-        loggers, self.trainer.loggers = self.trainer.loggers, []  # they receive only the test of `train.test`
-        try:
-            for threshold in self.timer.thresholds:
-                weights, step = callbacks.weights_reached(self.directory, threshold), results[f"{threshold}/step"]
-                can_be_tested = step is not None and weights.is_file() and self.config.train.test != "none"
-                if can_be_tested and step not in errors:
+        for threshold in self.timer.thresholds:
+            weights, step = callbacks.weights_reached(self.directory, threshold), results[f"{threshold}/step"]
+            can_be_tested = step is not None and weights.is_file() and self.config.train.test != "none"
+            if can_be_tested and step not in errors:
+                with self._without_loggers():
                     errors[step] = self._test_weights(weights)["error"]
-                results[f"{threshold}/test_error"] = errors.get(step)
-        finally:
-            self.trainer.loggers = loggers
+            results[f"{threshold}/test_error"] = errors.get(step)
         return {"time_to_accuracy": results}
 
     def test(self) -> dict[str, Any]:
@@ -241,20 +238,23 @@ class Training:
         return tested
 
     def test_at_limit(self) -> dict[str, Any]:
-        """Test the weights of a paused run with ``train.test=last``; return the result, empty without a test.
-
-        Loggers receive only the test of the finished run.
-        """
+        """Test the weights of a paused run with ``train.test=last``; return the result, empty without a test."""
         weights = runs.checkpoints.checkpoint_to_test("last", self.directory)
         if not self.tests_at_limit or weights is None:
             return {}
         result = self.training_result("trainer.max_time")
+        with self._without_loggers():
+            test = self._test_weights(weights, "training is saved; the same command with train.resume=true continues")
+        return {**result, "test": test, "weights_tested": weights.stem, "tested_step": self.trainer.global_step}
+
+    @contextmanager
+    def _without_loggers(self) -> Iterator[None]:
+        """Keep the metrics of this block from the loggers, which receive only the test of the finished run."""
         loggers, self.trainer.loggers = self.trainer.loggers, []
         try:
-            test = self._test_weights(weights, "training is saved; the same command with train.resume=true continues")
+            yield
         finally:
             self.trainer.loggers = loggers
-        return {**result, "test": test, "weights_tested": weights.stem, "tested_step": self.trainer.global_step}
 
     def _test_weights(self, weights: Path, when_interrupted: str = _WHEN_INTERRUPTED) -> dict[str, float]:
         with interruptible(when_interrupted):

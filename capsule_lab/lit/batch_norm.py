@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from capsule_lab.routing.batch_norm import batch_norm_of_all_processes
 
@@ -29,19 +30,21 @@ class SynchronisedBatchNorm(LayerSync):
         return model
 
 
-class _BatchNorm1d(nn.BatchNorm1d):
+class _OverProcesses(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
 
 
-class _BatchNorm2d(nn.BatchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+class _BatchNorm1d(_OverProcesses, nn.BatchNorm1d):
+    pass
 
 
-class _BatchNorm3d(nn.BatchNorm3d):
-    def forward(self, input: Tensor) -> Tensor:
-        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+class _BatchNorm2d(_OverProcesses, nn.BatchNorm2d):
+    pass
+
+
+class _BatchNorm3d(_OverProcesses, nn.BatchNorm3d):
+    pass
 
 
 _SYNCHRONISED: dict[type[nn.Module], type[nn.Module]] = {
