@@ -20,12 +20,18 @@ def main(config: DictConfig) -> None:
     check_bench(config)
     if config.out:
         check_writable(Path(str(config.out)))  # fails before the work starts
-    measure = scaling.scale if config.scaling else breakdown.profile if config.profile else timing.measure
+    measure = (
+        scaling.scale if config.scaling else breakdown.profile if config.profile else timing.measure
+    )
     report = measure(config)
     hardware = environment.hardware(device_named(config.device))
     tables.show(report, hardware)
     if config.out:
-        extra = {"hardware": hardware, "bench": to_container(config), **environment.of_this_process()}
+        extra = {
+            "hardware": hardware,
+            "bench": to_container(config),
+            **environment.of_this_process(),
+        }
         files.write_record(Path(config.out), {**report, **extra})
 
 

@@ -62,7 +62,9 @@ def unpack_kernels(source: Path, cache: Path) -> None:
     """
     parts = sorted(source.glob("triton.tar.gz*"))
     if not parts:
-        raise ConfigError(f"kernels is {source}, which has no triton.tar.gz; expected the folder of an earlier day")
+        raise ConfigError(
+            f"kernels is {source}, which has no triton.tar.gz; expected the folder of an earlier day"
+        )
     content = b"".join(part.read_bytes() for part in parts)
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(cache.parent, filter="data")

@@ -46,7 +46,9 @@ def profile(config: DictConfig) -> dict[str, Any]:
     rows = []
     for case in (case for group in model_groups(config, textbook=False) for case in group):
         with Worker(case.label) as worker:
-            rows.append({**case.row, **worker.call(profile_case, case, config.steps * config.rounds)})
+            rows.append(
+                {**case.row, **worker.call(profile_case, case, config.steps * config.rounds)}
+            )
     return {"rows": rows}
 
 
@@ -63,7 +65,8 @@ def profile_case(case: Case, steps: int) -> dict[str, Any]:
     operators = {
         event.key: getattr(event, time) / 1e6 / steps
         for event in profiler.key_averages()
-        if event.device_type == DeviceType.CPU  # kernels of a GPU count for the operators that launched them
+        if event.device_type
+        == DeviceType.CPU  # kernels of a GPU count for the operators that launched them
     }
     return break_down(operators)
 
@@ -86,4 +89,8 @@ def break_down(operators: dict[str, float]) -> dict[str, Any]:
 
 
 def family_of(operator: str) -> str:
-    return next(family for family, parts in FAMILIES.items() if any(part in operator.lower() for part in parts))
+    return next(
+        family
+        for family, parts in FAMILIES.items()
+        if any(part in operator.lower() for part in parts)
+    )

@@ -46,7 +46,9 @@ def rows_of(report: dict[str, Any], commit: str | None = None) -> list[Row]:
     """
     commit = commit or report["commit"]
     if commit is None:
-        raise ConfigError("the file names no commit; expected commit=<hash of the code that was measured>")
+        raise ConfigError(
+            "the file names no commit; expected commit=<hash of the code that was measured>"
+        )
     environment = {
         "date": report["date"],
         "card": report["hardware"].removeprefix("1 x "),

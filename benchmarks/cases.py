@@ -22,7 +22,11 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.runs.files import writing
 
-TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
+TEXTBOOK_NETWORKS = {
+    "capsnet": TextbookCapsNet,
+    "em_caps_paper": TextbookEMCaps,
+    "em_caps_small": TextbookEMCaps,
+}
 """The textbook form of the models that have one."""
 SIZES = ("batch_size", "image_shape", "num_classes")
 """The sizes of a model."""
@@ -83,14 +87,20 @@ class Case:
     def sizes_text(self) -> str:
         """The sizes for a table: ``batch_size 64, image_shape 2x32x32, num_classes 5``."""
         texts = {
-            name: "x".join(map(str, size)) if isinstance(size, list) else size for name, size in self.sizes.items()
+            name: "x".join(map(str, size)) if isinstance(size, list) else size
+            for name, size in self.sizes.items()
         }
         return ", ".join(f"{name} {text}" for name, text in texts.items())
 
     @property
     def row(self) -> dict[str, Any]:
         """The columns of a table that describe the case."""
-        kind = {"kind": self.kind, "name": self.name, "form": self.form, "precision": self.precision}
+        kind = {
+            "kind": self.kind,
+            "name": self.name,
+            "form": self.form,
+            "precision": self.precision,
+        }
         return {**kind, "device": self.device, **self.sizes}
 
 
@@ -102,7 +112,9 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """
     if name == "host":
         return options.load(["host"], overrides, free=["networks"])
-    return options.load([*dict.fromkeys(("bench", name))], overrides, free=["sizes"])  # sizes of any model
+    return options.load(
+        [*dict.fromkeys(("bench", name))], overrides, free=["sizes"]
+    )  # sizes of any model
 
 
 def check_writable(path: Path) -> None:
@@ -131,15 +143,25 @@ def check_bench(config: DictConfig) -> None:
     for option, names in choices.items():
         value = config[option]
         if not OmegaConf.is_list(value) or not set(value) <= set(names):
-            raise ConfigError(f"{option} is {value}; expected a list of values from {', '.join(names)}")
+            raise ConfigError(
+                f"{option} is {value}; expected a list of values from {', '.join(names)}"
+            )
     rules = {
-        f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
+        f"device is {config.device}; expected auto, cpu or cuda": config.device
+        not in ("auto", "cpu", "cuda"),
         f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
             config.scaling not in (None, "all", *AXES)
         ),
-        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(config.rounds, config.steps) < 1,
-        "backends or precisions is empty; expected one or more of each": not (config.backends and config.precisions),
-        "layers and models are both empty; expected one or more cases": not (config.layers or config.models),
+        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(
+            config.rounds, config.steps
+        )
+        < 1,
+        "backends or precisions is empty; expected one or more of each": not (
+            config.backends and config.precisions
+        ),
+        "layers and models are both empty; expected one or more cases": not (
+            config.layers or config.models
+        ),
         "device is cuda, but torch finds none; expected cpu or auto": (
             config.device == "cuda" and not torch.cuda.is_available()
         ),
@@ -149,14 +171,19 @@ def check_bench(config: DictConfig) -> None:
             raise ConfigError(message)
     kernels = fused_kernels(device_named(config.device).type)
     if "fused" in config.backends and isinstance(kernels, str):
-        raise ConfigError(f"backends contains fused, which does not run here: {kernels}; expected backends=[matmul]")
+        raise ConfigError(
+            f"backends contains fused, which does not run here: {kernels}; expected backends=[matmul]"
+        )
 
 
 def layer_groups(config: DictConfig) -> list[list[Case]]:
     """Return one list per layer, its textbook form first; layers compute in float32 at every precision."""
     device = str(device_named(config.device))
     return [
-        [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
+        [
+            Case("layer", name, form, FULL, device, sizes_of(config, name))
+            for form in ["textbook", *config.backends]
+        ]
         for name in config.layers
     ]
 
@@ -168,9 +195,14 @@ def kernel_cases(config: DictConfig) -> list[Case]:
         ConfigError: if there is no such kernel.
     """
     if not set(config.kernels) <= KERNELS.keys():
-        raise ConfigError(f"kernels is {config.kernels}; expected a list of values from {', '.join(KERNELS)}")
+        raise ConfigError(
+            f"kernels is {config.kernels}; expected a list of values from {', '.join(KERNELS)}"
+        )
     device = str(device_named(config.device))
-    return [Case("kernel", name, "fused", FULL, device, sizes_of(config, KERNELS[name])) for name in config.kernels]
+    return [
+        Case("kernel", name, "fused", FULL, device, sizes_of(config, KERNELS[name]))
+        for name in config.kernels
+    ]
 
 
 def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case]]:
@@ -183,10 +215,14 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
         sizes = sizes_of(config, name, chosen)
         forms = ["plain"] if chosen.routing is None else list(config.backends)
         variants = [(form, precision) for precision in config.precisions for form in forms]
-        decodes = "masked_decoder" not in chosen.model or chosen.model.decoder is not None  # the textbook CapsNet does
+        decodes = (
+            "masked_decoder" not in chosen.model or chosen.model.decoder is not None
+        )  # the textbook CapsNet does
         if textbook and name in TEXTBOOK_NETWORKS and decodes:
             variants.insert(0, ("textbook", FULL))
-        groups.append([Case("model", name, *variant, device, sizes, overrides) for variant in variants])
+        groups.append(
+            [Case("model", name, *variant, device, sizes, overrides) for variant in variants]
+        )
     return groups
 
 
@@ -211,10 +247,20 @@ def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) ->
     sizes: dict[str, Any] = {}
     if chosen is not None:
         spec = build_data(chosen).spec
-        sizes = dict(zip(SIZES, (chosen.data.batch_size, list(spec.image_shape), spec.num_classes), strict=True))
+        sizes = dict(
+            zip(
+                SIZES,
+                (chosen.data.batch_size, list(spec.image_shape), spec.num_classes),
+                strict=True,
+            )
+        )
     options = cast(dict[str, Any], OmegaConf.to_container(config))
     sizes |= options["sizes"].get(name, {})
-    sizes |= {option: options[option] for option in SIZES if options[option] is not None and option in sizes}
+    sizes |= {
+        option: options[option]
+        for option in SIZES
+        if options[option] is not None and option in sizes
+    }
     for option, value in sizes.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(number, int) and number > 0 for number in numbers):

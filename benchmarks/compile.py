@@ -109,13 +109,19 @@ class Compiler:
                 stack.enter_context(patch.object(module, "launch", self.compile))
             yield
 
-    def compile(self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, **constants: Any) -> None:
+    def compile(
+        self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, **constants: Any
+    ) -> None:
         """Compile ``kernel`` for these arguments, see ``capsule_lab.kernels.gpu.blocks.launch``."""
         if kernel not in self.kernels:
             kernel.device_caches.clear()  # what this process has compiled before
             self.kernels.append(kernel)
-        types = [tensor if tensor is None else tensor.dtype for tensor in (*given, *out)]  # aligned as torch allocates
-        self.reports.append(compile_for_hopper(kernel, *types, *numbers, **constants, enable_fp_fusion=True))
+        types = [
+            tensor if tensor is None else tensor.dtype for tensor in (*given, *out)
+        ]  # aligned as torch allocates
+        self.reports.append(
+            compile_for_hopper(kernel, *types, *numbers, **constants, enable_fp_fusion=True)
+        )
 
 
 def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report:
@@ -150,12 +156,17 @@ def processor_seconds() -> float:
 
 def resources(cubin: bytes) -> dict[str, int]:
     """Return registers, stack and shared memory of machine code."""
-    return {name: int(number) for name, number in re.findall(r"(\w+):(\d+)", _cuobjdump("-res-usage", cubin))}
+    return {
+        name: int(number)
+        for name, number in re.findall(r"(\w+):(\d+)", _cuobjdump("-res-usage", cubin))
+    }
 
 
 def instructions_of(cubin: bytes) -> Counter[str]:
     """Count the instructions of machine code, without padding; ``FFMA.FTZ`` counts as ``FFMA``."""
-    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", _cuobjdump("-sass", cubin), re.M)
+    names = re.findall(
+        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", _cuobjdump("-sass", cubin), re.M
+    )
     return Counter(name for name in names if name != "NOP")
 
 
@@ -165,23 +176,34 @@ def _cuobjdump(option: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([program, option, file.name], capture_output=True, check=True, text=True).stdout
+        return subprocess.run(
+            [program, option, file.name], capture_output=True, check=True, text=True
+        ).stdout
 
 
 def launch_all(gpu: ModuleType, layer: Layer, *, em: bool, dynamic: bool) -> None:
     """Launch every kernel of a training step with EM or dynamic routing, on tensors without memory."""
     row, parent, child, rows, inner, columns = layer
     empty = partial(torch.empty, device="meta")
-    poses, weight, couplings = empty(row, rows * inner, child), empty(parent, inner * columns, child), empty(layer[:3])
+    poses, weight, couplings = (
+        empty(row, rows * inner, child),
+        empty(parent, inner * columns, child),
+        empty(layer[:3]),
+    )
     mass, parents = empty(row, parent), empty(row, parent, rows * columns)
-    inputs, fitted = FitInputs(poses, weight, empty(row, child), couplings, parents), Parents(mass, parents, parents)
+    inputs, fitted = (
+        FitInputs(poses, weight, empty(row, child), couplings, parents),
+        Parents(mass, parents, parents),
+    )
     if em:
         for distances in (couplings, couplings[:, :, :0]):  # the last iteration has none
             gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, distances.numel() > 0))
             gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, distances), inner, 0.0, 5e-4)
         gpu.distances(poses, weight, parents, parents, inner)
         windows = torch.arange(child).expand(4, child)  # every position sees all children
-        shares = gpu.softmax_by_child(empty(4 * row, parent, child), windows, child)  # of the first iteration
+        shares = gpu.softmax_by_child(
+            empty(4 * row, parent, child), windows, child
+        )  # of the first iteration
         gpu.e_step_by_child(empty(4 * row, parent), shares, windows, child)
         gpu.e_step_by_child_backward(shares, shares, windows, child)
     if dynamic:
@@ -230,7 +252,9 @@ def main() -> None:
     from capsule_lab.kernels import gpu
 
     write = sys.stdout.write
-    write(f"Triton {triton.__version__}, {HOPPER.backend} {HOPPER.arch}; seconds of processor time\n")
+    write(
+        f"Triton {triton.__version__}, {HOPPER.backend} {HOPPER.arch}; seconds of processor time\n"
+    )
     write(LINE.format(
         "layer", "kernel", "seconds", "ttgir", "registers", "spills", "shared", "instructions", "FFMA", "HMMA"
     ))  # fmt: skip

@@ -26,7 +26,9 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.runs import files
 
 ROOT = Path(__file__).parents[1]
-RESERVE = 30  # ours: seconds of a step for starting Python, 7 to 13 on a lent machine, and for its end
+RESERVE = (
+    30  # ours: seconds of a step for starting Python, 7 to 13 on a lent machine, and for its end
+)
 PACK_EVERY = 20.0  # ours: seconds between archives of a step that runs
 PATIENCE = 10.0  # ours: seconds between an interrupt and a kill
 SHOWN, WIDTH = 15, 300  # ours: last lines of a log, and characters of each
@@ -82,7 +84,9 @@ def main(config: DictConfig, words: Sequence[str] = ()) -> bool:
 def words_of(config: DictConfig) -> list[str]:
     """Return the steps of a part of the prepared list."""
     if config.part not in config.parts:
-        raise ConfigError(f"part is {config.part}; expected one of {', '.join(map(str, config.parts))}")
+        raise ConfigError(
+            f"part is {config.part}; expected one of {', '.join(map(str, config.parts))}"
+        )
     return list(config.parts[config.part])
 
 
@@ -111,7 +115,9 @@ def environment_of(work: Path) -> dict[str, str]:
     }
 
 
-def run(step: Step, seconds: float, folder: Path, out: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+def run(
+    step: Step, seconds: float, folder: Path, out: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Run a step in ``folder`` and pack the folder in ``out``; return the status, the time and the command."""
     command = step.command(seconds, folder)
     text = shlex.join(["python", *command[1:]])
@@ -145,7 +151,12 @@ def run(step: Step, seconds: float, folder: Path, out: Path, environment: Mappin
         status = "its time ended"
     lines = [line[:WIDTH] for line in files.tail(log, SHOWN)]
     say(*lines, f"{step.name}: {status}")
-    return {"step": step.name, "command": text, "seconds": time.monotonic() - start_time, "status": status}
+    return {
+        "step": step.name,
+        "command": text,
+        "seconds": time.monotonic() - start_time,
+        "status": status,
+    }
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float, folder: Path, archive: Path) -> bool:

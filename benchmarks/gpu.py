@@ -48,7 +48,10 @@ def main(config: DictConfig) -> None:
     device = device_named(config.device)
     out = Path(str(config.out))
     check_writable(out)
-    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "hardware": environment.hardware(device)}
+    report: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": environment.hardware(device),
+    }
     report |= facts(device)
     report |= {"gpu": to_container(config), **environment.of_this_process()}
     report["rates"] = machine_rates(device, bfloat16=True)
@@ -81,7 +84,11 @@ def cases_of(config: DictConfig) -> list[tuple[Case, bool]]:
     groups = [kernel_cases(config), *layer_groups(config), *model_groups(config)]
     cases = [(case, False) for group in groups for case in group]
     if graphs:
-        cases += [(with_graphs(case), False) for case, _ in cases if (case.kind, case.form) == ("model", "fused")]
+        cases += [
+            (with_graphs(case), False)
+            for case, _ in cases
+            if (case.kind, case.form) == ("model", "fused")
+        ]
     cases += [(case, True) for case in by_batch(config)]
     return sorted(cases, key=lambda timing: timing[0].form == "compiled")
 
@@ -100,7 +107,9 @@ def by_batch(config: DictConfig) -> Iterator[Case]:
             yield replace(case, sizes={**case.sizes, "batch_size": batch})
 
 
-def timed(case: Case, steps: int, rates: dict[str, float], works: dict[str, Work]) -> dict[str, Any]:
+def timed(
+    case: Case, steps: int, rates: dict[str, float], works: dict[str, Work]
+) -> dict[str, Any]:
     """Return times, memory, lower bounds, and for fused and plain models the costliest operators; or ``error``."""
     try:
         key = f"{case.name} {case.sizes}"
@@ -124,7 +133,11 @@ def timed(case: Case, steps: int, rates: dict[str, float], works: dict[str, Work
 
 def seconds_and_memory(case: Case, steps: int) -> dict[str, Any]:
     timer = CaseTimer(case)
-    return {**row_of(case, timer.run(steps)), **timer.memory(), "first_seconds": timer.first_seconds}
+    return {
+        **row_of(case, timer.run(steps)),
+        **timer.memory(),
+        "first_seconds": timer.first_seconds,
+    }
 
 
 def facts(device: torch.device) -> dict[str, Any]:
@@ -146,7 +159,10 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 def line_of(row: dict[str, Any]) -> str:
     batch = row.get("batch_size", row.get("rows"))
-    text = row.get("error") or f"{1e3 * row['seconds_median']:.3g} ms, {row['roofline_percent']:.1f} % of the roofline"
+    text = (
+        row.get("error")
+        or f"{1e3 * row['seconds_median']:.3g} ms, {row['roofline_percent']:.1f} % of the roofline"
+    )
     return f"{row['name']} ({row['form']}, {row['precision']}), batch {batch}: {text}\n"
 
 

@@ -42,7 +42,10 @@ from capsule_lab.system import environment
 from capsule_lab.train import Training
 from capsule_lab.types import Batch
 
-GRAPHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"none": nullcontext, "recorded": recorded_graphs}
+GRAPHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "recorded": recorded_graphs,
+}
 """Contexts in which our loop runs, by the value of ``graphs``: ``recorded`` replaces CUDA graphs on a CPU."""
 
 LEARNING_RATE = 1e-3  # ours: of the other loops
@@ -180,7 +183,9 @@ def build_parts(block: Block) -> Parts:
     precision = config.trainer.precision
     if precision == "auto":
         precision = build.fast_precision(config.trainer.accelerator)
-    return Parts(module.network, loss_of(module), optimizer, DataLoader(batches, batch_size=None), precision)
+    return Parts(
+        module.network, loss_of(module), optimizer, DataLoader(batches, batch_size=None), precision
+    )
 
 
 def loss_of(module: Any) -> Callable[[Batch], Tensor]:
@@ -261,14 +266,20 @@ def main(config: DictConfig) -> None:
     build.quiet_lightning_logs()
     rows = []
     with warnings.catch_warnings(), without_warnings_of_data():
-        warnings.simplefilter("ignore")  # of plain Lightning: about missing workers, loggers and validation
+        warnings.simplefilter(
+            "ignore"
+        )  # of plain Lightning: about missing workers, loggers and validation
         for name in config.models:
             rows += measure(config, name)
     report = {"loops": rows}
     hardware = environment.hardware(torch.device("cpu"))
     tables.show(report, hardware)
     if config.out:
-        extra = {"hardware": hardware, "host": to_container(config), **environment.of_this_process()}
+        extra = {
+            "hardware": hardware,
+            "host": to_container(config),
+            **environment.of_this_process(),
+        }
         files.write_record(Path(config.out), {**report, **extra})
 
 
@@ -298,7 +309,9 @@ def measure(config: DictConfig, name: str) -> list[dict[str, Any]]:
     for loop, run in LOOPS.items():
         counter = CallCounter(config.warm_up, config.warm_up + config.steps)
         run(Block(training, steps, counter, config.graphs))
-        rows.append({"name": name, "loop": loop, **row_of(seconds[loop], counter.calls(), config.listed)})
+        rows.append(
+            {"name": name, "loop": loop, **row_of(seconds[loop], counter.calls(), config.listed)}
+        )
     fastest = {row["loop"]: row["seconds_tenth_percentile"] for row in rows}
     for row in rows:
         row["to_plain"] = fastest[row["loop"]] / fastest["plain"]
@@ -341,7 +354,8 @@ def check_host(config: DictConfig) -> None:
         ConfigError: if something cannot be measured.
     """
     rules = {
-        f"graphs is {config.graphs}; expected one of {', '.join(GRAPHS)}": config.graphs not in GRAPHS,
+        f"graphs is {config.graphs}; expected one of {', '.join(GRAPHS)}": config.graphs
+        not in GRAPHS,
         f"models is {config.models}; expected a list of values from {', '.join(config.networks)}": (
             not OmegaConf.is_list(config.models) or not set(config.models) <= set(config.networks)
         ),

@@ -20,7 +20,9 @@ Kernels = dict[str, tuple[Callable[[], Any], list[Tensor]]]
 """A call of each kernel, and its inputs."""
 
 
-def build_kernel(name: str, device: torch.device, sizes: Mapping[str, int]) -> tuple[Callable[[], Any], list[Tensor]]:
+def build_kernel(
+    name: str, device: torch.device, sizes: Mapping[str, int]
+) -> tuple[Callable[[], Any], list[Tensor]]:
     """Return a call of a kernel, and its inputs, for the sizes of its layer."""
     torch.manual_seed(0)
     builders: dict[str, Callable[..., Kernels]] = {"em_all_parents": _of_em, "dynamic": _of_dynamic}
@@ -32,7 +34,9 @@ def _of_em(kernels: Any, device: torch.device, sizes: Mapping[str, int]) -> Kern
     normal = partial(torch.randn, device=device)
     grid, child_types, parents = sizes["grid"], sizes["child_types"], sizes["parents"]
     children = grid * grid * child_types
-    window = window_index((grid, grid), child_types, sizes["kernel_size"], sizes["stride"]).to(device)
+    window = window_index((grid, grid), child_types, sizes["kernel_size"], sizes["stride"]).to(
+        device
+    )
     positions, child = window.shape
     row = sizes["batch_size"] * positions
     dim = POSE * POSE
@@ -50,7 +54,9 @@ def _of_em(kernels: Any, device: torch.device, sizes: Mapping[str, int]) -> Kern
     backward = partial(kernels.fit_backward, inputs, fitted, gradients, POSE, 0.0, MIN_VARIANCE)
     distances = partial(kernels.distances, poses, weight, means, variances, POSE)
     softmax = partial(kernels.softmax_by_child, gradient, window, children)
-    softmax_backward = partial(kernels.softmax_by_child_backward, couplings, gradient, window, children)
+    softmax_backward = partial(
+        kernels.softmax_by_child_backward, couplings, gradient, window, children
+    )
     return {
         "fit": (partial(kernels.fit, inputs, options), [*inputs]),
         "fit_backward": (backward, [*inputs, *fitted, *gradients]),

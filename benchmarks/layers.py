@@ -22,7 +22,13 @@ Forward = Callable[[], tuple[Tensor, ...]]
 POSE = 4  # Hinton 2018, section 2: rows and columns
 FINAL = 0.01  # official code of Hinton 2018: inverse temperature
 MIN_VARIANCE = 5e-4  # official code of Hinton 2018
-WARM_UP = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 7}  # ours: compiles all kernels
+WARM_UP = {
+    "batch_size": 1,
+    "rows": 1,
+    "children": 8,
+    "child_types": 1,
+    "grid": 7,
+}  # ours: compiles all kernels
 
 
 def small(case: Case) -> dict[str, Any]:
@@ -68,7 +74,12 @@ def _em_window(
         ]  # fmt: skip
     routing = _em_routing(case, iterations)(parents=parents, dim=POSE * POSE).to(device)
     weight = _leaf(weight)
-    return lambda: routing(Votes(poses, weight), activations)[:2], [poses, weight, activations, *routing.parameters()]
+    return lambda: routing(Votes(poses, weight), activations)[:2], [
+        poses,
+        weight,
+        activations,
+        *routing.parameters(),
+    ]
 
 
 def _em_all_parents(
@@ -95,7 +106,9 @@ def _em_all_parents(
 
         def forward() -> tuple[Tensor, ...]:
             windows, present = poses[:, child].flatten(0, 1), activations[:, child].flatten(0, 1)
-            return textbook_em_layer(windows, weight, present, beta_u, beta_a, temperatures, MIN_VARIANCE, child)
+            return textbook_em_layer(
+                windows, weight, present, beta_u, beta_a, temperatures, MIN_VARIANCE, child
+            )
 
         return forward, [poses, activations, weight, beta_u, beta_a]
     layer = ConvCapsules(
@@ -125,8 +138,12 @@ def _dynamic(
         )  # fmt: skip
         network = network.to(device)
         return lambda: (network.digit_capsules(poses),), [poses, network.weight, network.bias]
-    routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=cast(Backend, case.backend)).to(device)
-    weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))  # 0.1: official code
+    routing = DynamicRouting(
+        parents, parent_dim, iterations=iterations, backend=cast(Backend, case.backend)
+    ).to(device)
+    weight = _leaf(
+        0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device)
+    )  # 0.1: official code
     return lambda: (routing(Votes(poses, weight)).poses,), [poses, weight, *routing.parameters()]
 
 

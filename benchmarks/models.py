@@ -45,7 +45,11 @@ def build_step(case: Case) -> Step:
     batch = random_batch(case, case.sizes["batch_size"])
     if case.form == "textbook":
         network = build_textbook(case, config).to(device)
-        return Step(lambda: network(batch.images, batch.labels), torch.optim.Adam(network.parameters()), network)
+        return Step(
+            lambda: network(batch.images, batch.labels),
+            torch.optim.Adam(network.parameters()),
+            network,
+        )
     module = build_network(case, config).to(device)
     batch = as_pairs(batch, module)
     if case.form == "compiled":
@@ -72,7 +76,9 @@ def as_pairs(batch: Batch, module: Any) -> Batch:
     change = getattr(module.network, "change_shape", ())
     if not change:
         return batch
-    return batch._replace(targets=batch.images, change=batch.images.new_zeros(len(batch.labels), *change))
+    return batch._replace(
+        targets=batch.images, change=batch.images.new_zeros(len(batch.labels), *change)
+    )
 
 
 def loss_of(module: Any, batch: Batch) -> Tensor:
@@ -85,7 +91,9 @@ def build_network(case: Case, config: DictConfig) -> Any:
     """Build the module of a case with the backend of the case."""
     if case.form not in ("plain", "textbook"):
         config.routing.backend = case.backend
-    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
+    return build_module(
+        config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"])
+    )
 
 
 def build_textbook(case: Case, config: DictConfig) -> Any:
@@ -94,9 +102,17 @@ def build_textbook(case: Case, config: DictConfig) -> Any:
     model, same = config.model, {"iterations": config.routing.get("iterations", 1)}
     same |= {"channels": model.channels, "primary_types": model.primary.types}
     if network is TextbookCapsNet:
-        same |= {"kernel_size": model.kernel_size, "primary_dim": model.primary.dim, "class_dim": model.class_dim}
+        same |= {
+            "kernel_size": model.kernel_size,
+            "primary_dim": model.primary.dim,
+            "class_dim": model.class_dim,
+        }
         same["hidden"] = model.decoder
     else:
         conv = model.conv
-        same |= {"conv_types": conv.types, "conv_strides": conv.strides, "kernel_size": conv.kernel_size}
+        same |= {
+            "conv_types": conv.types,
+            "conv_strides": conv.strides,
+            "kernel_size": conv.kernel_size,
+        }
     return network(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], **same)

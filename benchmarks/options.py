@@ -25,7 +25,9 @@ def load(files: Sequence[str], overrides: Sequence[str], free: Sequence[str]) ->
     Raises:
         ConfigError: if an override is malformed or its key does not exist.
     """
-    config = cast(DictConfig, OmegaConf.merge(*(OmegaConf.load(FOLDER / f"{file}.yaml") for file in files)))
+    config = cast(
+        DictConfig, OmegaConf.merge(*(OmegaConf.load(FOLDER / f"{file}.yaml") for file in files))
+    )
     OmegaConf.set_struct(config, True)
     for key in free:
         OmegaConf.set_struct(config[key], False)

@@ -19,7 +19,15 @@ from capsule_lab.system import cuda_graphs
 
 R = TypeVar("R")
 
-READS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave.Tensor")
+READS = (
+    "_local_scalar_dense",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "_unique2",
+    "repeat_interleave.Tensor",
+)
 """Operators that wait for the device, so that they cannot be captured."""
 
 COPIES = "lift_fresh"
@@ -48,13 +56,26 @@ class Recorder(TorchDispatchMode):
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
         self.own: set[int] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = str(function).removeprefix("aten.")
-        masks = [value for value in tree_leaves(args) if isinstance(value, Tensor) and value.dtype == torch.bool]
+        masks = [
+            value
+            for value in tree_leaves(args)
+            if isinstance(value, Tensor) and value.dtype == torch.bool
+        ]
         if name.startswith((*READS, COPIES)) or (masks and name.startswith("index")):
-            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({function})")
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing ({function})"
+            )
         kwargs = kwargs or {}
-        named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+        named = (
+            dict(
+                zip((argument.name for argument in function._schema.arguments), args, strict=False)
+            )
+            | kwargs
+        )
         for argument in function._schema.arguments:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written or argument.name in UNDECLARED:
@@ -62,9 +83,15 @@ class Recorder(TorchDispatchMode):
                     self._keep(tensor)
         results = function(*args, **kwargs)
         tensors = [value for value in tree_leaves(results) if isinstance(value, Tensor)]
-        self.own.update(tensor.untyped_storage()._cdata for tensor in tensors if not self._is_input(tensor, named))
+        self.own.update(
+            tensor.untyped_storage()._cdata
+            for tensor in tensors
+            if not self._is_input(tensor, named)
+        )
         detached = tree_map_only(Tensor, _alias, (args, kwargs))
-        self.operations.append(Operation(function, detached[0], detached[1], [_alias(each) for each in tensors]))
+        self.operations.append(
+            Operation(function, detached[0], detached[1], [_alias(each) for each in tensors])
+        )
         return results
 
     def _is_input(self, tensor: Tensor, named: dict[str, Any]) -> bool:
@@ -108,7 +135,9 @@ class RecordedGraph:
         self.operations: list[Operation] = []
 
     def capture(self, work: Callable[[], R]) -> R:
-        assert not torch.is_autocast_enabled("cpu"), "the backward pass would be captured under autocast"
+        assert not torch.is_autocast_enabled("cpu"), (
+            "the backward pass would be captured under autocast"
+        )
         RecordedGraph.captures += 1
         generator = torch.random.get_rng_state()
         recorder = Recorder()
@@ -135,7 +164,11 @@ class RecordedGraph:
     @torch.no_grad()
     def _compute_again(self) -> None:
         for function, args, kwargs, results in self.operations:
-            again = [value for value in tree_leaves(function(*args, **kwargs)) if isinstance(value, Tensor)]
+            again = [
+                value
+                for value in tree_leaves(function(*args, **kwargs))
+                if isinstance(value, Tensor)
+            ]
             for old, new in zip(results, again, strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)

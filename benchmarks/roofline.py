@@ -34,10 +34,16 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
 
-MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores and larger than any cache; four times as large on a GPU
+MATRIX, ARRAY = (
+    2048,
+    2**26,
+)  # ours: large enough for all cores and larger than any cache; four times as large on a GPU
 PASSES = 3  # forward, and backward for each of two factors
 ADAM = 4 + 3  # numbers per parameter, read and written
-OF_ROUTING = ("bmm", "baddbmm")  # votes and their sums are batched products; convolutions and linear layers are not
+OF_ROUTING = (
+    "bmm",
+    "baddbmm",
+)  # votes and their sums are batched products; convolutions and linear layers are not
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,16 @@ class Work:
     full_numbers: int = 0
 
 
-def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float]) -> dict[str, float]:
+def beside_roofline(
+    row: Mapping[str, Any], work: Work, rates: dict[str, float]
+) -> dict[str, float]:
     """Return the lower bounds of a measured case, and its percentage of the roofline."""
     bfloat16 = row["precision"] != FULL
     full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
     rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
-    moved = work.numbers * (2 if bfloat16 else 4) + work.full_numbers * 4  # bytes of bfloat16 and of float32
+    moved = (
+        work.numbers * (2 if bfloat16 else 4) + work.full_numbers * 4
+    )  # bytes of bfloat16 and of float32
     routing_seconds = work.routing_operations / rates["float32_operations_per_second"]
     arithmetic, memory = work.operations / rate + routing_seconds, moved / rates["bytes_per_second"]
     return {
@@ -84,7 +94,13 @@ def votes_of(case: Case) -> int:
     sizes = case.sizes
     if KERNELS.get(case.name, case.name) == "em_all_parents":
         positions = ((sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1) ** 2
-        return sizes["batch_size"] * positions * sizes["kernel_size"] ** 2 * sizes["child_types"] * sizes["parents"]
+        return (
+            sizes["batch_size"]
+            * positions
+            * sizes["kernel_size"] ** 2
+            * sizes["child_types"]
+            * sizes["parents"]
+        )
     return sizes.get("rows", sizes.get("batch_size")) * sizes["children"] * sizes["parents"]
 
 
@@ -100,7 +116,9 @@ def _of_kernel(case: Case) -> Work:
     result = call()
     outputs = [result] if isinstance(result, Tensor) else result
     multiply_adds = kernels.multiply_adds(case.name, votes_of(case), case.sizes)
-    return Work(routing_operations=2 * multiply_adds, full_numbers=_numbers(inputs) + _numbers(outputs))
+    return Work(
+        routing_operations=2 * multiply_adds, full_numbers=_numbers(inputs) + _numbers(outputs)
+    )
 
 
 def _of_layer(case: Case) -> Work:
@@ -109,7 +127,9 @@ def _of_layer(case: Case) -> Work:
     em = case.name != "dynamic"
     dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
     operations = routing_operations(votes_of(case), dim, inner, case.sizes["iterations"], em=em)
-    return Work(routing_operations=operations, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()))
+    return Work(
+        routing_operations=operations, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward())
+    )
 
 
 def _of_model(case: Case) -> Work:
@@ -117,9 +137,13 @@ def _of_model(case: Case) -> Work:
     module = build_network(case, training_config(case.overrides)).to(case.device)
     calls: list[Work] = []
     for layer in module.network.modules():
-        layer.register_forward_hook(lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output)))
+        layer.register_forward_hook(
+            lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output))
+        )
     with FlopCounterMode(display=False) as counter:
-        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # also compiles kernels for the workers
+        loss_of(
+            module, as_pairs(random_batch(case, 1), module)
+        ).backward()  # also compiles kernels for the workers
     counted = counter.get_flop_counts()["Global"].items()
     operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
     parameters = sum(parameter.numel() for parameter in module.network.parameters())
@@ -128,22 +152,31 @@ def _of_model(case: Case) -> Work:
         operations=images * operations,
         routing_operations=images * sum(work.routing_operations for work in calls),
         numbers=images * sum(work.numbers for work in calls),
-        full_numbers=images * sum(work.full_numbers for work in calls) + (PASSES + ADAM) * parameters,
+        full_numbers=images * sum(work.full_numbers for work in calls)
+        + (PASSES + ADAM) * parameters,
     )
 
 
 def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        passes = 2 + inputs[0].requires_grad  # forward, gradient of the weight, gradient of the input
+        passes = (
+            2 + inputs[0].requires_grad
+        )  # forward, gradient of the weight, gradient of the input
         return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
         parents = output[:2]  # without logits, which come with the activations
         return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(parents))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
-        (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
+        (rows, children, pose), (_, inner, parents, columns) = (
+            part.shape for part in inputs[0][:2]
+        )
         em = isinstance(layer, EMRouting)
         votes, iterations = rows * children * parents, layer.options.get("iterations", 1)
-        return Work(routing_operations=routing_operations(votes, pose // inner * columns, inner, iterations, em=em))
+        return Work(
+            routing_operations=routing_operations(
+                votes, pose // inner * columns, inner, iterations, em=em
+            )
+        )
     return Work()
 
 
@@ -153,7 +186,9 @@ def _numbers(tensors: Iterable[Any]) -> int:
 
 def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float], list[Work]]:
     """In a worker: return the rates of the machine, with bfloat16 on request, and the work of each case."""
-    return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [count(case) for case in cases]
+    return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [
+        count(case) for case in cases
+    ]
 
 
 def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
@@ -171,7 +206,9 @@ def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
     for name, (dtype, mode) in kinds.items():
         factor = torch.randn(size, size, device=device).to(dtype)
         torch.set_float32_matmul_precision(mode)
-        rates[f"{name}_operations_per_second"] = 2 * size**3 / _fastest(partial(torch.mm, factor, factor), device)
+        rates[f"{name}_operations_per_second"] = (
+            2 * size**3 / _fastest(partial(torch.mm, factor, factor), device)
+        )
     torch.set_float32_matmul_precision(before)
     first, second, total = (torch.randn(length, device=device) for _ in range(3))
     seconds = _fastest(partial(torch.add, first, second, out=total), device)

@@ -20,11 +20,19 @@ def scale(config: DictConfig) -> dict[str, Any]:
     rows = []
     for axis in AXES if config.scaling == "all" else [config.scaling]:
         cases = scaled(config, axis)
-        for case, row in zip(cases, time_in_turn(cases, rounds=config.rounds, steps=config.steps), strict=True):
+        for case, row in zip(
+            cases, time_in_turn(cases, rounds=config.rounds, steps=config.steps), strict=True
+        ):
             votes = votes_of(case)
             seconds = row["seconds_median"] / (votes * case.sizes["iterations"])
             rows.append(
-                {"axis": axis, "value": case.sizes[AXES[axis]], "votes": votes, **row, "seconds_per_vote": seconds}
+                {
+                    "axis": axis,
+                    "value": case.sizes[AXES[axis]],
+                    "votes": votes,
+                    **row,
+                    "seconds_per_vote": seconds,
+                }
             )
     return {"rows": rows}
 

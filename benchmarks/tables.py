@@ -99,12 +99,18 @@ def show(report: dict[str, Any], hardware: str) -> None:
         speeds = ", ".join(f"{rate:.0f} GFLOP/s in {name}" for name, rate in rates.items())
         caption = f"ratio and share: relative to the first row of a name; least: at {speeds}, {memory:.1f} GB/s"
         for kind, of_kind in groupby(rows, key=lambda row: row["kind"]):
-            columns, memory_of = (LAYERS, "without inputs") if kind == "layer" else (MODELS, "of the whole process")
-            console.print(_table(f"{kind}s, {hardware}; memory: {memory_of}", caption, columns, of_kind))
+            columns, memory_of = (
+                (LAYERS, "without inputs") if kind == "layer" else (MODELS, "of the whole process")
+            )
+            console.print(
+                _table(f"{kind}s, {hardware}; memory: {memory_of}", caption, columns, of_kind)
+            )
     elif "axis" in rows[0]:
         for axis, of_axis in groupby(rows, key=lambda row: row["axis"]):
             title = f"a convolutional EM layer against {axis}, float32, {hardware}"
-            console.print(_table(title, "forward and backward; memory: without inputs", SCALING, of_axis))
+            console.print(
+                _table(title, "forward and backward; memory: without inputs", SCALING, of_axis)
+            )
     else:
         for row in rows:
             shares = ", ".join(f"{family} {share:.1%}" for family, share in row["shares"].items())
@@ -119,13 +125,28 @@ def show_loops(console: Console, rows: list[Row], hardware: str) -> None:
         title = f"{name}, a network with next to no work, {hardware}, one core"
         console.print(_table(title, f"processor time of {loops[0]['steps']} steps", LOOPS, loops))
         ours = next(row for row in loops if row["loop"] == "ours")
-        console.print(_table(f"{name}, our loop", "all calls: Python and built-in", FUNCTIONS, ours["functions"]))
+        console.print(
+            _table(
+                f"{name}, our loop", "all calls: Python and built-in", FUNCTIONS, ours["functions"]
+            )
+        )
 
 
 def _table(title: str, caption: str, columns: Columns, rows: Any) -> Table:
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in columns:
-        text = name in ("name", "form", "precision", "backend", "operator", "family", "loop", "function")
+        text = name in (
+            "name",
+            "form",
+            "precision",
+            "backend",
+            "operator",
+            "family",
+            "loop",
+            "function",
+        )
         table.add_column(name, no_wrap=text, justify="left" if text else "right")
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))

@@ -51,7 +51,9 @@ class TextbookCapsNet(nn.Module):
         self.iterations = iterations
 
         self.conv = nn.Conv2d(channel, channels, kernel_size)
-        self.primary = nn.Conv2d(channels, primary_types * primary_dim, kernel_size, stride=2, bias=False)
+        self.primary = nn.Conv2d(
+            channels, primary_types * primary_dim, kernel_size, stride=2, bias=False
+        )
         self.primary_bias = nn.Parameter(torch.full((primary_types * primary_dim,), 0.1))
         self.weight = nn.Parameter(torch.empty(1, children, num_classes, class_dim, primary_dim))
         self.bias = nn.Parameter(torch.full((1, 1, num_classes, class_dim), 0.1))
@@ -82,7 +84,9 @@ class TextbookCapsNet(nn.Module):
         return squash(x)  # (batch, children, 8)
 
     def digit_capsules(self, u: Tensor) -> Tensor:
-        u_hat = torch.matmul(self.weight, u[:, :, None, :, None]).squeeze(-1)  # (batch, children, parents, 16)
+        u_hat = torch.matmul(self.weight, u[:, :, None, :, None]).squeeze(
+            -1
+        )  # (batch, children, parents, 16)
         b = torch.zeros(*u_hat.shape[:3], 1, dtype=u_hat.dtype, device=u_hat.device)
         for iteration in range(self.iterations):
             c = F.softmax(b, dim=2)

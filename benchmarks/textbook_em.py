@@ -65,7 +65,9 @@ def fit_mixture(
     return found
 
 
-def mixture_figure(points: Float[Tensor, " point"], start: Mixture, shown: Sequence[int] = (0, 1, 2, 5, 50)) -> Figure:
+def mixture_figure(
+    points: Float[Tensor, " point"], start: Mixture, shown: Sequence[int] = (0, 1, 2, 5, 50)
+) -> Figure:
     """Draw two components after each number of steps, points coloured by responsibility, and the log-likelihood."""
     steps = fit_mixture(points, start, max(*shown, 1) + 1)
     figure = Figure(figsize=(2.3 * (len(shown) + 1), 2.6), layout="constrained")  # inches
@@ -78,8 +80,14 @@ def mixture_figure(points: Float[Tensor, " point"], start: Mixture, shown: Seque
         for component, colour in enumerate(COLOURS[:2]):
             axis.plot(grid.numpy(), densities[:, component].numpy(), color=colour)
         shares = steps[count].responsibilities[:, 1].numpy()  # of this mixture
-        axis.scatter(points.numpy(), torch.zeros(len(points)).numpy(), c=shares, cmap=between, s=28, zorder=3)
-        axis.set(title="start" if not count else f"after {count}", xlabel="point, or vote", ylim=(-0.05, None))
+        axis.scatter(
+            points.numpy(), torch.zeros(len(points)).numpy(), c=shares, cmap=between, s=28, zorder=3
+        )
+        axis.set(
+            title="start" if not count else f"after {count}",
+            xlabel="point, or vote",
+            ylim=(-0.05, None),
+        )
     panels[0].set_ylabel("density: one parent each")
     last.plot(range(len(steps)), [step.log_likelihood for step in steps], color="black")
     last.set(title="log-likelihood", xlabel="steps")

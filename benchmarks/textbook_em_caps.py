@@ -131,10 +131,18 @@ class TextbookEMCaps(nn.Module):
         self.primary_poses = nn.Conv2d(channels, primary_types * 16, 1)
         self.primary_activations = nn.Conv2d(channels, primary_types, 1)
         types, grid = primary_types, [(n - 5) // 2 + 1 for n in size]
-        self.weights, self.beta_u, self.beta_a = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+        self.weights, self.beta_u, self.beta_a = (
+            nn.ParameterList(),
+            nn.ParameterList(),
+            nn.ParameterList(),
+        )
         for number, (parents, stride) in enumerate(zip(conv_types, conv_strides, strict=True)):
-            self.register_buffer(f"child_{number}", window_index((grid[0], grid[1]), types, kernel_size, stride))
-            self.weights.append(nn.Parameter(0.1 * torch.randn(kernel_size**2 * types, parents, 4, 4)))
+            self.register_buffer(
+                f"child_{number}", window_index((grid[0], grid[1]), types, kernel_size, stride)
+            )
+            self.weights.append(
+                nn.Parameter(0.1 * torch.randn(kernel_size**2 * types, parents, 4, 4))
+            )
             self.beta_u.append(nn.Parameter(torch.full((parents,), 0.727)))
             self.beta_a.append(nn.Parameter(torch.full((parents,), -80.0)))
             types, grid = parents, [(n - kernel_size) // stride + 1 for n in grid]
@@ -153,11 +161,15 @@ class TextbookEMCaps(nn.Module):
         poses = self.primary_poses(x).view(batch, self.primary_types, 16, height, width)
         poses = poses.permute(0, 3, 4, 1, 2).reshape(batch, -1, 16)  # (batch, children, 16)
         a = torch.sigmoid(self.primary_activations(x)).permute(0, 2, 3, 1).reshape(batch, -1)
-        for number, (weight, beta_u, beta_a) in enumerate(zip(self.weights, self.beta_u, self.beta_a, strict=True)):
+        for number, (weight, beta_u, beta_a) in enumerate(
+            zip(self.weights, self.beta_u, self.beta_a, strict=True)
+        ):
             child = getattr(self, f"child_{number}")
             competing = child if self.normalisation == "all_parents" else None
             windows, present = poses[:, child].flatten(0, 1), a[:, child].flatten(0, 1)
-            poses, a = textbook_em_layer(windows, weight, present, beta_u, beta_a, self.lambdas, child=competing)
+            poses, a = textbook_em_layer(
+                windows, weight, present, beta_u, beta_a, self.lambdas, child=competing
+            )
             poses, a = poses.reshape(batch, -1, 16), a.reshape(batch, -1)
 
         rows, columns = self.coordinates.shape[:2]

@@ -73,7 +73,10 @@ def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str
                 time.sleep(PAUSE)
                 of_case += worker.call(time_steps, steps)
         memory = [worker.call(read_memory) for worker in workers]
-    return [{**row_of(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
+    return [
+        {**row_of(case, times), **peak}
+        for case, times, peak in zip(cases, seconds, memory, strict=True)
+    ]
 
 
 def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
@@ -137,7 +140,9 @@ class CaseTimer:
         start_time = time.perf_counter()
         self.run(1)
         self.first_seconds = time.perf_counter() - start_time
-        self.run(1)  # ours: the first run may build kernels and optimiser state, the second allocates gradients
+        self.run(
+            1
+        )  # ours: the first run may build kernels and optimiser state, the second allocates gradients
 
     def run(self, steps: int) -> list[Seconds]:
         """Time ``steps`` steps."""
@@ -145,7 +150,10 @@ class CaseTimer:
             return [self._step() for _ in range(steps)]
         marks = [self._step_on_gpu() for _ in range(steps)]
         torch.cuda.synchronize()
-        return [(start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3) for start, between, end in marks]
+        return [
+            (start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3)
+            for start, between, end in marks
+        ]
 
     def memory(self) -> dict[str, int]:
         """Return peak memory in bytes, and its increase over the memory before the first step."""
@@ -215,7 +223,9 @@ def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     return step.loss, backward_and_update
 
 
-def replayed_passes(step: Step, device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def replayed_passes(
+    step: Step, device: torch.device
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """Return the passes of a step as CUDA graphs; an optimizer that cannot be captured runs as it is."""
     cuda_graphs.use_side_stream(device)
     use_device_values(step.optimizer, device)
@@ -248,7 +258,9 @@ def memory_now(device: torch.device) -> int:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     return 0
 
 
@@ -257,6 +269,10 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):
-        match = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(
+            r"^VmHWM:\s*(\d+) kB",
+            Path("/proc/self/status").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
         return int(match[1]) * 1024 if match else 0
     return 0

@@ -38,15 +38,21 @@ class Traffic(TorchDispatchMode):
         self.calls: Counter[str] = Counter()
         self.moved: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = operator(*args, **(kwargs or {}))
         name = operator.name().split("::")[1].split(".")[0]
         is_query = not any(isinstance(value, Tensor) for value in tree_leaves(result))
         if operator.is_view or is_query or "empty" in name or name in ("detach", "_unsafe_view"):
             return result
-        tensors = [value for value in tree_leaves((args, kwargs, result)) if isinstance(value, Tensor)]
+        tensors = [
+            value for value in tree_leaves((args, kwargs, result)) if isinstance(value, Tensor)
+        ]
         self.calls[name] += 1
-        self.moved[name] += sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors)
+        self.moved[name] += sum(
+            min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors
+        )
         return result
 
 
@@ -69,7 +75,9 @@ def main(config: DictConfig) -> None:
     for case in (case for group in model_groups(config, textbook=False) for case in group):
         traffic = count_step(case)
         calls, moved = traffic.calls.total(), traffic.moved.total()
-        sys.stdout.write(f"{case.label}, batch {case.sizes['batch_size']}: {calls} operators, {moved / 1e9:.2f} GB\n")
+        sys.stdout.write(
+            f"{case.label}, batch {case.sizes['batch_size']}: {calls} operators, {moved / 1e9:.2f} GB\n"
+        )
         for name, size in traffic.moved.most_common(LISTED):
             sys.stdout.write(f"{size / 1e6:10.1f} MB {traffic.calls[name]:5} {name}\n")
 

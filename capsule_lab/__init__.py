@@ -44,8 +44,15 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("capsule_lab.runs.ready_weights").weights
     if name == "__all__":
         folders = [importlib.import_module(f"{__name__}.{name}") for name in _FOLDERS]
-        entries = [(name, getattr(folder, name), folder.__name__) for folder in folders for name in folder.__all__]
-        return [*_NAMES, *(name for name, value, folder in entries if value.__module__.startswith(folder))]
+        entries = [
+            (name, getattr(folder, name), folder.__name__)
+            for folder in folders
+            for name in folder.__all__
+        ]
+        return [
+            *_NAMES,
+            *(name for name, value, folder in entries if value.__module__.startswith(folder)),
+        ]
     if name in _NAMES or not (name.startswith("_") or find_spec(f"{__name__}.{name}")):
         for module in _MODULES if name in _NAMES else _FOLDERS:
             value = vars(importlib.import_module(f"capsule_lab.{module}")).get(name)

@@ -36,29 +36,46 @@ def _main(arguments: Sequence[str]) -> None:
         runpy.run_module(compose.module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {__version__}\n")
-    elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
+    elif (
+        first
+        and first not in ("--help", "-h")
+        and not first.startswith(("--config-dir", "-cd", "hydra.searchpath"))
+    ):
         if "=" in first or first.startswith(("-", "~")):
-            raise ConfigError(f"{first} is not a command; put a command before it, such as capsule-lab train {first}")
+            raise ConfigError(
+                f"{first} is not a command; put a command before it, such as capsule-lab train {first}"
+            )
         raise ConfigError(f"{first} is not a command; {suggest(first, compose.commands())}")
     else:
-        with compose.searching(own_folders([argument for argument in arguments if argument not in ("--help", "-h")])):
+        with compose.searching(
+            own_folders([argument for argument in arguments if argument not in ("--help", "-h")])
+        ):
             _list()
 
 
 def _list() -> None:
     console = Console(highlight=False)
     heads = {name: compose.head(compose.conf_dir() / f"{name}.yaml") for name in compose.commands()}
-    listed = [(f"python -m {compose.module_of(name)}", _headline(head)) for name, head in heads.items()]
+    listed = [
+        (f"python -m {compose.module_of(name)}", _headline(head)) for name, head in heads.items()
+    ]
     console.print(_table("commands", listed))
     options = [
         (f"[bold]{group}[/]" if not number else "", option, _headline(comments))
         for group in compose.groups()
         for number, (option, comments) in enumerate(compose.described_options(group).items())
     ]
-    console.print(_table("\noptions: python -m capsule_lab.train group=option any.key=value …", options))
-    tables = [(file.stem, _headline(compose.head(file))) for file in sorted(compose.sweeps_dir().glob("*.yaml"))]
+    console.print(
+        _table("\noptions: python -m capsule_lab.train group=option any.key=value …", options)
+    )
+    tables = [
+        (file.stem, _headline(compose.head(file)))
+        for file in sorted(compose.sweeps_dir().glob("*.yaml"))
+    ]
     console.print(_table("\ntables: table=", tables))
-    console.print("\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job")
+    console.print(
+        "\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job"
+    )
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
@@ -71,7 +88,9 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
 def _headline(comments: Iterable[str]) -> str:
     """Return the first sentence of the comments at the head of a file, up to an indented line."""
     text = " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
-    return escape(re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix("."))  # not at J. Hui
+    return escape(
+        re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix(".")
+    )  # not at J. Hui
 
 
 if __name__ == "__main__":

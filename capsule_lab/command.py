@@ -39,7 +39,9 @@ from capsule_lab.system.terminal import usable_streams
 Main = Callable[[DictConfig], Mapping[str, Any] | None]
 
 
-def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -> Callable[[Main], Callable[[], None]]:
+def command(
+    name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list
+) -> Callable[[Main], Callable[[], None]]:
     """Return a decorator for a Hydra command, which prints a user's mistake in one line and exits with status 2.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A command that a signal stops exits with 128 plus the number
@@ -59,8 +61,12 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
 
         @functools.wraps(main)
         def run() -> None:
-            OmegaConf.register_new_resolver("command_help", _help, replace=True)  # used in conf/_command.yaml
-            logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it also logs the errors it raises
+            OmegaConf.register_new_resolver(
+                "command_help", _help, replace=True
+            )  # used in conf/_command.yaml
+            logging.getLogger("hydra.utils").setLevel(
+                logging.CRITICAL
+            )  # it also logs the errors it raises
             with usable_streams(), ExitStack() as stack:
                 try:
                     if "--version" in sys.argv[1:]:
@@ -75,9 +81,15 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         hydra_utils.run_and_report = lambda func: func()
                         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
                         store_options_without_file()
-                        hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name=name)(job)()
+                        hydra.main(
+                            version_base="1.3",
+                            config_path=str(compose.conf_dir()),
+                            config_name=name,
+                        )(job)()
                 except InterruptError as error:
-                    before = install(signal.SIG_IGN)  # SLURM's next signal must not end ``scontrol requeue``
+                    before = install(
+                        signal.SIG_IGN
+                    )  # SLURM's next signal must not end ``scontrol requeue``
                     requeue(error.signum)
                     restore(before)
                     _exit(str(error), 128 + error.signum)
@@ -102,21 +114,30 @@ def _for_table(main: Main) -> Main:
             if results.read_evaluation(path) is None:
                 start_time = time.monotonic()
                 result = main(config) or {}
-                write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - start_time, 1)})
+                write_record(
+                    path, {**result, "evaluation_seconds": round(time.monotonic() - start_time, 1)}
+                )
 
     return recorded
 
 
 def _help(name: str) -> str:
     """Return the comments at the head of a command's configuration, and its configuration groups."""
-    groups = [f"  {group}: {', '.join(compose.options_of(group))}" for group in sorted(compose.default_options(name))]
+    groups = [
+        f"  {group}: {', '.join(compose.options_of(group))}"
+        for group in sorted(compose.default_options(name))
+    ]
     comments = compose.head(compose.conf_dir() / f"{name}.yaml")
     lines = [*comments, "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
     return "\n".join(lines).replace("$", "$$")  # Hydra treats it as a template
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
-    message = None if os.environ.get("HYDRA_FULL_ERROR") else compose.user_message(error, name, sys.argv[1:])
+    message = (
+        None
+        if os.environ.get("HYDRA_FULL_ERROR")
+        else compose.user_message(error, name, sys.argv[1:])
+    )
     if message is not None:
         _exit(message, 2)
 

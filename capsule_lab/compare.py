@@ -28,7 +28,9 @@ def main(config: DictConfig) -> None:
     """Print the options that differ, the results, and a test of whether both networks get the same images wrong."""
     names = list(config.runs or ())
     if len(names) != 2:
-        raise ConfigError(f"runs has {len(names)} entries; expected two run directories: runs=[runs/…,runs/…]")
+        raise ConfigError(
+            f"runs has {len(names)} entries; expected two run directories: runs=[runs/…,runs/…]"
+        )
     directories = [_directory(name) for name in names]
     records = [_finished(directory) for directory in directories]
     configs = [dict(flat(_config(directory))) for directory in directories]
@@ -36,11 +38,21 @@ def main(config: DictConfig) -> None:
     copies = {key for key in keys if all(_is_copy(key, config) for config in configs)}
     differing = [key for key in keys if key not in copies and _differ(key, configs)]
     options = [[key, *(_text(config.get(key, "")) for config in configs)] for key in differing]
-    metrics = [dict(flat({split: record.get(split, {}) for split in ("test", "val")})) for record in records]
+    metrics = [
+        dict(flat({split: record.get(split, {}) for split in ("test", "val")}))
+        for record in records
+    ]
     names_of_metrics = dict.fromkeys([*metrics[0], *metrics[1]])
-    results = [[name, *(f"{of[name]:.4g}" if name in of else "" for of in metrics)] for name in names_of_metrics]
+    results = [
+        [name, *(f"{of[name]:.4g}" if name in of else "" for of in metrics)]
+        for name in names_of_metrics
+    ]
     known = [dict(flat(record)) for record in records]
-    facts = [[name, *(_text(record.get(name, "")) for record in known)] for name in _FACTS if _differ(name, known)]
+    facts = [
+        [name, *(_text(record.get(name, "")) for record in known)]
+        for name in _FACTS
+        if _differ(name, known)
+    ]
     console = Console(highlight=False)
     head = ["", *(directory.name for directory in directories)]
     for title, rows in (("options", options), ("results", results), ("facts", facts)):
@@ -53,14 +65,18 @@ def main(config: DictConfig) -> None:
 def _directory(name: object) -> Path:
     path = expanded(str(name))
     if not (path / "config.yaml").is_file():
-        raise RunError(f"{path} is not a run directory; expected one with a config.yaml: python -m capsule_lab.list")
+        raise RunError(
+            f"{path} is not a run directory; expected one with a config.yaml: python -m capsule_lab.list"
+        )
     return path
 
 
 def _finished(directory: Path) -> dict[str, Any]:
     record = runs.results.read_metrics(directory)
     if record is None:
-        raise RunError(f"{directory} has no metrics.json; expected a run that is finished: continue it first")
+        raise RunError(
+            f"{directory} has no metrics.json; expected a run that is finished: continue it first"
+        )
     return record
 
 
@@ -71,7 +87,9 @@ def _config(directory: Path) -> dict[str, Any]:
         text = read_regular(file, inside=directory, most=_LARGEST).decode()
         return dict(plain_yaml.parse(text))
     except (ValueError, TypeError, OSError) as error:
-        raise RunError(f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote") from error
+        raise RunError(
+            f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote"
+        ) from error
 
 
 def _is_copy(key: str, config: Mapping[str, Any]) -> bool:
@@ -92,17 +110,25 @@ def _test(directories: list[Path], records: list[dict[str, Any]]) -> str:
     """Return a test on the predictions for the test images: of McNemar, or a bootstrap if several show one object."""
     from capsule_lab.tables.statistics import mcnemar, resampled_difference
 
-    first, second = (runs.predictions.read(*pair) for pair in zip(directories, records, strict=True))
+    first, second = (
+        runs.predictions.read(*pair) for pair in zip(directories, records, strict=True)
+    )
     if first is None or second is None:
         return "no test: a run has no predictions.npz"
-    data = [[record["provenance"].get(key.partition(".")[2]) for key in _DATA] for record in records]
+    data = [
+        [record["provenance"].get(key.partition(".")[2]) for key in _DATA] for record in records
+    ]
     if data[0] != data[1] or not np.array_equal(first.label, second.label):
         return "no test: the runs were tested on different images"
     if first.cluster is None:
         answer = mcnemar(first.wrong, second.wrong)
     else:  # several images of one object are no independent images
-        answer = resampled_difference(first.wrong[None] * 100.0, second.wrong[None] * 100.0, first.cluster, paired=True)
-    only = [int((one.wrong & ~other.wrong).sum()) for one, other in ((first, second), (second, first))]
+        answer = resampled_difference(
+            first.wrong[None] * 100.0, second.wrong[None] * 100.0, first.cluster, paired=True
+        )
+    only = [
+        int((one.wrong & ~other.wrong).sum()) for one, other in ((first, second), (second, first))
+    ]
     return (
         f"{only[0]} images are wrong only in the first run, {only[1]} only in the second: difference of errors "
         f"{answer.estimate:+.2f} points ({answer.low:.2f} to {answer.high:.2f}), {_p_value(answer.p)} ({answer.test}); "

@@ -32,8 +32,14 @@ def main(config: DictConfig) -> None:
     if OmegaConf.is_missing(config, "name"):
         raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
     if config.name not in options:
-        raise ConfigError(f"name={config.name} does not exist; {suggest(str(config.name), options)}")
-    known = {"directory", "size", "workers"} if config.name == _RENDERED else _options_of(str(config.name))
+        raise ConfigError(
+            f"name={config.name} does not exist; {suggest(str(config.name), options)}"
+        )
+    known = (
+        {"directory", "size", "workers"}
+        if config.name == _RENDERED
+        else _options_of(str(config.name))
+    )
     others = [key for key in own_options("dataset") if key not in (*known, "name", "sheet")]
     check_effect(config, "dataset", f"with name={config.name}", others)
     (_render if config.name == _RENDERED else _fetch)(config)
@@ -60,15 +66,21 @@ def _fetch(config: DictConfig) -> None:
     log.info("%s: %s, in %s", config.name, data.provenance["name"], data.directory)
     if config.name == _PICTURES:
         stored = data.load(train=True)  # without pictures to test on
-        rows = [(stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)]
+        rows = [
+            (stored.labels == label).nonzero()[:_SHOWN, 0] for label in range(data.spec.num_classes)
+        ]
         folder = data.real_source.folder
         if config.sheet:
-            images = {label: stored.images[row].read().float() / 255 for label, row in enumerate(rows)}
+            images = {
+                label: stored.images[row].read().float() / 255 for label, row in enumerate(rows)
+            }
             _draw_classes(data, images, folder / "contact_sheet.png")
         _name_unused(data, folder)
     elif config.sheet and not data.spec.change:  # of pairs, no image has one class
         try:
-            _draw_classes(data, _first_images(data), data.directory / f"{config.name}_contact_sheet.png")
+            _draw_classes(
+                data, _first_images(data), data.directory / f"{config.name}_contact_sheet.png"
+            )
         except RunError as error:  # several people may share a folder that they cannot write to
             log.warning("no contact sheet: %s", error)
 
@@ -81,13 +93,22 @@ def _first_images(data: Any) -> dict[int, Tensor]:
     rows: list[list[Tensor]] = [[] for _ in range(data.spec.num_classes)]
     for stored in islice(data.train_dataloader(), _BATCHES):
         batch = data.transform_batch(stored, "val")
-        for image, label in zip(batch.images, batch.labels.reshape(len(batch.labels), -1)[:, 0], strict=True):
-            rows[int(label)].append(torch.cat([*image], 1)[None] if len(image) == 2 else image)  # a stereo pair
+        for image, label in zip(
+            batch.images, batch.labels.reshape(len(batch.labels), -1)[:, 0], strict=True
+        ):
+            rows[int(label)].append(
+                torch.cat([*image], 1)[None] if len(image) == 2 else image
+            )  # a stereo pair
         if min(map(len, rows)) >= _SHOWN:
             break
     images = {label: torch.stack(row[:_SHOWN]) for label, row in enumerate(rows) if row}
-    low, high = min(float(each.min()) for each in images.values()), max(float(each.max()) for each in images.values())
-    return {label: (each - low) / (high - low) for label, each in images.items()}  # some data sets are standardised
+    low, high = (
+        min(float(each.min()) for each in images.values()),
+        max(float(each.max()) for each in images.values()),
+    )
+    return {
+        label: (each - low) / (high - low) for label, each in images.items()
+    }  # some data sets are standardised
 
 
 def _draw_classes(data: Any, by_class: dict[int, Tensor], path: Path) -> None:
@@ -95,12 +116,22 @@ def _draw_classes(data: Any, by_class: dict[int, Tensor], path: Path) -> None:
     import torch
 
     from capsule_lab import runs
-    from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid, plain_label
+    from capsule_lab.analysis.plotting import (
+        Column,
+        Group,
+        name_of_class,
+        picture_grid,
+        plain_label,
+    )
 
     images = [*by_class.values()]
-    blank = torch.full_like(images[0][0], float(data.spec.image_shape[0] == 3))  # grey is drawn inverted
+    blank = torch.full_like(
+        images[0][0], float(data.spec.image_shape[0] == 3)
+    )  # grey is drawn inverted
     shown = max(map(len, images))
-    columns = [Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)]
+    columns = [
+        Column("", [line[n] if n < len(line) else blank for line in images]) for n in range(shown)
+    ]
     names = [name_of_class(data.spec.classes, label) for label in by_class]
     title = plain_label(f"{data.provenance['name']}, training")
     figure = picture_grid([Group("", columns)], names, title=title)
@@ -114,7 +145,9 @@ def _name_unused(data: Any, folder: Path) -> None:
         if other != folder and other.is_dir():
             size = sum(file.stat().st_size for file in other.iterdir()) / 1e6
             log.info(
-                "%s (%.0f MB) is of another folder, size or state of the pictures; remove it if unused", other, size
+                "%s (%.0f MB) is of another folder, size or state of the pictures; remove it if unused",
+                other,
+                size,
             )
 
 
@@ -131,7 +164,9 @@ def _render(config: DictConfig) -> None:
         )
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        with interruptible("stopped; nothing was written, and the same command starts from the beginning"):
+        with interruptible(
+            "stopped; nothing was written, and the same command starts from the beginning"
+        ):
             toynorb_files.render_files(folder, size=size, workers=workers)
     except OSError as error:
         raise ConfigError(
@@ -153,13 +188,24 @@ def _draw(path: Path, size: int) -> None:
 
     def images(category: int, instance: int, azimuths: Any, lightings: Any) -> np.ndarray:
         # ours: elevation 1, 35 degrees, shows both the sides and the shadow; the left camera
-        return toynorb.render(category, instance, [1], azimuths, lightings, [-1], size=size)[0, :, :, 0]
+        return toynorb.render(category, instance, [1], azimuths, lightings, [-1], size=size)[
+            0, :, :, 0
+        ]
 
     categories, instances = range(len(toynorb.CATEGORIES)), range(toynorb.INSTANCES)
     # ours: azimuth 2, 40 degrees, shows front and side; instance 4 is the first training toy
-    toys = np.stack([[images(category, instance, [2], [0])[0, 0] for instance in instances] for category in categories])
-    around = np.stack([images(category, 4, range(len(toynorb.AZIMUTHS)), [0])[:, 0] for category in categories])
-    lit = np.stack([images(category, 4, [2], range(toynorb.LIGHTINGS))[0] for category in categories])
+    toys = np.stack(
+        [
+            [images(category, instance, [2], [0])[0, 0] for instance in instances]
+            for category in categories
+        ]
+    )
+    around = np.stack(
+        [images(category, 4, range(len(toynorb.AZIMUTHS)), [0])[:, 0] for category in categories]
+    )
+    lit = np.stack(
+        [images(category, 4, [2], range(toynorb.LIGHTINGS))[0] for category in categories]
+    )
     sheet = toy_sheet(
         toys, around, lit, categories=toynorb.CATEGORIES, training=toynorb.TRAIN_INSTANCES,
         title=f"{toynorb_files.STANDIN_NAME}, version {toynorb_files.VERSION}, {size}x{size}",

@@ -124,7 +124,9 @@ def check_number(
     below: float = math.inf,
 ) -> None:
     """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``."""
-    is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)  # which is an int for Python
+    is_number = isinstance(value, SupportsFloat) and not isinstance(
+        value, bool
+    )  # which is an int for Python
     if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
         return
     bounds = [
@@ -150,6 +152,8 @@ def check_widths(owner: str, **widths: Sequence[int]) -> None:
     """Check that widths, such as those of layers, are lists of positive whole numbers, which may be empty."""
     for option, values in widths.items():
         if not isinstance(values, Sequence) or isinstance(values, str):
-            raise ValueError(f"{owner} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004
+                f"{owner} has {option} {values!r}; expected a list of whole numbers, such as [64]"
+            )
         for value in values:
             check_sizes(owner, **{option: value})

@@ -29,7 +29,9 @@ Couplings = Literal["trained", "equal"]
 @command("evaluate")
 def main(config: DictConfig) -> dict[str, Any]:
     """Evaluate ``config.ckpt``, print the result and write it into the run directory."""
-    from lightning.fabric.utilities.rank_zero import rank_zero_only  # slow to import; --help does not need it
+    from lightning.fabric.utilities.rank_zero import (
+        rank_zero_only,
+    )  # slow to import; --help does not need it
 
     result, path, run = evaluate_checkpoint(config)
     if getattr(rank_zero_only, "rank", 0):
@@ -64,7 +66,9 @@ def open_checked(config: DictConfig) -> runs.Run:
     from capsule_lab.config import build, check  # torch and Lightning
 
     if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
-        raise ConfigError("ckpt is missing; expected ckpt=<a run, a file or the name of ready weights>")
+        raise ConfigError(
+            "ckpt is missing; expected ckpt=<a run, a file or the name of ready weights>"
+        )
     build.quiet_lightning_logs()
     check.check(config)
     check_evaluation(config)
@@ -85,7 +89,9 @@ def check_outputs(run: runs.Run, outputs: Iterable[Tensor]) -> None:
     import torch
 
     with torch.no_grad():
-        wrong = next((float(each[~each.isfinite()][0]) for each in outputs if not each.isfinite().all()), 0.0)
+        wrong = next(
+            (float(each[~each.isfinite()][0]) for each in outputs if not each.isfinite().all()), 0.0
+        )
     runs.results.check_finite({"output": wrong}, f"the network of {run.checkpoint}")
 
 
@@ -150,7 +156,9 @@ def evaluate(
     }
 
 
-def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+def result_file(
+    run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]
+) -> Path:
     """Return the path for a result: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
 
     The options are those of ``data`` that differ from training or, for other data, from its defaults. If their text is
@@ -161,13 +169,23 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     known = {"_target_": target}
     if "_target_" in data:
         files = reversed(option_files("data").items())  # ours take precedence over the user's
-        if option := {OmegaConf.select(OmegaConf.load(file), "_target_"): key for key, file in files}.get(target):
-            known = to_container(compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data)
+        if option := {
+            OmegaConf.select(OmegaConf.load(file), "_target_"): key for key, file in files
+        }.get(target):
+            known = to_container(
+                compose("evaluate", [f"data={option}", f"seed={run.config.seed}"]).data
+            )
         known["source"] = data.get("source")  # the file name contains the source that was used
-    other = {key: value for key, value in data.items() if key != "directory" and (key, value) not in known.items()}
+    other = {
+        key: value
+        for key, value in data.items()
+        if key != "directory" and (key, value) not in known.items()
+    }
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
     options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
-    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:120]  # ours: a file name has at most 255 bytes
+    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[
+        :120
+    ]  # ours: a file name has at most 255 bytes
     if named != options:
         named += f"-{hashlib.sha256(options.encode()).hexdigest()[:8]}"
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"]]

@@ -17,11 +17,16 @@ from capsule_lab.system.files import expanded
 @command("export")
 def main(config: DictConfig) -> None:
     """Export ``config.ckpt`` and print the file; for safetensors also its entry for the index of ready weights."""
-    for name, expected in (("ckpt", "a run, a file or the name of ready weights"), ("out", "the file to write")):
+    for name, expected in (
+        ("ckpt", "a run, a file or the name of ready weights"),
+        ("out", "the file to write"),
+    ):
         if OmegaConf.is_missing(config, name) or config[name] is None:
             raise ConfigError(f"{name} is missing; expected {name}=<{expected}>")
     if config.to == "safetensors":
-        check_effect(config, "export", "with to=safetensors, which has all weights", ["reconstruction"])
+        check_effect(
+            config, "export", "with to=safetensors, which has all weights", ["reconstruction"]
+        )
     from capsule_lab.config import build
     from capsule_lab.deploy import export  # torch and Lightning
 
@@ -33,7 +38,11 @@ def main(config: DictConfig) -> None:
     size = out.stat().st_size / 1e6
     if config.to == "safetensors":
         entry = json.dumps({out.stem: export.index_entry(run, out)}, indent=2, ensure_ascii=False)
-        console.print(f"written to {out} ({size:.2f} MB); its entry in the index:", soft_wrap=True, markup=False)
+        console.print(
+            f"written to {out} ({size:.2f} MB); its entry in the index:",
+            soft_wrap=True,
+            markup=False,
+        )
         console.print(entry, soft_wrap=True, markup=False)
         return
     batches = ", ".join(map(str, export.BATCHES))

@@ -60,7 +60,11 @@ def figure(run: runs.Run | str | Path, name: str, **options: Any) -> Figure:
 
 
 def keep_figures(
-    run: runs.Run, figures: Iterable[tuple[str, Figure]], logger: Mapping[str, DictConfig] | None, *, pdf: bool = False
+    run: runs.Run,
+    figures: Iterable[tuple[str, Figure]],
+    logger: Mapping[str, DictConfig] | None,
+    *,
+    pdf: bool = False,
 ) -> Iterator[Path]:
     """Save figures, by name, to ``figures/`` of the run and to its loggers; yield the path of each file.
 
@@ -87,10 +91,16 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     from capsule_lab import callbacks
     from capsule_lab.config import build
 
-    for name, options in loggers.items():  # runs of a table have names other than that of the directory
+    for (
+        name,
+        options,
+    ) in loggers.items():  # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
-        recorded = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
+        recorded = {
+            key: plain_value(run.config, f"logger.{name}.{key}")
+            for key in ("name", "group", "job_type")
+        }
         options.update({key: value for key, value in recorded.items() if value})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
     opened: list[Any] = build.build_trainer(
@@ -122,12 +132,19 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
         split, batch, output = predictions(run, config.held_out)
         images = {"val": "validation images of ", "train": "training images of "}[split]
         for name, figure in _of_images(run.network, batch, output, config, run.spec.classes):
-            add_heading(figure, f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}")
+            add_heading(
+                figure,
+                f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}",
+            )
             yield name, figure
 
 
 def _of_images(
-    network: nn.Module, batch: Batch, output: CapsuleOutput, config: DictConfig, names: Sequence[str]
+    network: nn.Module,
+    batch: Batch,
+    output: CapsuleOutput,
+    config: DictConfig,
+    names: Sequence[str],
 ) -> Iterator[tuple[str, Figure]]:
     """Yield labels with predictions, and figures 3, 4 and 5 of Sabour 2017."""
     from capsule_lab.analysis import perturbation, reconstructions, segmentation
@@ -135,27 +152,46 @@ def _of_images(
     from capsule_lab.networks import reconstructs
 
     if batch.labels.ndim > 1 or not reconstructs(network):
-        figure = reconstructions.prediction_figure(output.ranking, batch.images, batch.labels, names=names)
+        figure = reconstructions.prediction_figure(
+            output.ranking, batch.images, batch.labels, names=names
+        )
         yield "predictions", figure
     if not reconstructs(network):
         return
     yield "reconstructions", first_reconstructions(network, output, batch, config.images, names)
     if batch.parts is None:
-        figure = reconstructions.reconstruction_figure(network, output, batch.images, batch.labels, names=names)
+        figure = reconstructions.reconstruction_figure(
+            network, output, batch.images, batch.labels, names=names
+        )
         yield "right_and_wrong", figure
     else:
-        yield "segmentation", segmentation.segmentation_figure(network, output, batch.images, batch.labels, batch.parts)
-    yield "perturbation", perturbation.perturbation_figure(network, output, batch.labels, names=names)
+        yield (
+            "segmentation",
+            segmentation.segmentation_figure(
+                network, output, batch.images, batch.labels, batch.parts
+            ),
+        )
+    yield (
+        "perturbation",
+        perturbation.perturbation_figure(network, output, batch.labels, names=names),
+    )
     examples = perturbation.example_of_each_class(output, batch.labels)
     first = min(examples, key=lambda label: examples[label])
     for label in [first] if config.sheet_classes is None else config.sheet_classes:
         if label not in examples:
             known = ", ".join(map(str, sorted(examples)))
-            raise RunError(f"sheet_classes contains {label}; expected classes of the held-out images: {known}")
+            raise RunError(
+                f"sheet_classes contains {label}; expected classes of the held-out images: {known}"
+            )
         example = reconstructions.select_images(output, batch.labels.new_tensor([examples[label]]))
-        name = "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
+        name = (
+            "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
+        )
         steps = perturbation.steps_of(output)
-        yield name, perturbation.perturbation_sheet(network, example, label, names=names, steps=steps)
+        yield (
+            name,
+            perturbation.perturbation_sheet(network, example, label, names=names, steps=steps),
+        )
 
 
 def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
@@ -169,7 +205,9 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
     for split in ("val", "train"):
         batches: list[Batch] = []
         for batch in run.batches(split):
-            batches.append(first_images(batch, images - sum(len(batch.labels) for batch in batches)))
+            batches.append(
+                first_images(batch, images - sum(len(batch.labels) for batch in batches))
+            )
             if sum(len(batch.labels) for batch in batches) == images:
                 break
         if batches:

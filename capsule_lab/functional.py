@@ -45,11 +45,20 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> R:
-        inputs = (argument.poses if isinstance(argument, Votes) else argument for argument in (*args, *kwargs.values()))
+        inputs = (
+            argument.poses if isinstance(argument, Votes) else argument
+            for argument in (*args, *kwargs.values())
+        )
         device = next((value.device.type for value in inputs if isinstance(value, Tensor)), "cpu")
-        around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        around = (
+            torch.autocast(device, enabled=False)
+            if torch.is_autocast_enabled(device)
+            else nullcontext()
+        )
         with around:
-            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
+            return function(
+                *map(full, args), **{name: full(value) for name, value in kwargs.items()}
+            )
 
     return wrapper
 
@@ -104,7 +113,9 @@ def exponential_squash(
 
 @checks_shapes
 @float32_under_autocast
-def exponential_squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+def exponential_squash_logits(
+    x: Float[Tensor, "*shape dim"], eps: float = 1e-8
+) -> Float[Tensor, "*shape"]:
     """Return the logits of the lengths of ``exponential_squash(s)``, ``ln(exp(|s|) - 1)``; finite at zero."""
     size = length(x, eps)
     return size + (-torch.expm1(-size)).log()
@@ -128,16 +139,24 @@ class SquashFunctions(NamedTuple):
     """Functions of a capsule's total input ``s``, ``(…, dim)``: its pose, and the logit of its length."""
 
     poses: Callable[[Tensor], Tensor]
-    logits: Callable[[Tensor], Tensor]  # of s, (…,): real numbers; the lengths are an increasing function of them
+    logits: Callable[
+        [Tensor], Tensor
+    ]  # of s, (…,): real numbers; the lengths are an increasing function of them
     bounded: bool  # whether lengths are in [0, 1) and can be used as probabilities
 
 
 SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
     {
         "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
-        "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),  # Mazzia 2021
-        "half": SquashFunctions(partial(squash, added=0.5), lambda x: squash_logits(x) + math.log(2), bounded=True),
-        "relu": SquashFunctions(torch.relu, lambda x: length(x.relu()), bounded=False),  # ours: of each component
+        "exponential": SquashFunctions(
+            exponential_squash, exponential_squash_logits, bounded=True
+        ),  # Mazzia 2021
+        "half": SquashFunctions(
+            partial(squash, added=0.5), lambda x: squash_logits(x) + math.log(2), bounded=True
+        ),
+        "relu": SquashFunctions(
+            torch.relu, lambda x: length(x.relu()), bounded=False
+        ),  # ours: of each component
         "none": SquashFunctions(lambda x: x, length, bounded=False),
     }
 )
@@ -163,9 +182,13 @@ def dense_votes(
     batch, _, child_dim = poses.shape
     rows, rest = divmod(child_dim, inner)
     if rest:
-        raise ValueError(f"poses have {child_dim} components and weights {inner} rows; expected a multiple")
+        raise ValueError(
+            f"poses have {child_dim} components and weights {inner} rows; expected a multiple"
+        )
     by_child = poses.transpose(0, 1).reshape(child, batch * rows, inner)
-    votes = torch.bmm(by_child, weight.reshape(child, inner, parent * columns))  # [i b·rows j·columns]
+    votes = torch.bmm(
+        by_child, weight.reshape(child, inner, parent * columns)
+    )  # [i b·rows j·columns]
     by_parent = votes.view(child, batch, rows, parent, columns).permute(1, 3, 0, 2, 4).contiguous()
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
@@ -182,7 +205,9 @@ def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Vote
     one = torch.eye(rows, dtype=votes.poses.dtype, device=votes.poses.device)
     one = one.expand(*votes.poses.shape[:2], rows, rows)
     poses = torch.cat([votes.poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
-    by_row = added.to(votes.weight.dtype).view(child, parent, rows, columns).transpose(1, 2)  # [i r j c]
+    by_row = (
+        added.to(votes.weight.dtype).view(child, parent, rows, columns).transpose(1, 2)
+    )  # [i r j c]
     return Votes(poses, torch.cat([votes.weight, by_row], 1), plain_poses=votes.child_poses)
 
 
@@ -236,11 +261,15 @@ def truncated_normal_(weight: Tensor, std: float) -> Tensor:
 
 def he_std(fan_in: int) -> float:
     """Return the ``std`` of ``truncated_normal_`` for weights of variance ``2 / fan_in`` (``he_normal`` of Keras)."""
-    return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal truncated at 2, as in Keras
+    return (
+        math.sqrt(2 / fan_in) / 0.87962566103423978
+    )  # std of a standard normal truncated at 2, as in Keras
 
 
 @checks_shapes
-def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+def in_unit_range(
+    images: Float[Tensor, "batch channel height width"],
+) -> Float[Tensor, "batch channel height width"]:
     """Return images that a decoder ending in a sigmoid can reconstruct: unchanged if in [0, 1], otherwise stretched.
 
     Each image is stretched separately, its darkest pixel to 0 and its brightest to 1. Standardised images always have
@@ -263,11 +292,20 @@ def combine_crops(
     """
     if logits:
         return scores.softmax(2).sum(1)
-    check_range("combine_crops", "scores", scores, 0, math.inf, "lengths or activations, 0 or more, or logits=True")
+    check_range(
+        "combine_crops",
+        "scores",
+        scores,
+        0,
+        math.inf,
+        "lengths or activations, 0 or more, or logits=True",
+    )
     return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)
 
 
-def check_label_count(owner: str, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+def check_label_count(
+    owner: str, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
+) -> None:
     """Check that images do not have more labels than there are classes."""
     if labels.shape[1] > scores.shape[1]:
         raise ValueError(

@@ -29,11 +29,17 @@ def main(config: DictConfig) -> None:
     """Print a row for each run directory, the most recent last."""
     files = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
     described = {file.parent: runs.directories.read_overrides(file.parent) for file in files}
-    matching = [run for run in described if str(config.contains) in f"{run.name} {shlex.join(described[run])}"]
+    matching = [
+        run
+        for run in described
+        if str(config.contains) in f"{run.name} {shlex.join(described[run])}"
+    ]
     matching = matching[-config.last :]
     console = Console(highlight=False)
     if not matching:
-        console.print(f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False)
+        console.print(
+            f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False
+        )
         return
     shared, differing = differences([described[directory] for directory in matching])
     results = {directory: runs.results.read_metrics(directory) or {} for directory in matching}
@@ -89,7 +95,9 @@ def _unfinished(directory: Path) -> str:
     if lock.is_alive(directory, beat):
         if beat is None or not lock.is_recent(beat):
             return "running"
-        ends = "" if beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
+        ends = (
+            "" if beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
+        )
         return f"running{done}{ends}"
     if paused := runs.results.read_pause(directory):
         return runs.results.describe_pause(paused)

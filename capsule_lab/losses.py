@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.shapes import TOLERANCE, check_pixels, check_range, checks_shapes, is_readable, shares_sum_to_one
+from capsule_lab.shapes import (
+    TOLERANCE,
+    check_pixels,
+    check_range,
+    checks_shapes,
+    is_readable,
+    shares_sum_to_one,
+)
 from capsule_lab.types import ImageBatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,14 +78,19 @@ def margin_loss(
     check_number("absent_weight", absent_weight, 0)
     check_choice("margin loss reduction", reduction, ("paper", "official"))
     if absent >= present:
-        raise ValueError(f"absent is {absent} and present is {present}; expected absent to be the smaller")
+        raise ValueError(
+            f"absent is {absent} and present is {present}; expected absent to be the smaller"
+        )
     _check_lengths("margin_loss", scores)
     _check_labels("margin_loss", labels, scores)
     truth = _truth(labels, scores)
     losses = (
-        truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
+        truth * (present - scores).relu().square()
+        + absent_weight * (1 - truth) * (scores - absent).relu().square()
     )  # [b k]
-    return losses.sum(1).mean() if reduction == "paper" else 0.5 * losses.mean()  # 0.5: official code
+    return (
+        losses.sum(1).mean() if reduction == "paper" else 0.5 * losses.mean()
+    )  # 0.5: official code
 
 
 @expects("activations")
@@ -219,7 +231,11 @@ def sigmoid_cross_entropy_loss(
     """
     _check_labels("sigmoid_cross_entropy_loss", labels, scores)
     truth = _truth(labels, scores)
-    return nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none").sum(1).mean()
+    return (
+        nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none")
+        .sum(1)
+        .mean()
+    )
 
 
 def l2_loss(
@@ -248,7 +264,9 @@ def l2_loss(
 
 @float32_under_autocast
 def _half_squares(*kernels: Tensor) -> Tensor:
-    return sum((0.5 * kernel.square().sum() for kernel in kernels), torch.zeros(()))  # gradients are the kernels
+    return sum(
+        (0.5 * kernel.square().sum() for kernel in kernels), torch.zeros(())
+    )  # gradients are the kernels
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:
@@ -285,7 +303,12 @@ def _check_labels(loss: str, labels: Tensor, scores: Tensor) -> None:
 def _check_lengths(loss: str, scores: Tensor) -> None:
     """Check, on a CPU, that scores are not logits. The bounds are ours: the authors' unit test has -0.5 to 1.2."""
     check_range(
-        loss, "scores", scores, -1, 2, "lengths or activations, 0 to 1; the scores of a network, not its logits"
+        loss,
+        "scores",
+        scores,
+        -1,
+        2,
+        "lengths or activations, 0 to 1; the scores of a network, not its logits",
     )
 
 

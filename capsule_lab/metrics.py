@@ -15,7 +15,9 @@ from capsule_lab.functional import check_label_count, predicted_labels
 from capsule_lab.shapes import check_range, checks_shapes
 
 PRESENT = 0.9  # a tutorial's code for MultiMNIST: classes with a higher score count as present
-WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
+WIDEST = (
+    torch.float32 if torch.backends.mps.is_available() else torch.float64
+)  # Apple's GPUs have no float64
 
 
 class ErrorRate(MulticlassAccuracy):
@@ -27,7 +29,9 @@ class ErrorRate(MulticlassAccuracy):
         super().__init__(num_classes=num_classes, average="micro", validate_args=False, **kwargs)
 
     @checks_shapes
-    def update(self, preds: Float[Tensor, "batch {self.num_classes}"], target: Int64[Tensor, " batch"]) -> None:
+    def update(
+        self, preds: Float[Tensor, "batch {self.num_classes}"], target: Int64[Tensor, " batch"]
+    ) -> None:
         _check_classes(self, target, preds)
         super().update(preds, target)
 
@@ -57,7 +61,9 @@ class LabelError(Metric):
             self.add_state(state, torch.tensor(0), dist_reduce_fx="sum")
 
     @checks_shapes
-    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+    def update(
+        self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
+    ) -> None:
         check_label_count(type(self).__name__, scores, labels)
         _check_classes(self, labels, scores)
         wrong = self._wrong(~predicted_labels(scores.topk(labels.shape[1]).indices, labels).any(2))
@@ -97,7 +103,9 @@ class PresentError(MultilabelExactMatch):
         super().__init__(num_classes, validate_args=False, **kwargs)
 
     @checks_shapes
-    def update(self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]) -> None:
+    def update(
+        self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]
+    ) -> None:
         _check_classes(self, labels, scores)
         super().update(*_rows(scores, labels))
 
@@ -112,7 +120,9 @@ class PresentF1(MultilabelF1Score):
         super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
 
     @checks_shapes
-    def update(self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]) -> None:
+    def update(
+        self, scores: Float[Tensor, "batch {self.num_labels}"], labels: Int64[Tensor, "batch label"]
+    ) -> None:
         _check_classes(self, labels, scores)
         super().update(*_rows(scores, labels))
 
@@ -147,10 +157,19 @@ class CouplingEntropy(Metric):
     @checks_shapes
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
         check_range(
-            "CouplingEntropy", "couplings", couplings, 0, math.inf, "shares of each child, 0 or more, not logits"
+            "CouplingEntropy",
+            "couplings",
+            couplings,
+            0,
+            math.inf,
+            "shares of each child, 0 or more, not logits",
         )
-        shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-        entropy = torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))  # one parent: 0
+        shares = couplings / couplings.sum(2, keepdim=True).clamp_min(
+            torch.finfo(couplings.dtype).tiny
+        )
+        entropy = torch.special.entr(shares).sum(2) / math.log(
+            max(couplings.shape[2], 2)
+        )  # one parent: 0
         self.total += entropy.sum()
         self.count += entropy.numel()
 
@@ -165,7 +184,9 @@ class DeadCapsuleRate(Metric):
     higher_is_better = False
     largest: Tensor
 
-    def __init__(self, threshold: float = 0.01, **kwargs: Any) -> None:  # ours: a tenth of the margin loss's m-
+    def __init__(
+        self, threshold: float = 0.01, **kwargs: Any
+    ) -> None:  # ours: a tenth of the margin loss's m-
         super().__init__(**kwargs)
         self.threshold = threshold
         self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")

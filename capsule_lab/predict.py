@@ -32,7 +32,10 @@ _ACROSS = 20  # ours
 @command("predict")
 def main(config: DictConfig) -> None:
     """Print the predictions for ``config.images``, then the pictures that cannot be read; with these, exit with 1."""
-    for name, expected in (("ckpt", "a run, a file or the name of ready weights"), ("images", "pictures or folders")):
+    for name, expected in (
+        ("ckpt", "a run, a file or the name of ready weights"),
+        ("images", "pictures or folders"),
+    ):
         if OmegaConf.is_missing(config, name) or not config[name]:
             raise ConfigError(f"{name} is missing; expected {name}=<{expected}>")
     from capsule_lab.config import build
@@ -54,8 +57,12 @@ def main(config: DictConfig) -> None:
             unreadable.append(str(error))
     import torch
 
-    predictions = dict(zip(seen, predictor(torch.stack([*seen.values()])), strict=True)) if seen else {}
-    {"table": _print_table, "json": _print_json, "csv": _print_csv}[config.to](predictions, config.top)
+    predictions = (
+        dict(zip(seen, predictor(torch.stack([*seen.values()])), strict=True)) if seen else {}
+    )
+    {"table": _print_table, "json": _print_json, "csv": _print_csv}[config.to](
+        predictions, config.top
+    )
     if config.sheet and seen:
         _draw(seen, predictions, expanded(config.sheet))
     for reason in unreadable:
@@ -68,17 +75,27 @@ def _pictures(images: Any) -> list[str]:
     """Return the paths of pictures, in place of a folder those in it."""
     from capsule_lab.data.formats.pictures import pictures_in
 
-    paths = [expanded(str(path)) for path in (images if isinstance(images, ListConfig) else [images])]
-    found = [each for path in paths for each in (pictures_in(path) if path.is_dir() else [str(path)])]
+    paths = [
+        expanded(str(path)) for path in (images if isinstance(images, ListConfig) else [images])
+    ]
+    found = [
+        each for path in paths for each in (pictures_in(path) if path.is_dir() else [str(path)])
+    ]
     if not found:
-        raise ConfigError(f"there is no picture in {', '.join(map(str, paths))}; expected PNG, JPEG or the like")
+        raise ConfigError(
+            f"there is no picture in {', '.join(map(str, paths))}; expected PNG, JPEG or the like"
+        )
     return found
 
 
 def _print_table(predictions: dict[str, Prediction], top: int) -> None:
-    table = Table("picture", "class", "score", *(["then"] if top > 1 else []), box=None, pad_edge=False)
+    table = Table(
+        "picture", "class", "score", *(["then"] if top > 1 else []), box=None, pad_edge=False
+    )
     for path, prediction in predictions.items():
-        others = ", ".join(f"{name} {score:.3f}" for name, score in [*prediction.scores.items()][1:top])
+        others = ", ".join(
+            f"{name} {score:.3f}" for name, score in [*prediction.scores.items()][1:top]
+        )
         cells = (path, prediction.name, f"{prediction.score:.3f}", *([others] if top > 1 else []))
         table.add_row(*(escape(printable(cell)) for cell in cells))
     Console(highlight=False).print(table)
@@ -101,10 +118,14 @@ def _print_json(predictions: dict[str, Prediction], top: int) -> None:
 def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     number = min(top, max((len(each.scores) for each in predictions.values()), default=top))
-    columns = [f"{column}_{place}" for place in range(1, number + 1) for column in ("name", "score")]
+    columns = [
+        f"{column}_{place}" for place in range(1, number + 1) for column in ("name", "score")
+    ]
     writer.writerow(["picture", *columns])
     for path, prediction in predictions.items():
-        writer.writerow([path, *(value for item in [*prediction.scores.items()][:top] for value in item)])
+        writer.writerow(
+            [path, *(value for item in [*prediction.scores.items()][:top] for value in item)]
+        )
 
 
 def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Path) -> None:
@@ -125,7 +146,10 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
     pictures = [*images, *[empty] * (across * down - len(shown))]
     texts = [plain_label(f"{Path(name).name}: {predictions[name].name}") for name in shown]
     below = [(text, "black") for text in texts] + [("", "black")] * (across * down - len(shown))
-    columns = [Column("", pictures[column::across], below=below[column::across]) for column in range(across)]
+    columns = [
+        Column("", pictures[column::across], below=below[column::across])
+        for column in range(across)
+    ]
     title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"
     title = title if len(seen) > SHEET else "pictures as the network sees them"
     runs.files.save_figure(picture_grid([Group("", columns)], [""] * down, title=title), path)

@@ -39,12 +39,22 @@ def report(config: DictConfig, command_line: str) -> None:
     from capsule_lab.tables.summary import summarise
 
     if config.serve:
-        check_effect(config, "report", "with serve=true, which writes no files", ["out", "difference", "power"])
+        check_effect(
+            config,
+            "report",
+            "with serve=true, which writes no files",
+            ["out", "difference", "power"],
+        )
     else:
         check_effect(config, "report", "without serve=true", ["port"])
     if config.difference is None:
         check_effect(config, "report", "without difference=", ["power"])
-    table = select(read(config.table, config.overrides), rows=config.rows, columns=config.columns, seeds=config.seeds)
+    table = select(
+        read(config.table, config.overrides),
+        rows=config.rows,
+        columns=config.columns,
+        seeds=config.seeds,
+    )
     if config.serve:
         _serve(table, list(config.overrides), command_line, config.port)
         return
@@ -59,7 +69,9 @@ def report(config: DictConfig, command_line: str) -> None:
         console.print(comparison_formats.on_terminal(answers))
     for line in [*formats.remarks(entries), *formats.failures(entries)]:
         console.print(printable(line), markup=False, soft_wrap=True)
-    for line in plan(answers, config.difference, config.power) if config.difference is not None else ():
+    for line in (
+        plan(answers, config.difference, config.power) if config.difference is not None else ()
+    ):
         console.print(printable(line), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)
@@ -69,8 +81,14 @@ def report(config: DictConfig, command_line: str) -> None:
         f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),
         f"{table.name}_runs.csv": formats.as_csv(formats.runs_frame(entries)),
         f"{table.name}.tex": formats.as_latex(table, entries, answers),
-        f"{table.name}.html": formats.as_page(table, entries, command_line, costs, figures, answers),
-        **({f"{table.name}_comparisons.csv": formats.as_csv(comparison_formats.as_frame(answers))} if answers else {}),
+        f"{table.name}.html": formats.as_page(
+            table, entries, command_line, costs, figures, answers
+        ),
+        **(
+            {f"{table.name}_comparisons.csv": formats.as_csv(comparison_formats.as_frame(answers))}
+            if answers
+            else {}
+        ),
     }.items():
         runs.files.write_text(folder / name, text)
         console.print(f"written to {folder / name}", markup=False, soft_wrap=True)
@@ -84,7 +102,11 @@ def report(config: DictConfig, command_line: str) -> None:
         if figure is not None:
             for kind in ("png", "pdf", "svg"):
                 runs.files.save_figure(figure, folder / f"{table.name}{ending}.{kind}")
-            console.print(f"written to {folder / table.name}{ending}.png, .pdf and .svg", markup=False, soft_wrap=True)
+            console.print(
+                f"written to {folder / table.name}{ending}.png, .pdf and .svg",
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 def _serve(table: Table, overrides: list[str], command_line: str, port: int | None) -> None:
@@ -105,13 +127,18 @@ def _serve(table: Table, overrides: list[str], command_line: str, port: int | No
     def page() -> str:
         entries = summarise(table, overrides)
         figures, answers = figures_by_command(entries), compared(table, entries)
-        return formats.as_page(table, entries, command_line, error_against_time(entries), figures, answers)
+        return formats.as_page(
+            table, entries, command_line, error_against_time(entries), figures, answers
+        )
 
     def state() -> str:
         """Hash what changes the page: results, records of runs that train or failed, and locks."""
         patterns = ("cells/*", "*/metrics.json", "*/status.json", "*/evaluations/*.json")
         files = sorted(file for pattern in patterns for file in root().glob(pattern))
-        facts = [(file.name, modified(file), file.suffix == ".lock" and is_locked(file.stem)) for file in files]
+        facts = [
+            (file.name, modified(file), file.suffix == ".lock" and is_locked(file.stem))
+            for file in files
+        ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     summarise(table, overrides)  # mistakes end the command here

@@ -39,7 +39,11 @@ def _parse(duration: Duration) -> tuple[Fraction, str]:
     if isinstance(duration, str) and match is None:
         raise ValueError(wrong)
     try:
-        number, unit = (Fraction(match[1]), match[2].removesuffix("s")) if match else (Fraction(duration), "step")
+        number, unit = (
+            (Fraction(match[1]), match[2].removesuffix("s"))
+            if match
+            else (Fraction(duration), "step")
+        )
     except (ValueError, ZeroDivisionError, OverflowError) as error:  # 1.2.3, 1/0, infinity
         raise ValueError(wrong) from error
     if number <= 0:
@@ -65,9 +69,18 @@ class Schedule(ABC):
 
     def for_run(self, steps_per_epoch: int, total_steps: int) -> Self:
         """Return the same schedule with all durations in steps."""
-        durations = {field.name: getattr(self, field.name) for field in fields(self) if field.type == "Duration"}
+        durations = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.type == "Duration"
+        }
         lengths = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
-        return replace(self, **{name: duration_in_steps(duration, **lengths) for name, duration in durations.items()})
+        return replace(
+            self,
+            **{
+                name: duration_in_steps(duration, **lengths) for name, duration in durations.items()
+            },
+        )
 
     def _progress(self, step: int, duration: Duration) -> float:
         """Return ``step`` divided by ``duration``."""
@@ -75,7 +88,9 @@ class Schedule(ABC):
             return step / duration
         number, unit = _parse(duration)
         if unit != "step":
-            raise ValueError(f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first")
+            raise ValueError(
+                f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first"
+            )
         return float(step / number)
 
 
@@ -222,15 +237,21 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
     """
     for name, value in schedule.items():
         if not isinstance(value, Schedule | None):
-            raise ValueError(f"schedule.{name} is {value!r}; expected a schedule, such as Constant(value), or null")  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004
+                f"schedule.{name} is {value!r}; expected a schedule, such as Constant(value), or null"
+            )
     given = {name: value for name, value in schedule.items() if value is not None}
     if "learning_rate" not in given:
-        raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
+        raise ValueError(
+            f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate"
+        )
     rate = given["learning_rate"].for_run(1, 2)
     first, middle, last = (rate(step) for step in range(3))
     for when, at in (("start", first), ("end", last)):
         if not at >= 0:
             raise ValueError(f"schedule.learning_rate is {at:g} at the {when}; expected 0 or more")
     if not first + middle + last > 0:
-        raise ValueError("schedule.learning_rate is 0 from start to end, which trains nothing; expected more than 0")
+        raise ValueError(
+            "schedule.learning_rate is 0 from start to end, which trains nothing; expected more than 0"
+        )
     return given

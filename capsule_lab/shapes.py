@@ -24,7 +24,9 @@ from capsule_lab.types import Votes
 P = ParamSpec("P")
 R = TypeVar("R")
 HALF = (torch.bfloat16, torch.float16)
-LARGEST_PIXEL = 100.0  # ours: pixels of 0 to 255 exceed it, a standardised image of up to 100x100 pixels cannot
+LARGEST_PIXEL = (
+    100.0  # ours: pixels of 0 to 255 exceed it, a standardised image of up to 100x100 pixels cannot
+)
 TOLERANCE = 1e-3  # ours: rounding of probabilities, and the steps of a numerical gradient
 
 
@@ -115,7 +117,13 @@ def checks_shapes(function: Callable[P, R], *, one_type: bool = False) -> Callab
         owner = args[0] if is_method else None
         if _agrees(fast, owner, args, kwargs, one_type):
             return function(*args, **kwargs)
-        call = Call(type(owner).__name__ if is_method else function.__name__, owner, {}, {}, [] if one_type else None)
+        call = Call(
+            type(owner).__name__ if is_method else function.__name__,
+            owner,
+            {},
+            {},
+            [] if one_type else None,
+        )
         for argument in arguments:
             if argument.name in kwargs:
                 _check(argument, kwargs[argument.name], call)
@@ -145,15 +153,29 @@ class Fast(NamedTuple):
 
 def _fast(argument: Argument) -> Fast:
     kind = None
-    if len(argument.kinds) == 1 and not any(dim.text.startswith("*") for dim in argument.kinds[0].dims):
+    if len(argument.kinds) == 1 and not any(
+        dim.text.startswith("*") for dim in argument.kinds[0].dims
+    ):
         (only,) = argument.kinds
-        dims = tuple(dim.attribute or (int(dim.text) if dim.text.isdigit() else dim.text) for dim in only.dims)
-        kind = dims, frozenset(dtype for name in only.types if (dtype := getattr(torch, name, None)) is not None)
+        dims = tuple(
+            dim.attribute or (int(dim.text) if dim.text.isdigit() else dim.text)
+            for dim in only.dims
+        )
+        kind = (
+            dims,
+            frozenset(
+                dtype for name in only.types if (dtype := getattr(torch, name, None)) is not None
+            ),
+        )
     return Fast(argument.name, argument.position, kind, argument.optional)
 
 
 def _agrees(
-    arguments: tuple[Fast, ...], owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], one_type: bool
+    arguments: tuple[Fast, ...],
+    owner: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    one_type: bool,
 ) -> bool:
     """Return whether a call is valid, in a fraction of the time; ``False`` if only ``_check`` can tell.
 
@@ -198,7 +220,9 @@ def _attribute(owner: Any, path: tuple[str | int, ...]) -> Any:
     return value
 
 
-def check_range(owner: str, name: str, values: Tensor, least: float, most: float, expected: str) -> None:
+def check_range(
+    owner: str, name: str, values: Tensor, least: float, most: float, expected: str
+) -> None:
     """Check that all values are from ``least`` to ``most``; ``ValueError`` if not. NaN is not a wrong value.
 
     Nothing is checked where reading a value would wait for a device, or where there are no values.
@@ -207,7 +231,9 @@ def check_range(owner: str, name: str, values: Tensor, least: float, most: float
         return
     lowest, highest = (bound.item() for bound in values.detach().aminmax())
     if lowest < least or highest > most:
-        raise ValueError(f"{owner} received {name} from {lowest:.4g} to {highest:.4g}; expected {expected}")
+        raise ValueError(
+            f"{owner} received {name} from {lowest:.4g} to {highest:.4g}; expected {expected}"
+        )
 
 
 def check_probabilities(owner: str, name: str, values: Tensor) -> None:
@@ -218,12 +244,21 @@ def check_probabilities(owner: str, name: str, values: Tensor) -> None:
 
 def check_pixels(owner: str, name: str, images: Tensor) -> None:
     """Check that images do not have pixels of 0 to 255, see ``check_range``."""
-    check_range(owner, name, images, -LARGEST_PIXEL, LARGEST_PIXEL, "floats in [0, 1], or standardised: divide by 255")
+    check_range(
+        owner,
+        name,
+        images,
+        -LARGEST_PIXEL,
+        LARGEST_PIXEL,
+        "floats in [0, 1], or standardised: divide by 255",
+    )
 
 
 def is_readable(tensor: Tensor) -> bool:
     """Return whether Python can read the values without waiting for a device: not while torch compiles or traces."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu":  # a fake tensor is a subclass
+    if (
+        type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu"
+    ):  # a fake tensor is a subclass
         return False
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed())
 
@@ -241,7 +276,9 @@ def _arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
         is_keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
         if kinds or Votes in options:
             optional = types.NoneType in options
-            found.append(Argument(name, -1 if is_keyword else position, kinds, optional, Votes in options))
+            found.append(
+                Argument(name, -1 if is_keyword else position, kinds, optional, Votes in options)
+            )
     return tuple(found)
 
 
@@ -357,7 +394,9 @@ def _expected(argument: Argument, call: Call) -> str:
 
 def _known(argument: Argument, call: Call) -> str:
     """Say which of the expected sizes earlier arguments have determined."""
-    dims = {dim.text: None for kind in argument.kinds for dim in kind.dims if dim.text in call.sizes}
+    dims = {
+        dim.text: None for kind in argument.kinds for dim in kind.dims if dim.text in call.sizes
+    }
     if not dims:
         return ""
     sizes = [f"{dim} is {call.sizes[dim]}" for dim in dims]

@@ -49,17 +49,32 @@ def main(config: DictConfig) -> None:
         interruptible("stopped before training started; the checkpoints are unchanged"),
     ):
         hydra = HydraConfig.get()
-        overrides = [entry for entry in hydra.overrides.task if not entry.startswith(("launcher=", "train.resume="))]
-        directory, is_finished = _directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+        overrides = [
+            entry
+            for entry in hydra.overrides.task
+            if not entry.startswith(("launcher=", "train.resume="))
+        ]
+        directory, is_finished = _directory(
+            config, "{model}-{data}".format_map(hydra.runtime.choices)
+        )
         if is_finished:
-            log.info("%s has finished, there is nothing to resume; its results are in metrics.json", directory)
+            log.info(
+                "%s has finished, there is nothing to resume; its results are in metrics.json",
+                directory,
+            )
             return
-        differences = [entry for entry in overrides if not entry.startswith(("name=", "logger", "train.directory="))]
+        differences = [
+            entry
+            for entry in overrides
+            if not entry.startswith(("name=", "logger", "train.directory="))
+        ]
         result = train(config, directory, differences, start_time)
     in_sweep = LOG_VARIABLE in os.environ
     if result and "test" in result:  # not of a paused run that was not tested
         is_paused = result["status"] == runs.results.PAUSED
-        text = summary(result, directory, hydra.runtime.choices, None if in_sweep or is_paused else overrides)
+        text = summary(
+            result, directory, hydra.runtime.choices, None if in_sweep or is_paused else overrides
+        )
         Console(highlight=False).print("", text, sep="\n", soft_wrap=True)  # commands to copy
     if result.get("new_steps") == 0 and not in_sweep:
         raise RunError(
@@ -77,14 +92,23 @@ def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
         return runs.select_run.is_outdated(directory, config)
 
     directory = runs.directories.choose_directory(config, name, is_superseded)
-    if resume_requested and LOG_VARIABLE not in os.environ and not (directory / "config.yaml").exists():
-        log.warning("NOTHING TO RESUME for this configuration: new run in %s", directory)  # sweeps always resume
+    if (
+        resume_requested
+        and LOG_VARIABLE not in os.environ
+        and not (directory / "config.yaml").exists()
+    ):
+        log.warning(
+            "NOTHING TO RESUME for this configuration: new run in %s", directory
+        )  # sweeps always resume
     finished = config.train.resume and runs.results.is_finished(directory, config)
     return directory, finished and not is_superseded(directory)
 
 
 def train(
-    config: DictConfig, directory: Path, overrides: Sequence[str] | None = None, start_time: float | None = None
+    config: DictConfig,
+    directory: Path,
+    overrides: Sequence[str] | None = None,
+    start_time: float | None = None,
 ) -> dict[str, Any]:
     """Train and test in ``directory``; return the content of ``metrics.json``, or ``{}`` on later ranks.
 
@@ -103,13 +127,17 @@ def train(
     start_time = time.monotonic() if start_time is None else start_time
     check(config)
     with _logging_to_stdout_if_nowhere():
-        return Training(config, directory, overrides_of(config) if overrides is None else overrides, start_time).run()
+        return Training(
+            config, directory, overrides_of(config) if overrides is None else overrides, start_time
+        ).run()
 
 
 class Training:
     """The parts of a run. They are built before the run directory, so that a mistake leaves no files behind."""
 
-    def __init__(self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float) -> None:
+    def __init__(
+        self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float
+    ) -> None:
         import lightning as L
 
         from capsule_lab import callbacks
@@ -132,11 +160,19 @@ class Training:
         own_deadline = start_time + build.time_limit(self.config.trainer)
         deadline = min(own_deadline, time.monotonic() + left_of_sweep)
         # not at the end of a sweep's budget, after which its next command continues
-        self.tests_at_limit = self.config.train.test == "last" and own_deadline == deadline < math.inf
+        self.tests_at_limit = (
+            self.config.train.test == "last" and own_deadline == deadline < math.inf
+        )
         with build.constructing("data"):
-            self.data.setup("fit")  # may download or render for minutes, so mistakes are found before
-        self.checkpoint = runs.checkpoints.checkpoint_to_resume(self.config, directory, self.data.provenance)
-        self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec, self.data.input_form)
+            self.data.setup(
+                "fit"
+            )  # may download or render for minutes, so mistakes are found before
+        self.checkpoint = runs.checkpoints.checkpoint_to_resume(
+            self.config, directory, self.data.provenance
+        )
+        self.embed = callbacks.EmbedConfig(
+            self.config, self.data.provenance, self.data.spec, self.data.input_form
+        )
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
         last = directory / "checkpoints" / "last.ckpt"
@@ -153,9 +189,16 @@ class Training:
         from capsule_lab import callbacks
 
         runs.directories.create_directory(self.directory, self.config, self.overrides)
-        with runs.results.recording_failure(self.directory), runs.files.logging_to(self.directory / "train.log"):
+        with (
+            runs.results.recording_failure(self.directory),
+            runs.files.logging_to(self.directory / "train.log"),
+        ):
             log.info("%s on %s", type(self.module.network).__name__, self.data.provenance["name"])
-            log.info("writing to %s%s", self.directory, f", continuing {self.checkpoint}" if self.checkpoint else "")
+            log.info(
+                "writing to %s%s",
+                self.directory,
+                f", continuing {self.checkpoint}" if self.checkpoint else "",
+            )
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
             self.log_batch()
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
@@ -177,15 +220,24 @@ class Training:
         if processes > 1:
             log.info(
                 "a step has %d images: %d processes, data.batch_size=%d, trainer.accumulate_grad_batches=%d",
-                *(processes * self.data.batch_size * accumulated, processes, self.data.batch_size, accumulated),
+                *(
+                    processes * self.data.batch_size * accumulated,
+                    processes,
+                    self.data.batch_size,
+                    accumulated,
+                ),
             )
 
     def fit(self) -> dict[str, Any]:
         """Train; return ``training_result``."""
         from capsule_lab.lit import lightning_internals
 
-        self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
-        return self.training_result(lightning_internals.stop_reason(self.trainer, self.module.total_steps))
+        self.trainer.fit(
+            self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True
+        )
+        return self.training_result(
+            lightning_internals.stop_reason(self.trainer, self.module.total_steps)
+        )
 
     def training_result(self, stopped_by: str) -> dict[str, Any]:
         """Return why training ended, the last validation, which must be finite, and the best one, and the time."""
@@ -204,7 +256,9 @@ class Training:
             "val_step": embed.val_step,
             "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
             "training_seconds": round(embed.seconds, 1),
-            "training_cpu_seconds": round(embed.cpu_seconds, 1) if self.trainer.world_size == 1 else None,
+            "training_cpu_seconds": round(embed.cpu_seconds, 1)
+            if self.trainer.world_size == 1
+            else None,
             "epochs": round(passes, 4),
             **({"at_equal_error": at_equal_error.results()} if at_equal_error else {}),
         }
@@ -217,8 +271,13 @@ class Training:
             return {}
         results, errors = self.timer.results(), {}
         for threshold in self.timer.thresholds:
-            weights, step = callbacks.weights_reached(self.directory, threshold), results[f"{threshold}/step"]
-            can_be_tested = step is not None and weights.is_file() and self.config.train.test != "none"
+            weights, step = (
+                callbacks.weights_reached(self.directory, threshold),
+                results[f"{threshold}/step"],
+            )
+            can_be_tested = (
+                step is not None and weights.is_file() and self.config.train.test != "none"
+            )
             if can_be_tested and step not in errors:
                 with self._without_loggers():
                     errors[step] = self._test_weights(weights)["error"]
@@ -231,10 +290,16 @@ class Training:
         if weights is None:
             return {"test": {}, "weights_tested": None, "tested_step": None}
         step = runs.checkpoints.read(weights)["global_step"]
-        tested = {"test": self._test_weights(weights), "weights_tested": weights.stem, "tested_step": step}
+        tested = {
+            "test": self._test_weights(weights),
+            "weights_tested": weights.stem,
+            "tested_step": step,
+        }
         predictions = self.module.test_predictions()
         if predictions:
-            tested["predictions"] = runs.predictions.write(self.directory, runs.predictions.FILE, predictions)
+            tested["predictions"] = runs.predictions.write(
+                self.directory, runs.predictions.FILE, predictions
+            )
         return tested
 
     def test_at_limit(self) -> dict[str, Any]:
@@ -244,8 +309,15 @@ class Training:
             return {}
         result = self.training_result("trainer.max_time")
         with self._without_loggers():
-            test = self._test_weights(weights, "training is saved; the same command with train.resume=true continues")
-        return {**result, "test": test, "weights_tested": weights.stem, "tested_step": self.trainer.global_step}
+            test = self._test_weights(
+                weights, "training is saved; the same command with train.resume=true continues"
+            )
+        return {
+            **result,
+            "test": test,
+            "weights_tested": weights.stem,
+            "tested_step": self.trainer.global_step,
+        }
 
     @contextmanager
     def _without_loggers(self) -> Iterator[None]:
@@ -256,9 +328,17 @@ class Training:
         finally:
             self.trainer.loggers = loggers
 
-    def _test_weights(self, weights: Path, when_interrupted: str = _WHEN_INTERRUPTED) -> dict[str, float]:
+    def _test_weights(
+        self, weights: Path, when_interrupted: str = _WHEN_INTERRUPTED
+    ) -> dict[str, float]:
         with interruptible(when_interrupted):
-            self.trainer.test(self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False)
+            self.trainer.test(
+                self.module,
+                datamodule=self.data,
+                ckpt_path=weights,
+                weights_only=True,
+                verbose=False,
+            )
         results: dict[str, float] = self.module.test_results()
         runs.results.check_finite(results, f"the test of {weights}")
         return results
@@ -302,7 +382,12 @@ class Training:
         tested = self.facts(result) if result else {}
         runs.results.write_pause(self.directory, steps, planned, tested)
         resume_command = command_line("train.resume=true")
-        log.info("PAUSED at step %d of %d because the time is over; to continue: %s", steps, planned, resume_command)
+        log.info(
+            "PAUSED at step %d of %d because the time is over; to continue: %s",
+            steps,
+            planned,
+            resume_command,
+        )
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
         return {**tested, **status, "new_steps": steps - self.embed.steps_before}
 

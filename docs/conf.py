@@ -25,7 +25,14 @@ project = "capsule-lab"
 copyright = "the authors of capsule-lab"  # noqa: A001
 version = release = capsule_lab.__version__
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "docs/**.rst", "results/**.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = [
+    "docs/**.md",
+    "docs/**.rst",
+    "results/**.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",

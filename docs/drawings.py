@@ -28,7 +28,10 @@ NETWORKS = {  # file: model and the images it is drawn for
     "em_caps_paper": ("em_caps_paper", SMALLNORB),
     "em_caps": ("em_caps", MNIST),
     "efficient_capsnet": ("efficient_capsnet", MNIST),
-    "transforming_autoencoder": ("transforming_autoencoder", DataSpec((1, 28, 28), 10, change=(2,))),
+    "transforming_autoencoder": (
+        "transforming_autoencoder",
+        DataSpec((1, 28, 28), 10, change=(2,)),
+    ),
 }
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1b1b1b}.b{font-weight:600}.s{fill:#666}"
@@ -52,11 +55,15 @@ def layers_of(network: nn.Module, spec: DataSpec) -> list[Layer]:
     found: list[tuple[str, nn.Module, Any]] = []
     names = {part: name for name, part in network.named_modules()}
     handles = [
-        part.register_forward_hook(lambda part, _, output: found.append((names[part], part, output)))
+        part.register_forward_hook(
+            lambda part, _, output: found.append((names[part], part, output))
+        )
         for part in names
         if part is not network
     ]
-    image = torch.rand(1, *spec.image_shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    image = torch.rand(
+        1, *spec.image_shape, generator=torch.Generator().manual_seed(0), requires_grad=True
+    )
     output = network(image, torch.zeros(1, *spec.change)) if spec.change else network(image)
     if reconstructs(network):
         network.reconstruct(output, torch.zeros(1, dtype=torch.int64))
@@ -78,10 +85,22 @@ def layers_of(network: nn.Module, spec: DataSpec) -> list[Layer]:
         elif isinstance(part, nn.Linear):
             kind = "decoder" if name.startswith("decoder") else "dense"
             drawn.append(Layer("units", 10, [kind, f"{output.shape[-1]:,} units", _weights(part)]))
-        elif hasattr(part, "weight") and output.dim() == 3:  # units of each capsule of a pair network
+        elif (
+            hasattr(part, "weight") and output.dim() == 3
+        ):  # units of each capsule of a pair network
             kind = name.partition(".")[0]
-            drawn.append(Layer("caps", 10, [kind, f"{len(output)} capsules of {output.shape[-1]}", _weights(part)]))
-    return drawn + ([Layer("map", height, ["image after the change", *drawn[0].lines[1:]])] if spec.change else [])
+            drawn.append(
+                Layer(
+                    "caps",
+                    10,
+                    [kind, f"{len(output)} capsules of {output.shape[-1]}", _weights(part)],
+                )
+            )
+    return drawn + (
+        [Layer("map", height, ["image after the change", *drawn[0].lines[1:]])]
+        if spec.change
+        else []
+    )
 
 
 def _is_capsules(part: nn.Module, output: Any) -> bool:
@@ -97,7 +116,9 @@ def _capsules(part: nn.Module, output: Capsules, image: Tensor) -> Layer:
         some = [
             output.poses[0, child] for child in range(0, count, max(1, count // 32))
         ]  # those at the border see less
-        lines.append(f"each sees {max((_field(pose, image) for pose in some), key=lambda field: (len(field), field))}")
+        lines.append(
+            f"each sees {max((_field(pose, image) for pose in some), key=lambda field: (len(field), field))}"
+        )
     else:
         iterations = routing.options.get("iterations")
         lines.append(f"{_words(routing, 'Routing')} routing")
@@ -136,14 +157,20 @@ def drawing(layers: list[Layer], title: str) -> str:
         ]
         for line, text in enumerate(layer.lines):
             style = ("b", "", "s", "s", "s")[line]
-            shapes.append(f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>')
-    return _svg(len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes)
+            shapes.append(
+                f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>'
+            )
+    return _svg(
+        len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes
+    )
 
 
 def _svg(width: float, height: float, title: str, shapes: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
     paper = f'<rect class="paper" width="{width:.0f}" height="{height:.0f}"/>'
-    return "\n".join([head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes, "</svg>", ""])
+    return "\n".join(
+        [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes, "</svg>", ""]
+    )
 
 
 PARTS = {"rectangle": "-26,-16 26,-16 26,16 -26,16", "triangle": "-26,16 26,16 0,-16"}
@@ -159,9 +186,15 @@ def votes() -> str:
     shapes, house = [], _matrix(*SEEN)
     poses = {part: house @ _matrix(*pose) for part, pose in WHOLES["house"].items()}
     for part, pose in poses.items():
-        shapes.append(f'<polygon class="map" points="{PARTS[part]}" transform="{_transform(pose)}"/>')
-        shapes.append(f'<g transform="{_transform(pose)}"><path d="M0 0H18M0 0V18" style="stroke:#08519c"/></g>')
-    shapes.append('<text class="b" x="90" y="190" text-anchor="middle">two parts and their poses</text>')
+        shapes.append(
+            f'<polygon class="map" points="{PARTS[part]}" transform="{_transform(pose)}"/>'
+        )
+        shapes.append(
+            f'<g transform="{_transform(pose)}"><path d="M0 0H18M0 0V18" style="stroke:#08519c"/></g>'
+        )
+    shapes.append(
+        '<text class="b" x="90" y="190" text-anchor="middle">two parts and their poses</text>'
+    )
     for number, (whole, known) in enumerate(WHOLES.items(), start=1):
         shift = _matrix(0, 260 * number, 0)
         cast = {part: poses[part] @ torch.linalg.inv(_matrix(*known[part])) for part in PARTS}
@@ -174,14 +207,22 @@ def votes() -> str:
             ]
         apart = float((cast["rectangle"] - cast["triangle"])[:2, 2].norm())
         x = 90 + 260 * number
-        shapes.append(f'<text class="b" x="{x}" y="190" text-anchor="middle">votes for a {whole}</text>')
-        shapes.append(f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>')
+        shapes.append(
+            f'<text class="b" x="{x}" y="190" text-anchor="middle">votes for a {whole}</text>'
+        )
+        shapes.append(
+            f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>'
+        )
     return _svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
 
 
 def _matrix(degrees: float, right: float, down: float) -> Tensor:
     angle = math.radians(degrees)
-    rows = [[math.cos(angle), -math.sin(angle), right], [math.sin(angle), math.cos(angle), down], [0, 0, 1]]
+    rows = [
+        [math.cos(angle), -math.sin(angle), right],
+        [math.sin(angle), math.cos(angle), down],
+        [0, 0, 1],
+    ]
     return torch.tensor(rows, dtype=torch.float64)
 
 

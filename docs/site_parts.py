@@ -17,9 +17,24 @@ ALGORITHMS = {  # page: file in capsule_lab/routing, file and function in tests/
     "dynamic_routing": ("dynamic", "loops", "dynamic_routing_loops", "dynamic"),
     "em_routing": ("em", "em_loops", "em_routing_graph", "em_"),
     "heinsen": ("heinsen", "heinsen_loops", "heinsen_loops", "heinsen"),
-    "inverted_attention": ("inverted_attention", "inverted_attention_loops", "inverted_attention_loops", "inverted"),
-    "scaled_distance": ("scaled_distance", "scaled_distance_loops", "scaled_distance_loops", "distance"),
-    "self_attention": ("self_attention", "self_attention_loops", "self_attention_loops", "self_attention"),
+    "inverted_attention": (
+        "inverted_attention",
+        "inverted_attention_loops",
+        "inverted_attention_loops",
+        "inverted",
+    ),
+    "scaled_distance": (
+        "scaled_distance",
+        "scaled_distance_loops",
+        "scaled_distance_loops",
+        "distance",
+    ),
+    "self_attention": (
+        "self_attention",
+        "self_attention_loops",
+        "self_attention_loops",
+        "self_attention",
+    ),
     "self_routing": ("self_routing", "self_routing_loops", "self_routing_loops", "self_routing"),
     "variational_bayes": ("variational_bayes", "variational_bayes_loops", "_image", "bayes"),
 }
@@ -46,7 +61,9 @@ def write_files(app: Any, error: Exception | None) -> None:
     (Path(app.outdir) / "index.html").write_text(text)
     from capsule_lab import explorer
 
-    explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(Path(app.outdir) / "docs" / "explorer.html")
+    explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(
+        Path(app.outdir) / "docs" / "explorer.html"
+    )
 
 
 def _navigation(index: str) -> str:
@@ -86,7 +103,10 @@ def _measured(start: str) -> str:
     own = table[table["name"].str.startswith((start, "uniform"))]
     if len(own) < 2:
         return ""
-    rows = "\n".join(f"| {row.row} | {row.ours:.2f} ± {row.ours_std:.2f} | {row.ours_n} |" for row in own.itertuples())
+    rows = "\n".join(
+        f"| {row.row} | {row.ours:.2f} ± {row.ours_std:.2f} | {row.ours_n} |"
+        for row in own.itertuples()
+    )
     head = "\n\n## Measured\n\n| MNIST, 1.6 epochs | test error, % | networks |\n|---|---|---|\n"
     return f"{head}{rows}\n\nThe same small network for all: [algorithms](../../results/algorithms_mnist.md).\n"
 
@@ -97,7 +117,11 @@ def _records(table: str, text: str) -> str:
     definition = ROOT / "sweeps" / f"{table}.yaml"
     if definition.exists():
         comments = re.match(r"(#.*\n)+", definition.read_text())
-        parts.append(_question(table, re.sub(r"^# ?", "", comments[0] if comments else "", flags=re.MULTILINE)))
+        parts.append(
+            _question(
+                table, re.sub(r"^# ?", "", comments[0] if comments else "", flags=re.MULTILINE)
+            )
+        )
     comparisons = ROOT / "results" / f"{table}_comparisons.csv"
     if comparisons.exists():
         parts.append(_comparisons(pd.read_csv(comparisons)))
@@ -107,7 +131,9 @@ def _records(table: str, text: str) -> str:
             parts.append(f"![Runs of the table {table}]({figure.name})")
             break
     files = sorted(
-        path.name for path in (ROOT / "results").glob(f"{table}*") if path.suffix in (".csv", ".json", ".gz")
+        path.name
+        for path in (ROOT / "results").glob(f"{table}*")
+        if path.suffix in (".csv", ".json", ".gz")
     )
     if files:
         parts.append("**Files**: " + ", ".join(f"[{name}]({name})" for name in files))
@@ -117,10 +143,15 @@ def _records(table: str, text: str) -> str:
 def _question(table: str, head: str) -> str:
     """Return the comments at the head of a table: a paragraph, then a list of command and cost."""
     text, *facts = re.split(r"^(?=Command:|Cost:|Expected:)", head, flags=re.MULTILINE)
-    lines = ["- **{}:** {}".format(*re.split(r":\s+", " ".join(fact.split()), maxsplit=1)) for fact in facts]
+    lines = [
+        "- **{}:** {}".format(*re.split(r":\s+", " ".join(fact.split()), maxsplit=1))
+        for fact in facts
+    ]
     lines = [re.sub(r"(make .*?)$", r"`\1`", line) if "Command" in line else line for line in lines]
     kept = "\n".join(
-        line for line in lines if "Expected:** see results" not in line and "Expected:** results" not in line
+        line
+        for line in lines
+        if "Expected:** see results" not in line and "Expected:** results" not in line
     )
     return f"**Question**, from `sweeps/{table}.yaml`: {' '.join(text.split())}\n\n{kept}"
 
@@ -129,7 +160,11 @@ def _comparisons(frame: pd.DataFrame) -> str:
     head = "| comparison | difference, 95 % interval | Holm's p | finds with 80 % | planned |\n|---|---|---|---|---|\n"
     lines = []
     for row in frame.itertuples():
-        column = "" if row.first_column == row.second_column else f" ({row.first_column}; {row.second_column})"
+        column = (
+            ""
+            if row.first_column == row.second_column
+            else f" ({row.first_column}; {row.second_column})"
+        )
         difference = f"{row.difference:.2f} ({row.low:.2f} to {row.high:.2f})"
         lines.append(
             f"| {row.first} against {row.second}{column} | {difference} | {_rounded(row.p_holm)} | "

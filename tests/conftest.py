@@ -17,7 +17,15 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from capsule_lab.config.compose import compose, module_of
-from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
+from tests.helpers.commands import (
+    ENVIRONMENT_OF_THE_DEVELOPER,
+    ROOT,
+    TINY,
+    TINY_CAPSNET,
+    TINY_DATA,
+    Ended,
+    Trained,
+)
 from tests.helpers.compositions import composed_from_parts
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
@@ -29,8 +37,16 @@ TOO_LATE = "the time of --seconds is over"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-shape", action="store_true", help="check shapes and types in every test; slower by half")
-    parser.addoption("--seconds", type=float, help="begin no test later than this; the last line names those left out")
+    parser.addoption(
+        "--every-shape",
+        action="store_true",
+        help="check shapes and types in every test; slower by half",
+    )
+    parser.addoption(
+        "--seconds",
+        type=float,
+        help="begin no test later than this; the last line names those left out",
+    )
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
@@ -45,13 +61,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     for item in items:
         whole = item.get_closest_marker("whole") is not None
         processes = item.get_closest_marker("integration") is not None
-        rank = 0 if whole and processes else 1 if processes else 2 if "trained" in item.fixturenames else 4 - whole
+        rank = (
+            0
+            if whole and processes
+            else 1
+            if processes
+            else 2
+            if "trained" in item.fixturenames
+            else 4 - whole
+        )
         ranks[item.path] = min(ranks.get(item.path, rank), rank)
     items.sort(key=lambda item: (ranks[item.path], order_on_a_gpu(item)))
     seen = set[tuple[object, ...]]()
     for item in items:
         parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
-        features = {(item.path, item.originalname), *((item.path, name, repr(value)) for name, value in parameters)}
+        features = {
+            (item.path, item.originalname),
+            *((item.path, name, repr(value)) for name, value in parameters),
+        }
         item.stash[SHAPES_ARE_CHECKED] = config.option.every_shape or not features <= seen
         seen |= features
 
@@ -117,7 +144,9 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture
-def shapes_checked_in_first(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def shapes_checked_in_first(
+    request: pytest.FixtureRequest,
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Iterates over the cases within a test; shapes are checked in the first case, with --every-shape in all."""
 
     def iterate(cases: Iterable[Any]) -> Iterator[Any]:
@@ -181,7 +210,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     events: list[str] = []
     modules: list[Any] = []
     watch = LambdaCallback(
-        on_fit_start=lambda *_: events.append("fit starts"), on_fit_end=lambda *_: events.append("fit ends")
+        on_fit_start=lambda *_: events.append("fit starts"),
+        on_fit_end=lambda *_: events.append("fit ends"),
     )
     original = build.build_trainer, build.build_module, MNISTDataModule.load
 
@@ -191,7 +221,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build_trainer", lambda c, d, *more: original[0](c, d, watch, *more))
-        patch.setattr(build, "build_module", lambda *args: modules.append(original[1](*args)) or modules[-1])
+        patch.setattr(
+            build, "build_module", lambda *args: modules.append(original[1](*args)) or modules[-1]
+        )
         patch.setattr(MNISTDataModule, "load", load)
         patch.setenv("CAPSULE_LAB_RUN", "")
         patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
@@ -215,9 +247,13 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
     """A function that runs a command in this process as a shell would: ``cli("train", "seed=1")``."""
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # commands run without type checks
+    monkeypatch.setattr(
+        "jaxtyping.config.jaxtyping_disable", True
+    )  # commands run without type checks
     monkeypatch.setenv("COLUMNS", "300")  # else rich wraps lines at 80 columns
 
     def call(command: str, *arguments: str) -> Ended:

@@ -11,8 +11,19 @@ from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES
 from tests.helpers.training import weights
 
-EM_CAPS = ["model=em_caps_paper", "model.channels=8", "model.primary.types=4", "model.conv.types=[4,4]"]
-ON_TOYS = ["data=smallnorb", "data.source=standin", "data.batch_size=16", "trainer.accelerator=cpu", *NO_PICTURES]
+EM_CAPS = [
+    "model=em_caps_paper",
+    "model.channels=8",
+    "model.primary.types=4",
+    "model.conv.types=[4,4]",
+]
+ON_TOYS = [
+    "data=smallnorb",
+    "data.source=standin",
+    "data.batch_size=16",
+    "trainer.accelerator=cpu",
+    *NO_PICTURES,
+]
 EPOCH = ["trainer.max_epochs=1", "train.test=last"]
 
 OPTIONS = {
@@ -51,13 +62,21 @@ def on_toys(toynorb: Path, *overrides: str, model: list[str] = EM_CAPS) -> Any:
 
 def is_finite(result: dict[str, Any], directory: Path) -> bool:
     values = [*result["val"].values(), *result["test"].values()]
-    return all(map(math.isfinite, values)) and all(value.isfinite().all() for value in weights(directory).values())
+    return all(map(math.isfinite, values)) and all(
+        value.isfinite().all() for value in weights(directory).values()
+    )
 
 
 @pytest.mark.parametrize(
-    "option", [pytest.param(name, marks=pytest.mark.whole if name in QUICK else pytest.mark.slow) for name in OPTIONS]
+    "option",
+    [
+        pytest.param(name, marks=pytest.mark.whole if name in QUICK else pytest.mark.slow)
+        for name in OPTIONS
+    ],
 )
-def test_option_trains_for_an_epoch_with_finite_numbers(toynorb: Path, tmp_path: Path, option: str) -> None:
+def test_option_trains_for_an_epoch_with_finite_numbers(
+    toynorb: Path, tmp_path: Path, option: str
+) -> None:
     result = train(on_toys(toynorb, *OPTIONS[option]), tmp_path / "run")
     assert result["steps"] == (10 if option == "eyes apart" else 5)
     assert {"error", "loss", "l2"} < result["test"].keys()

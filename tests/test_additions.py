@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, Trained, python
+from tests.helpers.commands import (
+    NO_PICTURES,
+    ROOT,
+    TINY_CAPSNET,
+    TINY_DATA,
+    Ended,
+    Trained,
+    python,
+)
 from tests.helpers.messages import one_sentence
 
 pytestmark = [pytest.mark.whole, pytest.mark.integration]
@@ -125,10 +133,19 @@ ASKED = [  # they fail until the added parts have a reference, a row and documen
     "tests/test_docs.py::test_readme_lists_every_command_as_its_configuration_describes_it",
     "tests/test_docs.py::test_tables_of_switches_are_those_of_the_comments",
 ]
-TESTS = [f"tests/{name}.py" for name in ("test_imports", "test_layout", "test_docs", "networks/test_contract")]
+TESTS = [
+    f"tests/{name}.py"
+    for name in ("test_imports", "test_layout", "test_docs", "networks/test_contract")
+]
 OF_ADDED = "flat or row or reference or not test_contract"  # of the contracts only what concerns added parts
 HEADLINE = "Test a network on brighter images; needs ckpt=."
-STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80", "train.test=last", *NO_PICTURES]
+STEPS = [
+    "trainer.max_epochs=-1",
+    "trainer.max_steps=2",
+    "data.train_images=80",
+    "train.test=last",
+    *NO_PICTURES,
+]
 
 
 def test_number_of_files_of_a_part_is_that_of_the_architecture_page() -> None:
@@ -156,15 +173,31 @@ def run(tree: Path, cwd: Path, *words: str) -> Ended:
 
 
 def test_only_tests_for_references_rows_and_documentation_fail(tree: Path) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore:Module already imported"]
-    ended = python("-m", "pytest", *options, "-k", OF_ADDED, *TESTS, *ASKED, cwd=tree, PYTHONPATH=str(tree))
-    assert sorted(re.findall(r"^FAILED ([\w./:]+)", ended.out, re.MULTILINE)) == ASKED, ended.out + ended.err
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore:Module already imported",
+    ]
+    ended = python(
+        "-m", "pytest", *options, "-k", OF_ADDED, *TESTS, *ASKED, cwd=tree, PYTHONPATH=str(tree)
+    )
+    assert sorted(re.findall(r"^FAILED ([\w./:]+)", ended.out, re.MULTILINE)) == ASKED, (
+        ended.out + ended.err
+    )
     assert "conf/routing has MyRouting without a slow reference" in ended.out
 
 
 @pytest.mark.parametrize(
     "parts",
-    [["routing=mine", *TINY_CAPSNET], ["model=flat"], ["data=stripes", "data.source=real", "model=cnn_small"]],
+    [
+        ["routing=mine", *TINY_CAPSNET],
+        ["model=flat"],
+        ["data=stripes", "data.source=real", "model=cnn_small"],
+    ],
     ids=["routing", "network", "data"],
 )
 def test_added_parts_train(tree: Path, tmp_path: Path, parts: list[str]) -> None:
@@ -183,10 +216,16 @@ def test_added_attack_and_question_run(tree: Path, tmp_path: Path, a_copy: Path)
 
 def test_added_command_is_listed_and_has_help(tree: Path, tmp_path: Path, trained: Trained) -> None:
     listed = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200").out
-    assert re.search(rf"python -m capsule_lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    assert re.search(
+        rf"python -m capsule_lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
     make = ["make", "help", "VENV=environment"]
-    made = subprocess.run(make, cwd=tree, env=environment, capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        make, cwd=tree, env=environment, capture_output=True, text=True, check=True
+    )
     assert f"  make brighten   {HEADLINE}" in made.stdout.splitlines()
     ended = run(tree, tmp_path, "brighten", f"ckpt={trained.directory}")
     assert (ended.status, ended.err) == (0, "")

@@ -14,7 +14,9 @@ from tests.campaign.outcomes import Fault, NotHitError
 from tests.helpers.commands import ROOT, interpreter
 
 
-def test_outcome_of_a_fault_is_printed_and_decides_the_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcome_of_a_fault_is_printed_and_decides_the_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     numbers = itertools.count()
 
     def fault(_: random.Random) -> None:

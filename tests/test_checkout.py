@@ -59,14 +59,24 @@ def test_version_needs_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sweeper_and_version_are_found_without_installation(packages: Path) -> None:
     ended = from_checkout(packages, "-c", SCRIPT)
     assert (ended.status, ended.err) == (0, "")
-    expected = [f"{ROOT}/capsule_lab/__init__.py", None, capsule_lab.__version__, ["hydra_plugins.capsule_lab_plugins"]]
+    expected = [
+        f"{ROOT}/capsule_lab/__init__.py",
+        None,
+        capsule_lab.__version__,
+        ["hydra_plugins.capsule_lab_plugins"],
+    ]
     assert json.loads(ended.out) == expected
 
 
 @pytest.mark.whole
 @pytest.mark.integration
 def test_a_run_needs_no_installation(packages: Path) -> None:
-    ended = from_checkout(packages, "-m", "capsule_lab.train", "debug=smoke", "trainer.accelerator=cpu", "name=here")
+    ended = from_checkout(
+        packages, "-m", "capsule_lab.train", "debug=smoke", "trainer.accelerator=cpu", "name=here"
+    )
     assert ended.status == 0, ended.out + ended.err
     (directory,) = (packages.parent / "runs").glob("here*")
-    assert json.loads((directory / "metrics.json").read_text())["versions"]["capsule-lab"] == capsule_lab.__version__
+    assert (
+        json.loads((directory / "metrics.json").read_text())["versions"]["capsule-lab"]
+        == capsule_lab.__version__
+    )

@@ -8,7 +8,11 @@ from tests.helpers.claims import mismatches, missing_texts, unclaimed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "results").glob("*.md"))]
-CHECKED = [page for page in sorted([*PAGES, *(ROOT / "docs").rglob("*.md")]) if "<!-- claims" in page.read_text()]
+CHECKED = [
+    page
+    for page in sorted([*PAGES, *(ROOT / "docs").rglob("*.md")])
+    if "<!-- claims" in page.read_text()
+]
 EXAMPLE = """Error **0.60 %** of 10,000 digits, `x=0.5`; 0.25 % there.
 <!-- claims
 0.60 % of 10,000 :: record("mnist_hour.json", "test/error"), 10000

@@ -14,7 +14,16 @@ from PIL import Image, ImageDraw
 
 from capsule_lab import __main__ as overview
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import commands, compose, conf_dir, default_options, groups, head, module_of, options_of
+from capsule_lab.config.compose import (
+    commands,
+    compose,
+    conf_dir,
+    default_options,
+    groups,
+    head,
+    module_of,
+    options_of,
+)
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
@@ -28,7 +37,11 @@ OPTIONS = [(group, option) for group in groups() for option in options_of(group)
 def commands_in(text: str) -> list[str]:
     """The commands of capsule_lab in shell blocks, without comments."""
     blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [shlex.join(shlex.split(line, comments=True)) for block in blocks for line in block.splitlines()]
+    lines = [
+        shlex.join(shlex.split(line, comments=True))
+        for block in blocks
+        for line in block.splitlines()
+    ]
     return [line for line in lines if line.startswith(("make ", "python -m capsule_lab"))]
 
 
@@ -48,14 +61,19 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     if name in ("sweep", "report"):
         rest = for_hydra(rest, FOR_SWEEP if name == "sweep" else FOR_REPORT)
     given = get_args_parser().parse_args(rest)
-    return [(name, overrides) for overrides in (combinations(given.overrides) if given.multirun else [given.overrides])]
+    return [
+        (name, overrides)
+        for overrides in (combinations(given.overrides) if given.multirun else [given.overrides])
+    ]
 
 
 HEADS = [
     *(
         match[1]
         for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
-        for match in re.finditer(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE)
+        for match in re.finditer(
+            r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE
+        )
     ),
     *(
         line.strip().partition("    ")[0]
@@ -69,7 +87,9 @@ PAGES = [
     *sorted((ROOT / "results").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))})
+DOCUMENTED = sorted(
+    {*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))}
+)
 
 
 @pytest.mark.whole  # experiments, tables and commands are composed elsewhere, too
@@ -116,11 +136,15 @@ def test_commands_that_a_finished_run_proposes_compose(trained: Trained) -> None
 
 
 PYTHON = [
-    code for page in PAGES for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    code
+    for page in PAGES
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 ]
 
 
-def test_documented_python_runs(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_python_runs(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     drawn = Image.new("L", (40, 40))
     ImageDraw.Draw(drawn).line([(20, 5), (20, 35)], fill=255, width=4)
@@ -138,10 +162,20 @@ def shown() -> str:
 
 
 def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:
-    assert [command for command in commands() if f"python -m {module_of(command)} " not in shown] == []
+    assert [
+        command for command in commands() if f"python -m {module_of(command)} " not in shown
+    ] == []
     lines = [line.split() for line in shown.splitlines()]
-    listings = {group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :] for group in groups()}
-    has_headline = {(g, word): len(line) > 2 for g in groups() for line in listings[g][::-1] for word in line[:2]}
+    listings = {
+        group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :]
+        for group in groups()
+    }
+    has_headline = {
+        (g, word): len(line) > 2
+        for g in groups()
+        for line in listings[g][::-1]
+        for word in line[:2]
+    }
     assert [option for option in OPTIONS if not has_headline.get(option)] == []
 
 
@@ -151,13 +185,19 @@ def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
         ended = cli(command, "--help")
         assert (ended.status, ended.err) == (0, "")
         first, *rest = head(conf_dir() / f"{command}.yaml")
-        text, _, listed = ended.out.partition("\n== Config ==\n")[0].partition("\n\n== Groups: group=option ==\n")
+        text, _, listed = ended.out.partition("\n== Config ==\n")[0].partition(
+            "\n\n== Groups: group=option ==\n"
+        )
         assert text.strip().splitlines() == [first, *rest]
-        assert {line.split(":")[0].strip() for line in listed.strip().splitlines()} == {*default_options(command)}
+        assert {line.split(":")[0].strip() for line in listed.strip().splitlines()} == {
+            *default_options(command)
+        }
         assert any(line.startswith("  python -m capsule_lab") for line in rest)
 
 
-def test_stand_in_is_announced_without_a_network(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_in_is_announced_without_a_network(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
@@ -168,9 +208,19 @@ def test_stand_in_is_announced_without_a_network(cli: Cli, tmp_path: Path, monke
 
 
 def make(*arguments: str) -> str:
-    of_another_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "VENV", "PYTHON", "PYTEST")
+    of_another_make = (
+        "MAKEFLAGS",
+        "MAKEOVERRIDES",
+        "MAKELEVEL",
+        "MFLAGS",
+        "VENV",
+        "PYTHON",
+        "PYTEST",
+    )
     environment = {name: value for name, value in os.environ.items() if name not in of_another_make}
-    result = subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     return result.stdout
 
 
@@ -197,9 +247,17 @@ def venv(tmp_path: Path) -> Path:
 
 
 def test_make_passes_overrides_and_adds_the_quickstart_to_train(venv: Path) -> None:
-    overrides = ["model=cnn_baseline", "model.channels=[4,4]", "+trainer.foo=1", "train.directory=with space"]
+    overrides = [
+        "model=cnn_baseline",
+        "model.channels=[4,4]",
+        "+trainer.foo=1",
+        "train.directory=with space",
+    ]
     assert called(venv, "train", *overrides, "PYTHON=python3") == sorted(overrides)
-    assert called(venv, "train", "train.resume=true") == ["experiment=quickstart", "train.resume=true"]
+    assert called(venv, "train", "train.resume=true") == [
+        "experiment=quickstart",
+        "train.resume=true",
+    ]
     assert called(venv, "train", "train.resume=true", "seed=1") == ["seed=1", "train.resume=true"]
     assert called(venv, "evaluate") == []
 
@@ -209,7 +267,13 @@ def test_dry_run_of_make_sweep_is_a_dry_run_of_the_sweep(venv: Path) -> None:
     (venv / "bin" / "python").symlink_to(shutil.which("echo") or "")
     for options in ([], ["-n"]):
         line = make("sweep", "table=nightly", f"VENV={venv}", *options).splitlines()[-1]
-        assert line.split() == ["-m", "capsule_lab", "sweep", *["dry_run=true"] * bool(options), "table=nightly"]
+        assert line.split() == [
+            "-m",
+            "capsule_lab",
+            "sweep",
+            *["dry_run=true"] * bool(options),
+            "table=nightly",
+        ]
 
 
 def test_make_creates_a_missing_environment(tmp_path: Path) -> None:
@@ -226,7 +290,10 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
     os.utime(venv / ".ready", (0, 0))
     with pytest.raises(subprocess.CalledProcessError) as caught:
         make("setup", f"VENV={venv}", "PYTHON=true")
-    assert f"{venv} is the environment of /another/clone; name another with VENV=" in caught.value.stderr
+    assert (
+        f"{venv} is the environment of /another/clone; name another with VENV="
+        in caught.value.stderr
+    )
     assert not (venv / "bin").exists()
 
 

@@ -31,25 +31,38 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     assert rows["routing.iterations"] == ["3", "1"]
     assert "model.routing.iterations" not in rows, "a copy"
     assert "seed" not in rows
-    assert rows["test.error"][0] == rows["test.error"][1] == f"{trained.result['test']['error']:.4g}"
+    assert (
+        rows["test.error"][0] == rows["test.error"][1] == f"{trained.result['test']['error']:.4g}"
+    )
     assert rows["steps"] == [str(trained.result["steps"]), "7"]
     first, second = int((found.wrong & ~wrong).sum()), int((wrong & ~found.wrong).sum())
-    assert f"{first} images are wrong only in the first run, {second} only in the second" in ended.out
+    assert (
+        f"{first} images are wrong only in the first run, {second} only in the second" in ended.out
+    )
     assert f"p = {binomtest(first, first + second).pvalue:.3g} " in ended.out
 
 
-def test_images_of_one_object_are_resampled_together(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+def test_images_of_one_object_are_resampled_together(
+    cli: Cli, trained: Trained, tmp_path: Path
+) -> None:
     found = runs.predictions.read(trained.directory, trained.result)
     for name, objects in (("first", 3), ("second", 9)):
         folder = Path(shutil.copytree(trained.directory, tmp_path / name))
         cluster = np.arange(len(found.label)) // 12
         prediction = np.where(cluster < objects, (found.label + 1) % 10, found.label)
-        arrays = {"label": found.label, "prediction": prediction, "margin": found.margin, "cluster": cluster}
+        arrays = {
+            "label": found.label,
+            "prediction": prediction,
+            "margin": found.margin,
+            "cluster": cluster,
+        }
         entry = runs.predictions.write(folder, "predictions.npz", arrays)
         (folder / "metrics.json").write_text(json.dumps(trained.result | {"predictions": entry}))
     ended = cli("compare", "runs=[first,second]")
     assert "0 images are wrong only in the first run, 72 only in the second" in ended.out
-    assert "bootstrap over runs and 30 clusters of images" in ended.out, "McNemar takes 72 for independent images"
+    assert "bootstrap over runs and 30 clusters of images" in ended.out, (
+        "McNemar takes 72 for independent images"
+    )
 
 
 def test_other_data_and_files_from_elsewhere(cli: Cli, trained: Trained, tmp_path: Path) -> None:
@@ -61,7 +74,9 @@ def test_other_data_and_files_from_elsewhere(cli: Cli, trained: Trained, tmp_pat
     assert "provenance.source" in ended.out
     for content in ("a: [", "[1, 2]", "a: &x [*x]", "a: !!python/object/apply:os.getcwd []"):
         (other / "config.yaml").write_text(content)
-        assert "cannot be read" in one_sentence(cli("compare", f"runs=[{trained.directory},other]")), content
+        assert "cannot be read" in one_sentence(
+            cli("compare", f"runs=[{trained.directory},other]")
+        ), content
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,22 @@ def test_cost_is_written_in_whole_units() -> None:
     ("cost", "text", "expected"),
     [
         (COST, f"Cost: {TEXT}. Expected: 1 %", ""),
-        (COST, "Cost: 27 to 62 hours on two CPU cores (results/a.json, results/b.csv); not tried. Expected: 1 %", ""),
-        (COST, "Cost: 26 to 70 hours on two CPU cores (results/a.json, results/b.csv).", "is not the cost"),
+        (
+            COST,
+            "Cost: 27 to 62 hours on two CPU cores (results/a.json, results/b.csv); not tried. Expected: 1 %",
+            "",
+        ),
+        (
+            COST,
+            "Cost: 26 to 70 hours on two CPU cores (results/a.json, results/b.csv).",
+            "is not the cost",
+        ),
         (COST, "Cost: 26 to 59 hours on two CPU cores (results/a.json).", "is not the cost"),
-        (COST, "Cost: 26 to 59 days on two CPU cores (results/a.json, results/b.csv).", "is not the cost"),
+        (
+            COST,
+            "Cost: 26 to 59 days on two CPU cores (results/a.json, results/b.csv).",
+            "is not the cost",
+        ),
         (COST, "Cost: weeks. Expected: 1 %", "is not the cost"),
         (COST, "Cost: no record.", "is not the cost"),
         (COST, "Expected: 1 %", "expected 'Cost: 26 to 59 hours"),
@@ -53,7 +65,8 @@ def test_wrong_cost_is_reported(cost: Cost | None, text: str, expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("experiment", "steps"), [("sabour2017/mnist", 300_000), ("mnist_hour", 9372), ("hinton2011/stereo", 1800)]
+    ("experiment", "steps"),
+    [("sabour2017/mnist", 300_000), ("mnist_hour", 9372), ("hinton2011/stereo", 1800)],
 )
 def test_steps_are_those_of_the_schedule(experiment: str, steps: int) -> None:
     """The last two are the steps in the records of these experiments."""

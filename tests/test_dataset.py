@@ -42,7 +42,9 @@ def test_toynorb_is_rendered_into_the_data_directory(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("quick")
-def test_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_set_is_not_rendered_again(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CAPSULE_LAB_DATA", str(tmp_path / "elsewhere"))
     options = ("name=toynorb", "size=8", "workers=1", "sheet=false")
     assert cli("dataset", *options).status == 0
@@ -54,10 +56,14 @@ def test_complete_set_is_not_rendered_again(cli: Cli, tmp_path: Path, monkeypatc
     assert ended.out.splitlines() == [f"toynorb: {files.STANDIN_NAME}, in {folder}"]
 
 
-def test_contact_sheet_shows_the_images_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_sheet_shows_the_images_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[np.ndarray] = []
     monkeypatch.setattr(toynorb, "render", painted)
-    monkeypatch.setattr("toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or Figure())
+    monkeypatch.setattr(
+        "toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or Figure()
+    )
     dataset._draw(tmp_path / "sheet.png", 8)
     reported = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
     assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
@@ -74,7 +80,9 @@ def test_real_files_are_checked(cli: Cli, real: Path) -> None:
     assert ended.out.splitlines() == [f"mnist: real MNIST, in {real}"]
 
 
-def test_stand_in_is_announced_if_there_is_no_network(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_in_is_announced_if_there_is_no_network(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_network(monkeypatch)
     ended = cli("dataset", "name=mnist", "sheet=false")
     assert (ended.status, ended.err) == (0, "")
@@ -91,9 +99,15 @@ def test_folder_of_pictures_is_packed_and_drawn(cli: Cli, tmp_path: Path) -> Non
     assert first.status == 0, first.err
     (packed,) = (tmp_path / "there").glob("folder-*")
     second = cli("dataset", *options, "size=24")
-    assert "pictures of 16 bits or more are scaled to 8 bits, each by its own range" in first.out + second.out
+    assert (
+        "pictures of 16 bits or more are scaled to 8 bits, each by its own range"
+        in first.out + second.out
+    )
     *_, sheet, old = second.out.splitlines()
-    assert old == f"there/{packed.name} (0 MB) is of another folder, size or state of the pictures; remove it if unused"
+    assert (
+        old
+        == f"there/{packed.name} (0 MB) is of another folder, size or state of the pictures; remove it if unused"
+    )
     drawn = matplotlib.image.imread(tmp_path / sheet)
     assert drawn[..., :3].std() > 0.1
 
@@ -102,12 +116,21 @@ def test_contact_sheet_has_training_images_of_each_class(cli: Cli, tmp_path: Pat
     for name in ("multimnist", "cifar10"):
         ended = cli("dataset", f"name={name}", "directory=here", "source=standin")
         assert (ended.status, ended.out.splitlines()[-1]) == (0, f"here/{name}_contact_sheet.png")
-        assert matplotlib.image.imread(tmp_path / "here" / f"{name}_contact_sheet.png")[..., :3].std() > 0.1
+        assert (
+            matplotlib.image.imread(tmp_path / "here" / f"{name}_contact_sheet.png")[..., :3].std()
+            > 0.1
+        )
     images = dataset._first_images(AffNISTDataModule(source="standin", directory=str(tmp_path)))
-    assert {label: tuple(each.shape) for label, each in images.items()} == dict.fromkeys(range(10), (12, 1, 40, 40))
+    assert {label: tuple(each.shape) for label, each in images.items()} == dict.fromkeys(
+        range(10), (12, 1, 40, 40)
+    )
     assert (torch.cat([*images.values()]).min(), torch.cat([*images.values()]).max()) == (0, 1)
 
 
 @pytest.mark.parametrize("overrides", [["data=mnist"], ["data=mnist", "model=capsnet"]])
-def test_groups_of_other_commands_are_refused_in_one_sentence(cli: Cli, overrides: list[str]) -> None:
-    assert "data does not exist; Options: directory, name, " in one_sentence(cli("dataset", *overrides))
+def test_groups_of_other_commands_are_refused_in_one_sentence(
+    cli: Cli, overrides: list[str]
+) -> None:
+    assert "data does not exist; Options: directory, name, " in one_sentence(
+        cli("dataset", *overrides)
+    )

@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = sorted((ROOT / "results").rglob("*.md")), sorted((ROOT / "docs").rglob("*.md"))
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
-TOP = sorted(path.name for path in ROOT.iterdir() if not path.name.startswith((".", "_")) and path.name != "runs")
+TOP = sorted(
+    path.name
+    for path in ROOT.iterdir()
+    if not path.name.startswith((".", "_")) and path.name != "runs"
+)
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
 
@@ -62,7 +66,9 @@ def names_in(path: Path) -> list[str]:
                     visit(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names.extend(prefix + target.id for target in targets if isinstance(target, ast.Name))
+                names.extend(
+                    prefix + target.id for target in targets if isinstance(target, ast.Name)
+                )
 
     visit(ast.parse(path.read_text()).body, "")
     return names
@@ -94,7 +100,10 @@ def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
         files = sorted(ROOT.glob(path.rstrip("/")))
         folder = (ROOT / path).parent
         if not files:
-            yield number, f"no path {path}{closest(path, map(id_of, folder.iterdir() if folder.is_dir() else []))}"
+            yield (
+                number,
+                f"no path {path}{closest(path, map(id_of, folder.iterdir() if folder.is_dir() else []))}",
+            )
         for name in names:
             if files and name not in names_in(files[0]):
                 yield number, f"no {name} in {path}{closest(name, names_in(files[0]))}"
@@ -128,16 +137,22 @@ def test_names_in_pages_exist(wrong: Callable[[Path], Iterator[tuple[int, str]]]
 
 def test_tables_of_switches_are_those_of_the_comments() -> None:
     text = switches.PAGE.read_text()
-    assert text == switches.updated(text), "python -m tests.helpers.switches makes docs/switches.md anew"
+    assert text == switches.updated(text), (
+        "python -m tests.helpers.switches makes docs/switches.md anew"
+    )
     for group in ("routing", "loss", "schedule", "optimizer", "data", "model"):
         assert f"<!-- options of {group} -->" in text
 
 
 def test_drawn_layers_are_those_of_the_linter() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     (drawing,) = re.findall(
-        r"^## Layers\n.*?^```text\n(.*?)^```", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^## Layers\n.*?^```text\n(.*?)^```",
+        (ROOT / "docs" / "architecture.md").read_text(),
+        re.MULTILINE | re.DOTALL,
     )
 
     def row(layer: str) -> list[str]:
@@ -151,14 +166,22 @@ def test_drawn_layers_are_those_of_the_linter() -> None:
 
 def test_every_package_is_described_in_the_architecture_page() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    packages = [path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "capsule_lab").rglob("__init__.py")]
-    assert [package for package in packages if package != "capsule_lab" and f"`{package}/`" not in text] == []
+    packages = [
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / "capsule_lab").rglob("__init__.py")
+    ]
+    assert [
+        package for package in packages if package != "capsule_lab" and f"`{package}/`" not in text
+    ] == []
 
 
 def pitfalls() -> dict[str, str]:
     text = (ROOT / "docs" / "pitfalls.md").read_text()
     sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    return {section.splitlines()[0]: re.split(r"^## ", section, flags=re.MULTILINE)[0] for section in sections}
+    return {
+        section.splitlines()[0]: re.split(r"^## ", section, flags=re.MULTILINE)[0]
+        for section in sections
+    }
 
 
 PITFALLS = pitfalls()
@@ -167,11 +190,19 @@ PITFALLS = pitfalls()
 def test_every_pitfall_has_all_fields() -> None:
     assert len(PITFALLS) >= 20
     for title, section in PITFALLS.items():
-        fields = dict(re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL))
+        fields = dict(
+            re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL)
+        )
         assert tuple(fields) == PITFALL_FIELDS, title
-        threads = re.findall(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"])
-        assert threads or "no thread found" in fields["Threads"], f"{title}: link a thread, or say that none was found"
-        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), f"{title}: name the test that holds it"
+        threads = re.findall(
+            r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"]
+        )
+        assert threads or "no thread found" in fields["Threads"], (
+            f"{title}: link a thread, or say that none was found"
+        )
+        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), (
+            f"{title}: name the test that holds it"
+        )
 
 
 def test_readme_has_at_most_1200_words() -> None:
@@ -189,19 +220,32 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:
-    assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
+    assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [
+        str(len(PITFALLS))
+    ]
 
 
 def test_pages_quote_the_templates() -> None:
-    files = [path for path in (ROOT / "tests" / "templates").rglob("*") if path.suffix in (".py", ".yaml")]
-    text = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/guides/own_routing.md"))
+    files = [
+        path
+        for path in (ROOT / "tests" / "templates").rglob("*")
+        if path.suffix in (".py", ".yaml")
+    ]
+    text = "".join(
+        (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/guides/own_routing.md")
+    )
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
 
-@pytest.mark.parametrize(("name", "pages"), [("docs/index.md", DOCS), ("results/README.md", RESULTS)])
+@pytest.mark.parametrize(
+    ("name", "pages"), [("docs/index.md", DOCS), ("results/README.md", RESULTS)]
+)
 def test_index_links_every_page(name: str, pages: list[Path]) -> None:
     index = ROOT / name
-    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())}
+    linked = {
+        (index.parent / link).resolve()
+        for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())
+    }
     missing = {id_of(page) for page in pages if page != index and page not in linked}
     assert missing == set()
 
@@ -212,7 +256,11 @@ def test_site_has_every_page_that_its_pages_link() -> None:
         for node in ast.parse((ROOT / "docs" / "conf.py").read_text()).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "include_patterns"
     )
-    on_site = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern.replace("**.", "**/*."))}
+    on_site = {
+        path.resolve()
+        for pattern in patterns
+        for path in ROOT.glob(pattern.replace("**.", "**/*."))
+    }
     missing = {
         f"{id_of(page)}: {link}"
         for page in on_site
@@ -226,5 +274,9 @@ def test_site_has_every_page_that_its_pages_link() -> None:
 def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == capsule_lab.__version__
-    released = re.findall(r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = re.findall(
+        r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
     assert released[0] == (capsule_lab.__version__, str(citation["date-released"]))

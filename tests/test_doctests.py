@@ -12,8 +12,18 @@ import pytest
 
 from tests.helpers.commands import ROOT
 
-FILES = [file for file in sorted((ROOT / "capsule_lab").rglob("*.py")) if ">>> " in file.read_text()]
-FORMULAS = ["functional", "losses", "schedules", "routing.dynamic", "routing.em", "routing.uniform", "networks.capsnet"]
+FILES = [
+    file for file in sorted((ROOT / "capsule_lab").rglob("*.py")) if ">>> " in file.read_text()
+]
+FORMULAS = [
+    "functional",
+    "losses",
+    "schedules",
+    "routing.dynamic",
+    "routing.em",
+    "routing.uniform",
+    "networks.capsnet",
+]
 """Modules that must have an example."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -27,7 +37,11 @@ def test_examples_give_their_documented_output(folder: str) -> None:
     report: list[str] = []
     for file in FILES:
         if module_of(file).split(".")[1] == folder:
-            nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, DOCUMENTED)]
+            nodes = [
+                node
+                for node in ast.walk(ast.parse(file.read_text()))
+                if isinstance(node, DOCUMENTED)
+            ]
             for text in [ast.get_docstring(node) or "" for node in nodes]:
                 names = dict(vars(importlib.import_module(module_of(file))))
                 test = doctest.DocTestParser().get_doctest(text, names, module_of(file), None, None)

@@ -32,7 +32,9 @@ def trainer() -> DictConfig:
     return compose("evaluate", ["trainer.accelerator=cpu"]).trainer
 
 
-def test_test_and_validation_results_equal_those_of_training(trained: Trained, trainer: DictConfig) -> None:
+def test_test_and_validation_results_equal_those_of_training(
+    trained: Trained, trainer: DictConfig
+) -> None:
     """For a run directory and for a checkpoint file."""
     before = sorted(trained.directory.rglob("*"))
     for where in (".", "checkpoints/best.ckpt"):
@@ -50,7 +52,9 @@ def test_test_and_validation_results_equal_those_of_training(trained: Trained, t
     assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
 
 
-def test_only_the_first_process_prints_and_writes(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_prints_and_writes(
+    cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     before = sorted(a_copy.rglob("*"))
     ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu")
@@ -59,7 +63,9 @@ def test_only_the_first_process_prints_and_writes(cli: Cli, a_copy: Path, monkey
     assert sorted(a_copy.rglob("*")) == before
 
 
-def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a_copy: Path) -> None:
+def test_results_are_written_beside_the_checkpoint(
+    cli: Cli, trained: Trained, a_copy: Path
+) -> None:
     before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
     for overrides, name in (
         ([], "best-test-mnist-standin"),
@@ -74,7 +80,11 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
         assert {path: path.read_bytes() for path in before} == before
         path = a_copy / "evaluations" / f"{name}.json"
         predictions = [] if "split=val" in overrides else [path.with_suffix(".npz")]
-        assert {path for path in a_copy.rglob("*") if path.is_file()} == {*before, path, *predictions}
+        assert {path for path in a_copy.rglob("*") if path.is_file()} == {
+            *before,
+            path,
+            *predictions,
+        }
         assert f"written to {path}\n" in ended.out
         assert overrides or f"test error {trained.result['test']['error']:.2f} %" in ended.out
         result = json.loads(path.read_text())
@@ -90,8 +100,13 @@ def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a
             file.unlink()
 
 
-def test_evaluation_on_other_data_names_the_data_set(trained: Trained, trainer: DictConfig, real: Path) -> None:
-    run, other = runs.open(trained.directory), {**OTHER_DATA, "source": "real", "directory": str(real)}
+def test_evaluation_on_other_data_names_the_data_set(
+    trained: Trained, trainer: DictConfig, real: Path
+) -> None:
+    run, other = (
+        runs.open(trained.directory),
+        {**OTHER_DATA, "source": "real", "directory": str(real)},
+    )
     result = evaluate(run, data=other, trainer=trainer)
     assert result_file(run, "test", other, result).name == "best-test-mnist-real.json"
     assert result["provenance"]["source"] == "real"
@@ -103,7 +118,12 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
     expected.setup("validate")
     data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
     for seed, name in (("null", ""), ("0", ""), ("1", "-seed=1")):
-        assert cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}").status == 0
+        assert (
+            cli(
+                "evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}"
+            ).status
+            == 0
+        )
         file = a_copy / "evaluations" / f"best-val-mnist-standin{name}-validation=stratified.json"
         result, same = json.loads(file.read_text()), not name
         assert (result["provenance"]["split"] == expected.provenance["split"]) is same
@@ -112,13 +132,24 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": {**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"}}, r"the data has \(1, 20, 20\)"),
+        (
+            {"data": {**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"}},
+            r"the data has \(1, 20, 20\)",
+        ),
         ({"split": "train"}, r"split is .*; expected 'test' or 'val'"),
-        ({"data": {"eval_image": 100}}, r"data.eval_image does not exist; did you mean data.eval_images"),
-        ({"trainer": {"max_epoch": 3}}, r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"),
+        (
+            {"data": {"eval_image": 100}},
+            r"data.eval_image does not exist; did you mean data.eval_images",
+        ),
+        (
+            {"trainer": {"max_epoch": 3}},
+            r"trainer.max_epoch does not exist; did you mean trainer.max_epochs",
+        ),
     ],
 )
-def test_wrong_arguments(trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(
+    trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str
+) -> None:
     options = {**options, "trainer": OmegaConf.create({**trainer, **options.get("trainer", {})})}
     with pytest.raises((ConfigError, RunError), match=message):
         evaluate(runs.open(trained.directory), **options)
@@ -135,7 +166,19 @@ def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -
     ):
         file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
         assert file == folder / f"best-val-mnist-standin{name}.json"
-    values = ["../../up", "..", "a\0b", "x" * 500, "x" * 501, "a b", "a_b", "[1, 2]", {"a": "../b"}, "日本", "\n"]
+    values = [
+        "../../up",
+        "..",
+        "a\0b",
+        "x" * 500,
+        "x" * 501,
+        "a b",
+        "a_b",
+        "[1, 2]",
+        {"a": "../b"},
+        "日本",
+        "\n",
+    ]
     for value in values:
         for options in ({"train_images": value}, {f"../{value}": 1}):
             file = result_file(run, "test", options, {"provenance": {"source": "standin"}})

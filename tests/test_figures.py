@@ -17,8 +17,22 @@ from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
 
-OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
-OF_TWO_DIGITS = ["curves", "layers", "predictions", "reconstructions", "segmentation", *OF_ONE_DIGIT[4:]]
+OF_ONE_DIGIT = [
+    "curves",
+    "layers",
+    "reconstructions",
+    "right_and_wrong",
+    "perturbation",
+    "perturbation_sheet",
+]
+OF_TWO_DIGITS = [
+    "curves",
+    "layers",
+    "predictions",
+    "reconstructions",
+    "segmentation",
+    *OF_ONE_DIGIT[4:],
+]
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
@@ -50,21 +64,35 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
 
 def test_options_choose_images_and_classes(trained: Trained) -> None:
     for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
-        options = (f"images={images}", f"held_out={held_out}", f"sheet_classes={classes}".replace(" ", ""))
+        options = (
+            f"images={images}",
+            f"held_out={held_out}",
+            f"sheet_classes={classes}".replace(" ", ""),
+        )
         figures = drawn(trained.directory, *options)
         assert len(captions(figures["reconstructions"])) == images
         assert all("→" in caption for caption in captions(figures["reconstructions"]))
-        assert texts(figures["right_and_wrong"])[-1].endswith(f"of the {looked_at} images looked at")
-        sheets = {name: figure for name, figure in figures.items() if name.startswith("perturbation_sheet")}
+        assert texts(figures["right_and_wrong"])[-1].endswith(
+            f"of the {looked_at} images looked at"
+        )
+        sheets = {
+            name: figure
+            for name, figure in figures.items()
+            if name.startswith("perturbation_sheet")
+        }
         assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
         below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
         assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
-        assert [row_names(each) for each in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(classes)
+        assert [row_names(each) for each in sheets.values()] == [
+            [f"dimension {n}" for n in range(4)]
+        ] * len(classes)
 
 
 def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
     message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
-    assert message.startswith("sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2")
+    assert message.startswith(
+        "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"
+    )
 
 
 def test_transfer_figure_shows_affine_against_validation_accuracy(tmp_path: Path) -> None:
@@ -93,14 +121,21 @@ def test_curves_show_training_and_validation(trained: Trained, tmp_path: Path) -
     whole = curves.training_curves(trained.directory / "metrics.csv")
     for axis, label in zip(whole.axes, ("loss", "error in %"), strict=True):
         assert axis.get_ylabel() == label
-        assert [line.get_label() for line in axis.lines] == ["train, a few steps", "train, epoch", "val"]
+        assert [line.get_label() for line in axis.lines] == [
+            "train, a few steps",
+            "train, epoch",
+            "val",
+        ]
         assert [line.get_xdata().tolist() for line in axis.lines] == [[3, 6], [4, 8], [4, 8]]
     for error in (0.0, 12.5):
         file = tmp_path / "metrics.csv"
         file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
         figure = curves.training_curves(file)
         figure.savefig(tmp_path / "curves.png")
-        assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
+        assert [line.get_label() for axis in figure.axes for line in axis.lines] == [
+            "train",
+            "train",
+        ]
 
 
 def test_layer_curves_are_ordered_from_the_image_upwards(trained: Trained) -> None:
@@ -146,16 +181,25 @@ def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: 
     assert cli("train", *TINY_CNN, *smoke).status == 0
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
-    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == ["curves.png", "predictions.png"]
+    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == [
+        "curves.png",
+        "predictions.png",
+    ]
 
 
-def test_figures_of_a_capsnet_name_the_validation_images(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_capsnet_name_the_validation_images(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Test images are not read."""
     load = MNISTDataModule.load
-    monkeypatch.setattr(MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0)
+    monkeypatch.setattr(
+        MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0
+    )
     figures = drawn(trained.directory)
     assert list(figures) == OF_ONE_DIGIT
-    headings = {name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()}
+    headings = {
+        name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()
+    }
     of_all = f"{trained.directory.name}: stand-in for MNIST"
     assert (headings.pop("curves"), headings.pop("layers")) == (of_all, of_all)
     images = f"{trained.directory.name}: validation images of stand-in for MNIST, weights of best.ckpt, at step "
@@ -174,14 +218,23 @@ def test_curves_of_a_single_point_have_markers_and_margins(tmp_path: Path) -> No
 def test_legend_lists_only_drawn_curves(tmp_path: Path) -> None:
     """A single point of training has a marker; a column without values is not in the legend."""
     file = tmp_path / "metrics.csv"
-    file.write_text("step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n")
+    file.write_text(
+        "step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n"
+    )
     loss, error = curves.training_curves(file).axes
-    assert [(line.get_label(), line.get_marker()) for line in loss.lines] == [("train", "o"), ("val", "o")]
+    assert [(line.get_label(), line.get_marker()) for line in loss.lines] == [
+        ("train", "o"),
+        ("val", "o"),
+    ]
     assert [text.get_text() for text in error.get_legend().get_texts()] == ["val"]
 
 
-@pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])
-def test_curves_of_pairs_show_poses_instead_of_the_error(name: str, label: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")]
+)
+def test_curves_of_pairs_show_poses_instead_of_the_error(
+    name: str, label: str, tmp_path: Path
+) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text(f"step,train/loss,val/loss,val/{name}\n1,3.0,2.0,-0.5\n2,2.0,1.0,0.5\n")
     loss, poses = curves.training_curves(file).axes
@@ -194,5 +247,7 @@ def test_curves_of_pairs_show_poses_instead_of_the_error(name: str, label: str, 
 def test_one_figure_is_drawn_for_a_notebook(trained: Trained) -> None:
     found = figure(trained.directory, "reconstructions", held_out=20, images=3)
     assert "validation images of stand-in for MNIST" in found.get_suptitle().replace("\n", " ")
-    with pytest.raises(RunError, match="reconstruction is not a figure of this run; did you mean reconstructions"):
+    with pytest.raises(
+        RunError, match="reconstruction is not a figure of this run; did you mean reconstructions"
+    ):
         figure(runs.open(trained.directory), "reconstruction", held_out=20)

@@ -18,7 +18,11 @@ close = torch.testing.assert_close
 
 
 @pytest.mark.parametrize(
-    ("kind", "loops"), [(functional.squash, squash_vector), (functional.exponential_squash, exponential_squash_vector)]
+    ("kind", "loops"),
+    [
+        (functional.squash, squash_vector),
+        (functional.exponential_squash, exponential_squash_vector),
+    ],
 )
 def test_squash_equals_the_loops_and_has_its_gradient(kind: Any, loops: Any) -> None:
     for scale in (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e6):
@@ -47,13 +51,19 @@ def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
     ("name", "pose", "logit"),
     [
         ("squash", [-15 / 26, 20 / 26], math.log(25)),  # 25 / 26 times (-3, 4) / 5
-        ("exponential", [-3 * (1 - math.exp(-5)) / 5, 4 * (1 - math.exp(-5)) / 5], math.log(math.exp(5) - 1)),
+        (
+            "exponential",
+            [-3 * (1 - math.exp(-5)) / 5, 4 * (1 - math.exp(-5)) / 5],
+            math.log(math.exp(5) - 1),
+        ),
         ("half", [-15 / 25.5, 20 / 25.5], math.log(50)),  # 25 / 25.5 times (-3, 4) / 5
         ("relu", [0.0, 4.0], 4.0),
         ("none", [-3.0, 4.0], 5.0),
     ],
 )
-def test_squash_by_name_has_its_poses_and_logits(name: str, pose: list[float], logit: float) -> None:
+def test_squash_by_name_has_its_poses_and_logits(
+    name: str, pose: list[float], logit: float
+) -> None:
     total = torch.tensor([[-3.0, 4.0]], dtype=torch.float64)
     functions = functional.SQUASHES[name]
     close(functions.poses(total)[0].tolist(), pose, rtol=1e-8, atol=1e-12)
@@ -101,7 +111,9 @@ def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
 
     It would be four times, but weights are cut at two std, which leaves 0.774 of their variance.
     """
-    poses = torch.randn(200, 20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    poses = torch.randn(
+        200, 20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     torch.manual_seed(0)
     weight = functional.truncated_normal_(torch.empty(20, 4, 8, 4, dtype=torch.float64), std)
     votes = functional.dense_votes(poses, weight)
@@ -110,7 +122,9 @@ def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
 
 
 def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
-    with pytest.raises(ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"):
+    with pytest.raises(
+        ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"
+    ):
         functional.dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
 
 
@@ -119,7 +133,9 @@ def test_softmax_over_parents_equals_the_loops() -> None:
     logits = torch.randn(1, 4, 3, dtype=torch.float64)
     for leaky in (False, True):
         children = [[*child, 0.0] if leaky else child for child in logits[0].T.tolist()]
-        expected = torch.tensor([softmax_list(child)[:4] for child in children], dtype=torch.float64).T
+        expected = torch.tensor(
+            [softmax_list(child)[:4] for child in children], dtype=torch.float64
+        ).T
         close(functional.softmax_over_parents(logits, leaky=leaky)[0], expected, rtol=1e-14, atol=0)
 
 
@@ -133,11 +149,15 @@ def test_same_padding_is_tensorflows() -> None:
     ]:
         assert functional.same_padding(size, kernel_size, stride) == padding
         images = torch.nn.functional.pad(torch.zeros(1, 1, *size), padding)
-        output = torch.nn.functional.conv2d(images, torch.zeros(1, 1, kernel_size, kernel_size), stride=stride)
+        output = torch.nn.functional.conv2d(
+            images, torch.zeros(1, 1, kernel_size, kernel_size), stride=stride
+        )
         assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
 
 
-@pytest.mark.parametrize(("std", "expected"), [(0.05, 0.8796 * 0.05), (functional.he_std(50), (2 / 50) ** 0.5)])
+@pytest.mark.parametrize(
+    ("std", "expected"), [(0.05, 0.8796 * 0.05), (functional.he_std(50), (2 / 50) ** 0.5)]
+)
 def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None:
     """``he_std`` gives the variance of Keras's initialiser."""
     torch.manual_seed(0)
@@ -150,7 +170,10 @@ def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(half: torch.dtype) -> None:
     functions: list[Callable[[Tensor], Tensor]] = [functional.squash, functional.length]
-    for function in [*functions, lambda poses: functional.dense_votes(poses, torch.ones(3, 4, 2, 2))]:
+    for function in [
+        *functions,
+        lambda poses: functional.dense_votes(poses, torch.ones(3, 4, 2, 2)),
+    ]:
         poses = torch.randn(2, 3, 4).to(half)
         result = function(poses)
         assert result.dtype == torch.float32
@@ -185,14 +208,20 @@ def combine_crops_loops(scores: Tensor) -> Tensor:
 def test_crops_are_normalised_then_summed() -> None:
     """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
     for crops in (1, 2, 13):
-        scores = torch.rand(3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        scores = torch.rand(
+            3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         close(functional.combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
     scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
     assert functional.combine_crops(scores).argmax(1).item() == 1
     assert scores.sum(1).argmax(1).item() == 0
-    assert functional.combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [[0.25, 0.75]]
+    assert functional.combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [
+        [0.25, 0.75]
+    ]
     logits = torch.randn(3, 4, 5)
-    close(functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2)))
+    close(
+        functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2))
+    )
 
 
 def by_label(scores: list[float], labels: list[int]) -> list[int]:
@@ -210,8 +239,14 @@ def test_predictions_by_label_equal_the_loops() -> None:
         labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
         expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
         assert functional.predictions_by_label(scores, labels).tolist() == expected
-    for row, prediction in [([0.9, 0.1, 0.2], [0, 0]), ([0.8, 0.9, 0.2], [1, 0]), ([0.1, 0.9, 0.8], [1, 2])]:
-        assert functional.predictions_by_label(torch.tensor([row]), torch.tensor([[0, 0]])).tolist() == [prediction]
+    for row, prediction in [
+        ([0.9, 0.1, 0.2], [0, 0]),
+        ([0.8, 0.9, 0.2], [1, 0]),
+        ([0.1, 0.9, 0.8], [1, 2]),
+    ]:
+        assert functional.predictions_by_label(
+            torch.tensor([row]), torch.tensor([[0, 0]])
+        ).tolist() == [prediction]
 
 
 def test_only_images_outside_the_unit_range_are_rescaled() -> None:
@@ -220,7 +255,9 @@ def test_only_images_outside_the_unit_range_are_rescaled() -> None:
     assert functional.in_unit_range(images).equal(images)
     pixels = torch.rand(3, 2, 6, 6)
     pixels[0, :, 1:] = 1  # mostly bright: standardised, its brightest pixel is below 1
-    standardised = (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std((1, 2, 3), keepdim=True)
+    standardised = (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std(
+        (1, 2, 3), keepdim=True
+    )
     low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
     assert standardised[0].max() < 1
     close(functional.in_unit_range(standardised), (pixels - low) / (high - low))

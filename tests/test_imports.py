@@ -19,10 +19,21 @@ from capsule_lab.tables.reader import read
 from tests.helpers.commands import ROOT, interpreter
 from tests.helpers.tables import write_run, write_table
 
-HEAVY = ["torch", "lightning", "pytorch_lightning", "hydra", "omegaconf", "matplotlib", "pandas", "wandb"]
+HEAVY = [
+    "torch",
+    "lightning",
+    "pytorch_lightning",
+    "hydra",
+    "omegaconf",
+    "matplotlib",
+    "pandas",
+    "wandb",
+]
 PLAIN = ["types", "functional", "schedules", "losses", "routing", "layers", "networks"]
 ALLOWED = {"": []} | {f".{name}": ["torch"] for name in PLAIN}
-ALLOWED |= {name: ["torch", "matplotlib"] for name in (".analysis", ".metrics")}  # torchmetrics imports it
+ALLOWED |= {
+    name: ["torch", "matplotlib"] for name in (".analysis", ".metrics")
+}  # torchmetrics imports it
 SCRIPT = """
 import importlib, json, sys
 plain, heavy = json.loads(sys.argv[1])
@@ -45,7 +56,9 @@ def test_plain_modules_import_no_heavy_package() -> None:
     ended = interpreter("-c", SCRIPT, json.dumps([list(ALLOWED), HEAVY]), cwd=ROOT)
     assert ended.status == 0, ended.err
     heavy = json.loads(ended.out)
-    assert {name: {*heavy[name]} - {*ALLOWED[name]} for name in ALLOWED} == {name: set() for name in ALLOWED}
+    assert {name: {*heavy[name]} - {*ALLOWED[name]} for name in ALLOWED} == {
+        name: set() for name in ALLOWED
+    }
 
 
 LIGHT = """
@@ -74,7 +87,10 @@ print("imported by report:", [name for name in ("torch", "lightning") if name in
 @pytest.mark.integration
 def test_help_lists_and_reports_import_no_torch(tmp_path: Path) -> None:
     """A report draws curves with matplotlib."""
-    modules = ["capsule_lab.runs", *(module_of(name) for name in commands() if name != "bench")]  # bench times torch
+    modules = [
+        "capsule_lab.runs",
+        *(module_of(name) for name in commands() if name != "bench"),
+    ]  # bench times torch
     file = write_table(tmp_path, seeds=[0])
     (cell,) = expand(read(file))
     write_run(cell, error=1.25)
@@ -91,10 +107,14 @@ def test_help_lists_and_reports_import_no_torch(tmp_path: Path) -> None:
 
 def test_every_module_has_a_layer() -> None:
     """The contract in pyproject.toml does not check a module that it does not name; new commands are exempt."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
-    modules = {f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)}
+    modules = {
+        f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)
+    }
     assert modules - named <= {module_of(name) for name in commands()}
     assert named - modules == {"benchmarks", "hydra_plugins.capsule_lab_plugins", "toynorb"}
 
@@ -111,7 +131,8 @@ def test_package_exports_every_public_name_of_its_modules() -> None:
             name
             for name in names.get("__all__", names)
             if inspect.isroutine(names[name]) or inspect.isclass(names[name])
-            if names[name].__module__.startswith(f"capsule_lab.{module}") and not name.startswith(("_", "Abstract"))
+            if names[name].__module__.startswith(f"capsule_lab.{module}")
+            and not name.startswith(("_", "Abstract"))
         }
         assert own - FOR_EXTENSIONS - set(capsule_lab.__all__) == set()
     with pytest.raises(AttributeError, match="module 'capsule_lab' has no attribute 'CapsNets'"):
@@ -162,4 +183,7 @@ def test_layers_train_with_torch_alone() -> None:
     """
     ended = interpreter("-c", WITHOUT_OTHERS, cwd=ROOT)
     assert (ended.status, ended.out) == (0, "set()\n"), ended.err
-    assert ended.err.strip() == "routing backend on cpu: matmul (no fused kernels: No module named 'numba')"
+    assert (
+        ended.err.strip()
+        == "routing backend on cpu: matmul (no fused kernels: No module named 'numba')"
+    )

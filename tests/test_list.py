@@ -14,7 +14,11 @@ from tests.helpers.commands import TINY, Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import RESULT
 
-OVERRIDES = {"finished": ["seed=1"], "running": ["name=mine", "routing=uniform"], "damaged": ["seed=3"]}
+OVERRIDES = {
+    "finished": ["seed=1"],
+    "running": ["name=mine", "routing=uniform"],
+    "damaged": ["seed=3"],
+}
 FINISHED = {
     **RESULT, "config_hash": "0" * 8, "test": {"error": 4.5}, "val": {"error": 3.25},
     "provenance": {"source": "standin", "name": ""},
@@ -43,7 +47,18 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
     warning, *lines = ended.out.splitlines()
     assert warning.startswith(f"{folders['damaged'] / 'metrics.json'} is damaged")
     heading, first, *others = [line.split() for line in lines]
-    assert heading == ["run", "state", "test", "error", "val", "error", "data", "last", "written", "overrides"]
+    assert heading == [
+        "run",
+        "state",
+        "test",
+        "error",
+        "val",
+        "error",
+        "data",
+        "last",
+        "written",
+        "overrides",
+    ]
     name = folders["finished"].name
     assert first[:-2] == [name, "finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
     assert first[-1] == "seed=1"
@@ -56,9 +71,13 @@ def test_list_shows_state_errors_and_overrides(cli: Cli, folders: dict[str, Path
 
 def test_best_of_runs_with_the_same_data_is_marked(cli: Cli, folders: dict[str, Path]) -> None:
     for name, error in (("running", 3.0), ("damaged", 5.0)):
-        (folders[name] / "metrics.json").write_text(json.dumps(FINISHED | {"val": {"error": error}}))
+        (folders[name] / "metrics.json").write_text(
+            json.dumps(FINISHED | {"val": {"error": error}})
+        )
     lines = cli("list").out.splitlines()
-    assert [line.split()[0] for line in lines[:-1] if " 3.00 % * " in line] == [folders["running"].name]
+    assert [line.split()[0] for line in lines[:-1] if " 3.00 % * " in line] == [
+        folders["running"].name
+    ]
     assert lines[-1].startswith("* lowest validation error")
     assert not any(" *" in line for line in cli("list", "last=1").out.splitlines())
 
@@ -77,7 +96,9 @@ def test_heartbeat_tells_running_and_killed_apart(cli: Cli, folders: dict[str, P
         (120, "killed at 25 %"),
         (-1e6, "killed at 25 %"),
     ):  # the clock was set back
-        (run / "heartbeat.json").write_text(json.dumps(beat | {"host": "another", "time": time.time() - age}))
+        (run / "heartbeat.json").write_text(
+            json.dumps(beat | {"host": "another", "time": time.time() - age})
+        )
         assert state in cli("list", "contains=uniform").out
 
 
@@ -89,22 +110,31 @@ def test_failed_run_is_listed_as_failed(cli: Cli, folders: dict[str, Path]) -> N
 def test_losses_of_a_run_without_classes_are_listed(cli: Cli, folders: dict[str, Path]) -> None:
     losses = {"test": {"copying": 86.4, "loss": 18.4749}, "val": {"loss": 18.4649}}
     (folders["finished"] / "metrics.json").write_text(json.dumps(FINISHED | losses))
-    line = next(line for line in cli("list").out.splitlines() if line.startswith(folders["finished"].name))
+    line = next(
+        line for line in cli("list").out.splitlines() if line.startswith(folders["finished"].name)
+    )
     assert line.split()[2:6] == ["loss", "18.47", "loss", "18.46"]
 
 
 @pytest.mark.usefixtures("folders")
 def test_options_filter_the_list(cli: Cli) -> None:
-    assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]
+    assert [
+        line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]
+    ] == ["mine"]
     cli("list")  # warns of the damaged result, once
     assert len(cli("list", "last=1").out.splitlines()) == 2
     assert cli("list", "contains=nothing").out.startswith("no matching runs in ")
     assert "last is 0; expected a whole number, 1 or more" in one_sentence(cli("list", "last=0"))
 
 
-def test_names_are_never_cut_on_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_never_cut_on_a_narrow_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared, names = ["data.source=standin", "debug=smoke"], []
-    for own in (["routing.iterations=1", "callbacks.best=null"], ["routing.iterations=2", "callbacks.last=null"]):
+    for own in (
+        ["routing.iterations=1", "callbacks.best=null"],
+        ["routing.iterations=2", "callbacks.last=null"],
+    ):
         config = compose("train", [*shared, *own])
         directory = directories.choose_directory(config, "capsnet-mnist")
         directories.create_directory(directory, config, [*shared, *own])

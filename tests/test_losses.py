@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, sigmoid_cross_entropy_loss
+from capsule_lab import (
+    cross_entropy_loss,
+    l2_loss,
+    logits_cross_entropy_loss,
+    sigmoid_cross_entropy_loss,
+)
 from capsule_lab.losses import margin_loss, reconstruction_loss, spread_loss
 from tests.reference.loops import margin_loss_loops
 
@@ -21,18 +26,31 @@ exact: dict[str, float] = {"rtol": 1e-12, "atol": 0}
 
 
 def lengths(images: int = 4, classes: int = 10) -> Tensor:
-    return torch.rand(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.rand(
+        images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_margin_loss_passes_the_unit_test_of_the_authors() -> None:
-    summed_over_batch = 2 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS)  # ours is the mean of two images
+    summed_over_batch = 2 * margin_loss(
+        AUTHORS_LENGTHS, AUTHORS_LABELS
+    )  # ours is the mean of two images
     assert summed_over_batch.item() == pytest.approx(2.14, abs=1e-12)  # 0.02 + 0.16 + 1.96
-    sum_of_their_terms = 6 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official")  # 2 images, 3 classes
+    sum_of_their_terms = 6 * margin_loss(
+        AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official"
+    )  # 2 images, 3 classes
     assert sum_of_their_terms.item() == pytest.approx(1.07, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"present": 0.7}, {"absent": 0.3}, {"absent_weight": 1.0}, {"present": 0.95, "absent": 0.05}]
+    "options",
+    [
+        {},
+        {"present": 0.7},
+        {"absent": 0.3},
+        {"absent_weight": 1.0},
+        {"present": 0.95, "absent": 0.05},
+    ],
 )
 def test_margin_loss_equals_the_loops(options: dict[str, float]) -> None:
     several = torch.zeros(4, 10, dtype=torch.float64)
@@ -40,10 +58,16 @@ def test_margin_loss_equals_the_loops(options: dict[str, float]) -> None:
     for truth in (torch.eye(10)[LABELS], several):
         expected = margin_loss_loops(lengths(), truth, **options)
         assert margin_loss(lengths(), truth, **options).item() == pytest.approx(expected, abs=1e-12)
-    assert torch.equal(margin_loss(lengths(), LABELS), margin_loss(lengths(), torch.eye(10)[LABELS]))
-    assert torch.equal(margin_loss(lengths(), torch.tensor([[2, 7]] * 4)), margin_loss(lengths(), several))
+    assert torch.equal(
+        margin_loss(lengths(), LABELS), margin_loss(lengths(), torch.eye(10)[LABELS])
+    )
+    assert torch.equal(
+        margin_loss(lengths(), torch.tensor([[2, 7]] * 4)), margin_loss(lengths(), several)
+    )
     assert margin_loss(torch.tensor([[0.95, 0.05, 0.0]]), torch.tensor([0])).item() == 0
-    assert not options or margin_loss(lengths(), LABELS, **options) != margin_loss(lengths(), LABELS)
+    assert not options or margin_loss(lengths(), LABELS, **options) != margin_loss(
+        lengths(), LABELS
+    )
 
 
 def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
@@ -60,7 +84,10 @@ def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
 def test_spread_loss_equals_the_loops(margin: float) -> None:
     loss = spread_loss(lengths(), LABELS, margin=margin)
     assert loss.item() == pytest.approx(spread_loops(lengths(), LABELS, margin), abs=1e-12)
-    for reduction, times in (("official", 1 / 10), ("sum", 4)):  # a mean over ten classes too; a sum over four images
+    for reduction, times in (
+        ("official", 1 / 10),
+        ("sum", 4),
+    ):  # a mean over ten classes too; a sum over four images
         other = spread_loss(lengths(), LABELS, margin=margin, reduction=reduction)  # type: ignore[arg-type]
         torch.testing.assert_close(other, times * loss, **exact)
 
@@ -70,8 +97,12 @@ def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() ->
     assert loss.item() == pytest.approx(0.0005 * 784 * 0.25)
     images = torch.zeros(4, 2, 3, 3)
     images[0] = 1
-    assert reconstruction_loss(torch.zeros(4, 2, 3, 3), images, weight=0.1).item() == pytest.approx(0.1 * 18 / 4)
-    loss = reconstruction_loss(torch.zeros(3, 2, 6, 7), torch.full((3, 2, 6, 7), 0.5), weight=0.392, reduction="mean")
+    assert reconstruction_loss(torch.zeros(4, 2, 3, 3), images, weight=0.1).item() == pytest.approx(
+        0.1 * 18 / 4
+    )
+    loss = reconstruction_loss(
+        torch.zeros(3, 2, 6, 7), torch.full((3, 2, 6, 7), 0.5), weight=0.392, reduction="mean"
+    )
     assert loss.item() == pytest.approx(0.392 * 0.25)
     assert reconstruction_loss(images, images + 1, weight=0.0).item() == 0
     half = torch.rand(4, 2, 3, 3).bfloat16()
@@ -90,9 +121,13 @@ def test_softmax_cross_entropy_equals_its_formula(loss: Callable[..., Tensor]) -
         torch.testing.assert_close(loss(scores, labels, **options), expected, **exact)
         torch.testing.assert_close(loss(scores, truth), expected, **exact)
     perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), torch.tensor([0]))
-    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), "the loss of perfect activations is not 0"
+    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), (
+        "the loss of perfect activations is not 0"
+    )
     certain = torch.tensor([[-40.0, 40.0]], requires_grad=True)
-    assert torch.autograd.grad(loss(certain, torch.tensor([0])), certain)[0].tolist() == [[-1.0, 1.0]]
+    assert torch.autograd.grad(loss(certain, torch.tensor([0])), certain)[0].tolist() == [
+        [-1.0, 1.0]
+    ]
 
 
 def test_sigmoid_cross_entropy_loss_equals_the_loops() -> None:
@@ -102,16 +137,24 @@ def test_sigmoid_cross_entropy_loss_equals_the_loops() -> None:
         for k in range(4):
             probability = 1 / (1 + math.exp(-scores[image, k].item()))
             total -= math.log(probability if k in present else 1 - probability)
-    assert sigmoid_cross_entropy_loss(scores, torch.tensor(labels)).item() == pytest.approx(total / 3, rel=1e-6)
+    assert sigmoid_cross_entropy_loss(scores, torch.tensor(labels)).item() == pytest.approx(
+        total / 3, rel=1e-6
+    )
     one = torch.tensor([1, 0, 3])
-    assert sigmoid_cross_entropy_loss(scores, one).equal(sigmoid_cross_entropy_loss(scores, one[:, None]))
+    assert sigmoid_cross_entropy_loss(scores, one).equal(
+        sigmoid_cross_entropy_loss(scores, one[:, None])
+    )
 
 
 def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     layer = nn.Conv2d(2, 3, 3).double()
     loss = l2_loss(layer.parameters(), weight=0.5)
-    assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), "biases do not count"
-    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), "the weight of the official EM code"
+    assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), (
+        "biases do not count"
+    )
+    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), (
+        "the weight of the official EM code"
+    )
     assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
     kernel = torch.full((40, 40), 3.0)
     assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
@@ -134,7 +177,9 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     half = lengths().bfloat16()
     assert loss(half, LABELS).dtype == torch.float32
     assert torch.equal(loss(half, LABELS), loss(half.float(), LABELS))
-    torch.testing.assert_close(loss(lengths().repeat(2, 1), LABELS.repeat(2)), loss(lengths(), LABELS), **exact)
+    torch.testing.assert_close(
+        loss(lengths().repeat(2, 1), LABELS.repeat(2)), loss(lengths(), LABELS), **exact
+    )
     scores, labels = lengths(3, 5), torch.tensor([0, 4, 2])
     by_image = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
     torch.testing.assert_close(by_image.mean(), loss(scores, labels))
@@ -142,7 +187,10 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))
 
     for wrong in ([0, 1, 9], [0, -1, 2], [-100, 0, 0]):
-        with pytest.raises(ValueError, match=rf"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$",
+        ):
             loss(scores, torch.tensor(wrong))
     with pytest.raises(ValueError, match=r"^the batch is empty; expected one or more images$"):
         loss(scores[:0], labels[:0])

@@ -27,15 +27,27 @@ def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
         assert overview._headline(head(tmp_path / "option.yaml")) == expected
 
 
-def test_first_argument_names_the_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_argument_names_the_command(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``capsule-lab <command>`` and ``python -m capsule_lab <command>`` are the same."""
     monkeypatch.setenv("COLUMNS", "200")
     in_a_process = interpreter("-m", "capsule_lab", "train", "modle=capsnet", cwd=tmp_path)
     for ended, status, out, err in (
         (call(overview, "--version"), 0, "capsule-lab ", ""),
         (call(overview, "--help"), 0, "commands", ""),
-        (call(overview, "trian"), 2, "", "trian is not a command; did you mean train? Options: analyse, "),
-        (call(overview, "model=capsnet"), 2, "", "model=capsnet is not a command; put a command before it, such as "),
+        (
+            call(overview, "trian"),
+            2,
+            "",
+            "trian is not a command; did you mean train? Options: analyse, ",
+        ),
+        (
+            call(overview, "model=capsnet"),
+            2,
+            "",
+            "model=capsnet is not a command; put a command before it, such as ",
+        ),
         (cli("train", "--version"), 0, "capsule-lab ", ""),
         (in_a_process, 2, "", "modle does not exist; did you mean model?"),
     ):

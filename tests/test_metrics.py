@@ -9,9 +9,12 @@ SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4], [0.6, 
 
 
 @pytest.mark.parametrize(
-    ("labels", "percent"), [([0, 1, 2, 0], 0.0), ([0, 1, 2, 1], 25.0), ([1, 0, 0, 2], 100.0), ([0, 0, 0, 0], 50.0)]
+    ("labels", "percent"),
+    [([0, 1, 2, 0], 0.0), ([0, 1, 2, 1], 25.0), ([1, 0, 0, 2], 100.0), ([0, 0, 0, 0], 50.0)],
 )
-def test_error_rate_is_the_share_of_wrong_images_in_percent(labels: list[int], percent: float) -> None:
+def test_error_rate_is_the_share_of_wrong_images_in_percent(
+    labels: list[int], percent: float
+) -> None:
     metric = metrics.ErrorRate(num_classes=3)
     metric.update(SCORES[:3], torch.tensor(labels[:3]))
     metric.update(SCORES[3:], torch.tensor(labels[3:]))
@@ -28,7 +31,9 @@ def test_error_rate_is_the_share_of_wrong_images_in_percent(labels: list[int], p
         ([0.7, 0.3, 0.0, 0.0], -(0.7 * math.log(0.7) + 0.3 * math.log(0.3)) / math.log(4)),
     ],
 )
-def test_coupling_entropy_is_averaged_over_children_of_all_batches(shares: list[float], entropy: float) -> None:
+def test_coupling_entropy_is_averaged_over_children_of_all_batches(
+    shares: list[float], entropy: float
+) -> None:
     metric = metrics.CouplingEntropy()
     metric.update(torch.tensor(shares).expand(1, 1, 4))
     assert metric.compute().item() == pytest.approx(entropy, abs=1e-6)
@@ -37,14 +42,18 @@ def test_coupling_entropy_is_averaged_over_children_of_all_batches(shares: list[
 
 
 @pytest.mark.parametrize(("threshold", "percent"), [(0.001, 25.0), (0.01, 50.0), (0.3, 75.0)])
-def test_capsule_is_dead_if_no_image_of_any_batch_activates_it(threshold: float, percent: float) -> None:
+def test_capsule_is_dead_if_no_image_of_any_batch_activates_it(
+    threshold: float, percent: float
+) -> None:
     metric = metrics.DeadCapsuleRate(threshold)
     metric.update(torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.005, 0.0]]))
     metric.update(torch.tensor([[0.0, 0.0, 0.0, 0.2]]))
     assert metric.compute().item() == percent
 
 
-PAIR_SCORES = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.7, 0.6, 0.2], [0.5, 0.1, 0.4, 0.3], [0.2, 0.3, 0.4, 0.6]])
+PAIR_SCORES = torch.tensor(
+    [[0.9, 0.8, 0.1, 0.0], [0.1, 0.7, 0.6, 0.2], [0.5, 0.1, 0.4, 0.3], [0.2, 0.3, 0.4, 0.6]]
+)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,9 @@ PAIR_SCORES = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.7, 0.6, 0.2], [0.5, 0.
         ([[1, 1], [2, 1], [2, 0], [3, 2]], 25.0, 25.0),
     ],
 )
-def test_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: float, single: float) -> None:
+def test_pair_is_right_if_both_labels_are(
+    labels: list[list[int]], pairs: float, single: float
+) -> None:
     errors = []
     for metric in (metrics.ExactMatchError(), metrics.LabelError()):
         metric.update(PAIR_SCORES[:3], torch.tensor(labels[:3]))
@@ -68,7 +79,9 @@ def test_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: float,
 
 
 def test_present_classes_are_those_above_nine_tenths() -> None:
-    scores = torch.tensor([[0.95, 0.92, 0.1], [0.95, 0.89, 0.1], [0.95, 0.92, 0.91], [1 + 1e-6, 0.5, 0.5]])
+    scores = torch.tensor(
+        [[0.95, 0.92, 0.1], [0.95, 0.89, 0.1], [0.95, 0.92, 0.91], [1 + 1e-6, 0.5, 0.5]]
+    )
     labels = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
     error, f1 = metrics.PresentError(3), metrics.PresentF1(3)
     for metric in (error, f1):

@@ -12,12 +12,20 @@ from tests.helpers.commands import ROOT, Ended, interpreter
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = [name for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb") if (ROOT / name).is_dir()]
-FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+FOLDERS = [
+    name
+    for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb")
+    if (ROOT / name).is_dir()
+]
+FILES = [
+    path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")
+]
 IN_THE_WHEEL = sorted(
     re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", file)
     for file in FILES
-    if file.endswith((".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed"))
+    if file.endswith(
+        (".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed")
+    )
 )
 
 
@@ -30,7 +38,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
-    ended = interpreter("-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH="")
+    ended = interpreter(
+        "-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH=""
+    )
     assert ended.status == 0, ended.out + ended.err
     (built,) = target.iterdir()
     return built
@@ -51,21 +61,31 @@ def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
 
 
 def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
-    sources = {file: ROOT / re.sub(r"^capsule_lab/(conf|sweeps)/", r"\1/", file) for file in IN_THE_WHEEL}
-    assert [f for f, source in sources.items() if (unpacked / f).read_bytes() != source.read_bytes()] == []
-    files = [path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()]
+    sources = {
+        file: ROOT / re.sub(r"^capsule_lab/(conf|sweeps)/", r"\1/", file) for file in IN_THE_WHEEL
+    }
+    assert [
+        f for f, source in sources.items() if (unpacked / f).read_bytes() != source.read_bytes()
+    ] == []
+    files = [
+        path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()
+    ]
     assert sorted(name for name in files if ".dist-info/" not in name) == IN_THE_WHEEL
 
 
 def test_metadata_of_the_wheel_has_name_license_and_script(unpacked: Path) -> None:
     (info,) = unpacked.glob("*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
-    assert {"Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"} - {*metadata} == set()
+    assert {"Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"} - {
+        *metadata
+    } == set()
     assert "capsule-lab = capsule_lab.__main__:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
 
 
-def test_commands_of_the_wheel_find_its_own_options_and_tables(unpacked: Path, tmp_path: Path) -> None:
+def test_commands_of_the_wheel_find_its_own_options_and_tables(
+    unpacked: Path, tmp_path: Path
+) -> None:
     added = shutil.copytree(unpacked, tmp_path / "wheel") / "capsule_lab"
     (added / "conf" / "logger" / "only_here.yaml").write_text("# Found in the wheel.\nmine: 123\n")
     (added / "sweeps" / "only_here_too.yaml").write_text("# A table of the wheel.\n")
@@ -73,7 +93,9 @@ def test_commands_of_the_wheel_find_its_own_options_and_tables(unpacked: Path, t
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"only_here\s+Found in the wheel", ended.out)
     assert re.search(r"only_here_too\s+A table of the wheel", ended.out)
-    ended = installed(added.parent, tmp_path, "-m", "capsule_lab.train", "logger=only_here", "--cfg", "job")
+    ended = installed(
+        added.parent, tmp_path, "-m", "capsule_lab.train", "logger=only_here", "--cfg", "job"
+    )
     assert (ended.status, ended.err) == (0, "")
     assert "  mine: 123" in ended.out.splitlines()
 

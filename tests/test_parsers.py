@@ -66,7 +66,9 @@ PARSERS = {
     "NORB": Parser(NORB, "a.mat", binary_matrix.read_matrix),
     "CIFAR10": Parser(cifar10_files.CONTENTS["test_batch"], "test_batch", read_batch),
     "MAT of SVHN": Parser(svhn_files.CONTENTS["test_32x32.mat"], "SVHN/test_32x32.mat", read_svhn),
-    "MAT of affNIST": Parser(matlab(affNISTdata=affnist_files.fields(slice(8))), "test.mat", affnist.load_mat),
+    "MAT of affNIST": Parser(
+        matlab(affNISTdata=affnist_files.fields(slice(8))), "test.mat", affnist.load_mat
+    ),
     "weights": Parser(b"", "a.safetensors", runs.open),
     "pickle of weights": Parser(b"", "a.ckpt", runs.open),
 }
@@ -97,7 +99,9 @@ def stored(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize("name", PARSERS)
 @GENERATED
 @given(data=st.data())
-def test_damaged_file_gives_a_value_or_one_sentence(stored: dict[str, bytes], name: str, data: Any) -> None:
+def test_damaged_file_gives_a_value_or_one_sentence(
+    stored: dict[str, bytes], name: str, data: Any
+) -> None:
     parser = PARSERS[name]
     path = Path(FOLDER) / parser.path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,9 @@ def test_damaged_file_gives_a_value_or_one_sentence(stored: dict[str, bytes], na
 @pytest.mark.usefixtures("unchecked_types")
 @GENERATED
 @given(data=st.data())
-def test_changed_record_of_weights_gives_a_run_or_one_sentence(stored: dict[str, bytes], data: Any) -> None:
+def test_changed_record_of_weights_gives_a_run_or_one_sentence(
+    stored: dict[str, bytes], data: Any
+) -> None:
     whole = stored["weights"]
     length = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + length])
@@ -120,7 +126,9 @@ def test_changed_record_of_weights_gives_a_run_or_one_sentence(stored: dict[str,
     else:
         header = data.draw(changed(header))
     written = json.dumps(header).encode()
-    Path("a.safetensors").write_bytes(len(written).to_bytes(8, "little") + written + whole[8 + length :])
+    Path("a.safetensors").write_bytes(
+        len(written).to_bytes(8, "little") + written + whole[8 + length :]
+    )
     check_answer(lambda: runs.open("a.safetensors"))
 
 
@@ -148,7 +156,11 @@ def test_any_yaml_gives_a_value_or_one_sentence(text: str) -> None:
 @GENERATED
 @given(data=st.data())
 def test_changed_table_gives_a_table_or_one_sentence(data: Any) -> None:
-    file = write_table(Path(), columns={"a": {"label": "x"}}, rows=[{"name": "r", "overrides": ["a=1"], "note": "n"}])
+    file = write_table(
+        Path(),
+        columns={"a": {"label": "x"}},
+        rows=[{"name": "r", "overrides": ["a=1"], "note": "n"}],
+    )
     content = yaml.safe_load(file.read_text())
     if data.draw(st.booleans()):
         text = yaml.dump(data.draw(changed(content)), allow_unicode=True)

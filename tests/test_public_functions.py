@@ -50,7 +50,9 @@ REFUSED = {
 
 em = partial(routing.EMRouting, iterations=2)
 field = ReceptiveField((9, 9), ((3, 1),))
-pairs = networks.TransformingAutoencoder((1, 9, 9), capsules=4, recognition=(5,), generation=6, pose="translation")
+pairs = networks.TransformingAutoencoder(
+    (1, 9, 9), capsules=4, recognition=(5,), generation=6, pose="translation"
+)
 windows = layers.Windows((4, 4), 2, kernel_size=3)
 capsnet = small_capsnet((1, 20, 20), 4, decoder=(8,))
 classes = layers.CoordinateClassCapsules((2, 2), 3, 4, 5, field=field, routing=em, rows=2)
@@ -82,7 +84,17 @@ OBJECTS: list[Any] = [
     networks.PairAutoencoder((1, 9, 9), hidden=[5], code=4),
     capsnet,
 ]
-METHODS = ("forward", "update", "__call__", "poses", "activations", "changed", "generate", "energies", "recognise")
+METHODS = (
+    "forward",
+    "update",
+    "__call__",
+    "poses",
+    "activations",
+    "changed",
+    "generate",
+    "energies",
+    "recognise",
+)
 
 
 class Example(NamedTuple):
@@ -100,7 +112,9 @@ def annotations(example: Example) -> dict[str, list[Any]]:
     found = {}
     for name, hint in typing.get_type_hints(function).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds = [concrete(option, example.owner) for option in options if hasattr(option, "dim_str")]
+        kinds = [
+            concrete(option, example.owner) for option in options if hasattr(option, "dim_str")
+        ]
         kinds += [Votes] if Votes in options else []
         if name != "return" and kinds:
             refused = REFUSED.get((example.name, name), ())
@@ -112,7 +126,9 @@ def concrete(kind: Any, owner: Any) -> Any:
     dims = kind.dim_str
     if isinstance(owner, AbstractImageNetwork) and dims == "batch channel height width":
         dims = "batch " + " ".join(map(str, owner.image_shape))
-    dims = re.sub(r"\{self\.([^}]*)\}", lambda path: str(eval(f"owner.{path[1]}", {"owner": owner})), dims)
+    dims = re.sub(
+        r"\{self\.([^}]*)\}", lambda path: str(eval(f"owner.{path[1]}", {"owner": owner})), dims
+    )
     return kind.dtype[kind.array_type, dims]
 
 
@@ -120,18 +136,23 @@ def public_functions() -> Iterator[Example]:
     """Every function of ``losses``, ``functional`` and ``routing``, and every method above."""
     modules = [functional, losses]
     modules += [
-        importlib.import_module(f"capsule_lab.routing.{file.name}") for file in pkgutil.iter_modules(routing.__path__)
+        importlib.import_module(f"capsule_lab.routing.{file.name}")
+        for file in pkgutil.iter_modules(routing.__path__)
     ]
     for module in modules:
         for name, value in vars(module).items():
             own = inspect.isfunction(value) and inspect.unwrap(value).__module__ == module.__name__
             if own and not name.startswith("_"):
                 yield Example(f"{module.__name__.rpartition('.')[2]}.{name}", value)
-    yield Example("networks.decode_one", decode_one, first=(layers.Decoder(5, 6, (1, 4, 3), hidden=[7]),))
+    yield Example(
+        "networks.decode_one", decode_one, first=(layers.Decoder(5, 6, (1, 4, 3), hidden=[7]),)
+    )
     for owner in OBJECTS:
         for method in METHODS:
             function = getattr(type(owner), method, None)
-            if inspect.isfunction(function) and inspect.unwrap(function).__module__.startswith("capsule_lab"):
+            if inspect.isfunction(function) and inspect.unwrap(function).__module__.startswith(
+                "capsule_lab"
+            ):
                 label = getattr(owner, "normalisation", "")
                 yield Example(f"{type(owner).__name__}{label}.{method}", function, owner)
 
@@ -167,7 +188,9 @@ def drawn(kind: Any, sizes: dict[str, int]) -> Tensor:
 def votes_record() -> Votes:
     sizes = SIZES
     poses = torch.rand(sizes["batch"], sizes["child"], sizes["child_dim"])
-    return Votes(poses, torch.rand(sizes["child"], sizes["inner"], sizes["parent"], sizes["columns"]))
+    return Votes(
+        poses, torch.rand(sizes["child"], sizes["inner"], sizes["parent"], sizes["columns"])
+    )
 
 
 def valid_call(example: Example, choice: int = 0) -> dict[str, Any]:
@@ -175,9 +198,13 @@ def valid_call(example: Example, choice: int = 0) -> dict[str, Any]:
     call = {}
     for name, kinds in annotations(example).items():
         kind = kinds[choice % len(kinds)]
-        call[name] = votes_record() if kind is Votes else drawn(kind, SIZES | SIZES_OF.get(example.name, {}))
+        call[name] = (
+            votes_record() if kind is Votes else drawn(kind, SIZES | SIZES_OF.get(example.name, {}))
+        )
         if name == "labels" and call[name].is_floating_point():
-            call[name] = call[name] / call[name].sum(1, keepdim=True)  # cross-entropy takes probabilities
+            call[name] = call[name] / call[name].sum(
+                1, keepdim=True
+            )  # cross-entropy takes probabilities
     return call
 
 
@@ -207,7 +234,12 @@ def votes_of(record: Votes) -> Tensor | None:
     poses, weight, _ = record
     if not all(isinstance(each, Tensor) and each.is_floating_point() for each in (poses, weight)):
         return None
-    if poses.ndim != 3 or weight.ndim != 4 or poses.shape[1] != weight.shape[0] or poses.shape[2] % weight.shape[1]:
+    if (
+        poses.ndim != 3
+        or weight.ndim != 4
+        or poses.shape[1] != weight.shape[0]
+        or poses.shape[2] % weight.shape[1]
+    ):
         return None
     rows = poses.shape[2] // weight.shape[1]
     return torch.zeros(poses.shape[0], poses.shape[1], weight.shape[2], rows * weight.shape[3])
@@ -316,7 +348,9 @@ def test_no_number_comes_out_of_tensors_that_do_not_belong_together(example: Exa
     assert not wrong
 
 
-OUR_SENTENCE = re.compile(r"[^\n]*(received|takes|there are|has shape)[^\n]*(expected|use loss=)[^\n]*")
+OUR_SENTENCE = re.compile(
+    r"[^\n]*(received|takes|there are|has shape)[^\n]*(expected|use loss=)[^\n]*"
+)
 
 
 def test_the_walk_is_not_empty() -> None:

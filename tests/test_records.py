@@ -30,7 +30,9 @@ def composed(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def hash_today(command: str) -> str:
-    overrides = dict(override.split("=", 1) for override in shlex.split(command.removeprefix(TRAIN)))
+    overrides = dict(
+        override.split("=", 1) for override in shlex.split(command.removeprefix(TRAIN))
+    )
     numbers = {key: int(overrides.pop(key)) for key in SUBSTITUTED if key in overrides}
     config = composed(tuple(f"{key}={value}" for key, value in overrides.items())).copy()
     for key, number in numbers.items():
@@ -41,7 +43,9 @@ def hash_today(command: str) -> str:
 @pytest.mark.whole
 def test_recorded_commands_compose_to_the_recorded_configurations() -> None:
     wrong = {}
-    for command, recorded in sorted({(record.command, record.recorded_hash) for record in trainings()}):
+    for command, recorded in sorted(
+        {(record.command, record.recorded_hash) for record in trainings()}
+    ):
         command_now, expected = today()[command, recorded]
         if (hash_now := hash_today(command_now)) != expected:
             wrong[command_now] = f"expected {expected}, composes to {hash_now}"
@@ -70,7 +74,9 @@ def test_other_recorded_commands_compose(command: str) -> None:
     assert {name for name, *_ in other_commands()} == {"analyse", "attack", "bench", "evaluate"}
     for name, *overrides in other_commands():
         if name == command:
-            (configuration if name == "bench" else compose)(name, overrides)  # today python -m benchmarks
+            (configuration if name == "bench" else compose)(
+                name, overrides
+            )  # today python -m benchmarks
 
 
 def test_evaluated_runs_are_recorded() -> None:
@@ -86,7 +92,9 @@ def test_evaluated_runs_are_recorded() -> None:
 def test_archived_runs_are_recorded(name: str) -> None:
     recorded = {record.recorded_hash for record in trainings()}
     with tarfile.open(RESULTS / f"{name}_runs.tar.gz") as archive:
-        folders = {name.partition("/")[0] for name in archive.getnames() if name.endswith("/config.yaml")}
+        folders = {
+            name.partition("/")[0] for name in archive.getnames() if name.endswith("/config.yaml")
+        }
     assert {folder for folder in folders if folder.rpartition("-")[2] not in recorded} == set()
     assert len(folders) > 10
 
@@ -96,7 +104,13 @@ def test_records_name_no_folder_of_a_machine() -> None:
     contents = {path.name: path.read_bytes() for path in RESULTS.iterdir() if path.suffix in kinds}
     for path in RESULTS.glob("*.tar.gz"):
         with tarfile.open(path) as archive:
-            files = [archive.extractfile(name) for name in archive.getnames() if name.endswith(kinds)]
+            files = [
+                archive.extractfile(name) for name in archive.getnames() if name.endswith(kinds)
+            ]
             contents[path.name] = b"".join(file.read() for file in files if file is not None)
     assert len(contents) > 100
-    assert [name for name, content in contents.items() if re.search(rb"[= \"']/(tmp|home|root|work)/", content)] == []
+    assert [
+        name
+        for name, content in contents.items()
+        if re.search(rb"[= \"']/(tmp|home|root|work)/", content)
+    ] == []

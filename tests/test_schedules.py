@@ -19,16 +19,29 @@ EM_MARGIN = SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)
 VALUES: list[tuple[Schedule, dict[int, float]]] = [
     (Constant(0.3), {0: 0.3, 7: 0.3, 10**6: 0.3}),
     (Linear(0.2, 0.9, 10), {0: 0.2, 5: 0.55, 10: 0.9, 11: 0.9}),
-    (Staircase(0.2, 0.1, "10 steps", 0.9), {0: 0.2, 9: 0.2, 10: 0.3, 25: 0.4, 69: 0.8, 70: 0.9, 10_000: 0.9}),
+    (
+        Staircase(0.2, 0.1, "10 steps", 0.9),
+        {0: 0.2, 9: 0.2, 10: 0.3, 25: 0.4, 69: 0.8, 70: 0.9, 10_000: 0.9},
+    ),
     (Staircase(1.0, -0.25, 1, 0.5), {0: 1.0, 1: 0.75, 2: 0.5, 3: 0.5}),
-    (CAPSNET_LEARNING_RATE, {0: 1e-3, 2_000: 0.96e-3, 1_000: 1e-3 * 0.96**0.5, 339_000: 1e-6, 10**6: 1e-6}),
+    (
+        CAPSNET_LEARNING_RATE,
+        {0: 1e-3, 2_000: 0.96e-3, 1_000: 1e-3 * 0.96**0.5, 339_000: 1e-6, 10**6: 1e-6},
+    ),
     (Exponential(1.0, 0.5, 1), {100: 2.0**-100}),
     (
         EM_MARGIN,  # no steeper after 700,000 steps
-        {0: 0.2 + 0.79 / (1 + math.exp(4)), 200_000: 0.595, 900_000: 0.2 + 0.79 / (1 + math.exp(-10))},
+        {
+            0: 0.2 + 0.79 / (1 + math.exp(4)),
+            200_000: 0.595,
+            900_000: 0.2 + 0.79 / (1 + math.exp(-10)),
+        },
     ),
     # half way down a cosine is the mean of peak and end
-    (OneCycle(1.0, 100, warmup=0.1, start=0.1, end=0.2), {0: 0.1, 5: 0.55, 10: 1.0, 55: 0.6, 100: 0.2, 10_000: 0.2}),
+    (
+        OneCycle(1.0, 100, warmup=0.1, start=0.1, end=0.2),
+        {0: 0.1, 5: 0.55, 10: 1.0, 55: 0.6, 100: 0.2, 10_000: 0.2},
+    ),
     (OneCycle(1.0, 100, warmup=0), {0: 1.0}),
     (Drops(1.0, 0.5, "10 steps", "20 steps"), {9: 1.0, 10: 0.5, 19: 0.5, 20: 0.25, 90: 0.25}),
 ]
@@ -44,21 +57,40 @@ def test_schedules_of_the_papers_have_the_published_values() -> None:
     assert rates == pytest.approx([5.42e-4, 2.19e-6], rel=2e-3)
     assert CAPSNET_LEARNING_RATE(338_000) > 1e-6, "its floor comes later"
     stairs = Staircase(0.0, 1.0, "1/150 run", 1e6).for_run(steps_per_epoch=390, total_steps=300_000)
-    assert [stairs(2000 * step - 1) for step in (1, 49, 98, 150)] == [0, 48, 97, 149], "a whole number of steps"
+    assert [stairs(2000 * step - 1) for step in (1, 49, 98, 150)] == [0, 48, 97, 149], (
+        "a whole number of steps"
+    )
     assert [stairs(2000 * step) for step in (1, 49, 98, 150)] == [1, 49, 98, 150]
     assert Staircase(0.2, 0.1, 1, 0.9)(7) == 0.9  # 0.2 + 7 * 0.1 is more in floating point
-    check_schedules({"learning_rate": OneCycle(1.0, "1 run")})  # 0 at both ends, and it trains in the middle
+    check_schedules(
+        {"learning_rate": OneCycle(1.0, "1 run")}
+    )  # 0 at both ends, and it trains in the middle
 
 
 DURATIONS: dict[str | int | float, float] = {
     2000: 2000, 12.5: 12.5, "2000 steps": 2000, "1 step": 1, "2e3 steps": 2000, "  7steps ": 7,
     "3 epochs": 1170, "1/2 epoch": 195, "0.5 epochs": 195, "1 run": 300_000, "1/150 run": 2000,
 }  # fmt: skip
-WRONG_DURATIONS = ["", "steps", "3", "3 hours", "0 steps", "-1 epochs", "1/0 run", "1.2.3 steps", 0, -5, math.inf]
+WRONG_DURATIONS = [
+    "",
+    "steps",
+    "3",
+    "3 hours",
+    "0 steps",
+    "-1 epochs",
+    "1/0 run",
+    "1.2.3 steps",
+    0,
+    -5,
+    math.inf,
+]
 
 
 def test_duration_is_converted_to_steps() -> None:
-    steps = {text: duration_in_steps(text, steps_per_epoch=390, total_steps=300_000) for text in DURATIONS}
+    steps = {
+        text: duration_in_steps(text, steps_per_epoch=390, total_steps=300_000)
+        for text in DURATIONS
+    }
     assert steps == pytest.approx(DURATIONS, rel=1e-12)
 
 
@@ -104,7 +136,9 @@ def test_for_run_converts_durations_to_steps(schedule: Schedule, step: int, same
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_invalid_arguments_of_schedules_are_refused(build: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_of_schedules_are_refused(
+    build: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=r"expected|for_run") as caught:
         build()
     assert str(caught.value).startswith(message)
@@ -129,14 +163,38 @@ MARGIN = {
     ("name", "schedule", "total_steps", "values", "bound"),
     [
         ("hinton2018", "margin", 300_000, MARGIN, 3e-4),
-        ("hinton2018", "learning_rate", 300000, {0: 3e-3, 100_000: 2.45e-3, 500_000: 1.08e-3, 2_000_000: 5.1e-5}, 2e-5),
-        ("hinton2018_scaled", "margin", 300, {step // 1000: MARGIN[step] for step in [*MARGIN][:7]}, 6e-5),
-        ("hinton2018_scaled", "margin", 6_000, {step // 50: MARGIN[step] for step in [*MARGIN][:7]}, 6e-5),
+        (
+            "hinton2018",
+            "learning_rate",
+            300000,
+            {0: 3e-3, 100_000: 2.45e-3, 500_000: 1.08e-3, 2_000_000: 5.1e-5},
+            2e-5,
+        ),
+        (
+            "hinton2018_scaled",
+            "margin",
+            300,
+            {step // 1000: MARGIN[step] for step in [*MARGIN][:7]},
+            6e-5,
+        ),
+        (
+            "hinton2018_scaled",
+            "margin",
+            6_000,
+            {step // 50: MARGIN[step] for step in [*MARGIN][:7]},
+            6e-5,
+        ),
         *(
             (name, "learning_rate", 5_000, {0: 3e-3, 5_000: 3e-5}, 3e-7)
             for name in ("hinton2018_scaled", "em_linear_margin")
         ),
-        ("cosine_warmup", "learning_rate", 1_000, {0: 3e-5, 25: 5.15e-4, 50: 1e-3, 525: 5e-4, 1_000: 0.0}, 1e-9),
+        (
+            "cosine_warmup",
+            "learning_rate",
+            1_000,
+            {0: 3e-5, 25: 5.15e-4, 50: 1e-3, 525: 5e-4, 1_000: 0.0},
+            1e-9,
+        ),
         ("em_linear_margin", "margin", 5_000, {0: 0.2, 2_500: 0.55, 5_000: 0.9}, 1e-9),
     ],
 )

@@ -60,7 +60,9 @@ def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
     x, y, z = x / length, y / length, z / length
     up = (right[1] * z, -right[0] * z, right[0] * y - right[1] * x)
     half_image = 1.0 / _DISTANCE * _ZOOM
-    lamps = tuple(_six_digits(_outwards(azimuth + toy.heading + beside, above)[0]) for beside, above in LAMPS)
+    lamps = tuple(
+        _six_digits(_outwards(azimuth + toy.heading + beside, above)[0]) for beside, above in LAMPS
+    )
     return View(_six_digits(position), _six_digits((x, y, z)), _six_digits(right, half_image),
                 _six_digits(up, half_image), lamps)  # fmt: skip
 

@@ -7,7 +7,9 @@ from collections import namedtuple
 from toynorb.shapes import Range, Shape, ToyRandom, add_wheels
 
 # ours, both: least and most, in the toy's units, by eye, so that outlines distinguish the kinds
-_BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; hatchbacks include estates, jeeps vans
+_BODIES: dict[
+    str, tuple[Range, Range]
+] = {  # half the length and height; hatchbacks include estates, jeeps vans
     "saloon": ((0.8, 0.98), (0.12, 0.17)),
     "hatchback": ((0.68, 0.92), (0.14, 0.2)),
     "beetle": ((0.68, 0.82), (0.14, 0.18)),
@@ -16,7 +18,9 @@ _BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; hatch
     "racer": ((0.9, 1.05), (0.08, 0.11)),
     "jeep": ((0.65, 0.85), (0.17, 0.24)),
 }
-_CABINS: dict[str, tuple[Range, Range, Range]] = {  # half the length and height, and the slope of the rear window
+_CABINS: dict[
+    str, tuple[Range, Range, Range]
+] = {  # half the length and height, and the slope of the rear window
     "saloon": ((0.4, 0.52), (0.11, 0.16), (0.6, 1.3)),
     "hatchback": ((0.46, 0.6), (0.13, 0.19), (0.05, 0.5)),
     "sports car": ((0.32, 0.46), (0.08, 0.115), (0.9, 1.9)),
@@ -69,17 +73,39 @@ def car(kind: str, draw: ToyRandom) -> Shape:
 def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """Add a rounded body and cabin, and four mudguards."""
     length, width, radius = car.length, car.width, car.radius
-    shape.ellipsoid((0, 0, car.low + car.height * 1.1), (length * 1.02, width * 0.95, car.height * 1.5))
-    shape.ellipsoid((-0.06, 0, car.top + 0.02), (length * draw(0.6, 0.72), width * 0.78, draw(0.26, 0.34)))
-    shape.ellipsoid((length * 0.6, width * 0.8, radius * 1.25), (radius * 1.7, 0.11, radius * 1.1), mirrored=True)
-    shape.ellipsoid((-length * 0.6, width * 0.8, radius * 1.25), (radius * 1.8, 0.11, radius * 1.15), mirrored=True)
+    shape.ellipsoid(
+        (0, 0, car.low + car.height * 1.1), (length * 1.02, width * 0.95, car.height * 1.5)
+    )
+    shape.ellipsoid(
+        (-0.06, 0, car.top + 0.02), (length * draw(0.6, 0.72), width * 0.78, draw(0.26, 0.34))
+    )
+    shape.ellipsoid(
+        (length * 0.6, width * 0.8, radius * 1.25),
+        (radius * 1.7, 0.11, radius * 1.1),
+        mirrored=True,
+    )
+    shape.ellipsoid(
+        (-length * 0.6, width * 0.8, radius * 1.25),
+        (radius * 1.8, 0.11, radius * 1.15),
+        mirrored=True,
+    )
 
 
 def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """Add a narrow body with side pods, a driver's head behind a cowl, and front and rear wings."""
     length, width, height, low, top, _ = car
-    shape.box((0, 0, low + height), (length, width * 0.4, height), edge=0.06, front=(0.3, draw(0, 0.2)), back=(0.2, 0))
-    shape.box((-0.1, 0, low + height * 0.9), (length * 0.36, width * draw(0.7, 0.95), height * 0.8), edge=0.06)
+    shape.box(
+        (0, 0, low + height),
+        (length, width * 0.4, height),
+        edge=0.06,
+        front=(0.3, draw(0, 0.2)),
+        back=(0.2, 0),
+    )
+    shape.box(
+        (-0.1, 0, low + height * 0.9),
+        (length * 0.36, width * draw(0.7, 0.95), height * 0.8),
+        edge=0.06,
+    )
     shape.ellipsoid((-0.15, 0, top), (0.42, 0.14, 0.15))
     shape.ellipsoid((-0.02, 0, top + 0.13), (0.085, 0.08, 0.1), blend=0.01)
     shape.box((length * 1.02, 0, low + 0.04), (0.09, width * 1.05, 0.025), edge=0.015)
@@ -106,4 +132,9 @@ def _add_cabin(shape: Shape, kind: str, car: _Car, draw: ToyRandom) -> None:
     if kind == "sports car" and draw.chance(0.7):
         spoiler = (-car.length * 0.9, 0, top + draw(0.07, 0.13))
         shape.box(spoiler, (0.08, width * 0.9, 0.02), edge=0.01, turned=(0, -8, 0))
-        shape.box((-car.length * 0.9, width * 0.7, top + 0.03), (0.05, 0.015, 0.07), edge=0.01, mirrored=True)
+        shape.box(
+            (-car.length * 0.9, width * 0.7, top + 0.03),
+            (0.05, 0.015, 0.07),
+            edge=0.01,
+            mirrored=True,
+        )

@@ -32,14 +32,22 @@ def toy_sheet(
         training: instances for training; the others are for testing.
         title: title of the sheet.
     """
-    instances = [f"{number} {'train' if number in training else 'test'}" for number in range(toys.shape[1])]
+    instances = [
+        f"{number} {'train' if number in training else 'test'}" for number in range(toys.shape[1])
+    ]
     step = 360 / azimuths.shape[1]  # a full turn, in degrees
     degrees = [f"{number * step:.0f}°" for number in range(azimuths.shape[1])]
     numbers = list(map(str, range(lightings.shape[1])))
-    missing = max(0, toys.shape[1] - lightings.shape[1])  # there are fewer lightings; same scale as toys
+    missing = max(
+        0, toys.shape[1] - lightings.shape[1]
+    )  # there are fewer lightings; same scale as toys
     lightings = np.pad(lightings, [(0, 0), (0, missing), (0, 0), (0, 0)], constant_values=255)
     mosaics = [_mosaic(images) for images in (toys, azimuths, lightings)]
-    captions = [(instances, categories, "instance"), (degrees, [], "azimuth"), (numbers, [], "lighting")]
+    captions = [
+        (instances, categories, "instance"),
+        (degrees, [], "azimuth"),
+        (numbers, [], "lighting"),
+    ]
     heights = [_WIDTH * mosaic.shape[0] / mosaic.shape[1] + _TITLE for mosaic in mosaics]
     figure = Figure(figsize=(_WIDTH, sum(heights) + _TITLE), layout="constrained")
     figure.suptitle(title)

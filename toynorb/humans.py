@@ -27,7 +27,9 @@ def human(kind: str, draw: ToyRandom) -> Shape:
             (0.28, draw(-0.1, 0.1), shoulder - 0.18), 0.03, draw(0.3, 0.45), "y",
             edge=0.01, blend=0.01, turned=(draw(20, 80), 0, draw(-40, 10)),
         )  # fmt: skip
-        shape.ellipsoid((lean + 0.02, 0, head + 0.05), (radius * 1.3, radius * 1.25, radius * 0.95), blend=0.01)
+        shape.ellipsoid(
+            (lean + 0.02, 0, head + 0.05), (radius * 1.3, radius * 1.25, radius * 0.95), blend=0.01
+        )
         shape.box((lean - 0.17, 0, shoulder - 0.16), (0.07, 0.13, draw(0.1, 0.18)), edge=0.03)
     if kind in ("skirt", "robed"):  # a skirt to the knees, or a robe to the ground; long hair
         half, below = (hip * 0.33, 0.05) if kind == "skirt" else (hip * 0.5, 0.08)
@@ -35,12 +37,23 @@ def human(kind: str, draw: ToyRandom) -> Shape:
             (0, 0, hip - half + below), (draw(0.17, 0.26), draw(0.18, 0.27), half), edge=0.06, blend=0.1,
             front=(draw(0.05, 0.3), 0), back=(draw(0.05, 0.3), 0), side=draw(0.05, 0.3),
         )  # fmt: skip
-        shape.ellipsoid((lean - 0.05, 0, head - 0.02), (radius * 1.1, radius * 1.15, radius * 1.3), blend=0.02)
+        shape.ellipsoid(
+            (lean - 0.05, 0, head - 0.02), (radius * 1.1, radius * 1.15, radius * 1.3), blend=0.02
+        )
     if kind == "caped":
         cape = (lean - 0.17 - draw(0, 0.05), 0, (shoulder + 0.25) / 2)
-        shape.box(cape, (0.035, 0.26 * width, (shoulder - 0.25) / 2), side=0.12, turned=(0, draw(4, 16), 0))
-    if kind in ("standing", "arms raised", "robed") and draw.chance(0.6):  # the brim and the crown of a hat
-        shape.cylinder((lean + 0.02, 0, head + radius * 0.65), radius * draw(1.2, 2), 0.025, "z", blend=0.02)
+        shape.box(
+            cape,
+            (0.035, 0.26 * width, (shoulder - 0.25) / 2),
+            side=0.12,
+            turned=(0, draw(4, 16), 0),
+        )
+    if kind in ("standing", "arms raised", "robed") and draw.chance(
+        0.6
+    ):  # the brim and the crown of a hat
+        shape.cylinder(
+            (lean + 0.02, 0, head + radius * 0.65), radius * draw(1.2, 2), 0.025, "z", blend=0.02
+        )
         crown = (lean + 0.02, 0, head + radius)
         shape.cylinder(crown, radius * 0.85, draw(0.06, 0.18), "z", edge=0.03, blend=0.02)
     if kind == "caped" or draw.chance(0.35):
@@ -66,7 +79,9 @@ def _add_legs_and_trunk(shape: Shape, kind: str, draw: ToyRandom) -> _Build:
             knee, foot = (0.06, -apart * 1.5, 0.07), (-0.3, -apart * 1.5, 0.07)
         shape.capsule((0, side * apart, hip), knee, 0.095 * width, 0.075 * width)
         shape.capsule(knee, foot, 0.07 * width, 0.05 * width)
-        shape.capsule((foot[0], foot[1], 0.045), (foot[0] + 0.14, foot[1] * 1.15, 0.04), 0.05, 0.042)
+        shape.capsule(
+            (foot[0], foot[1], 0.045), (foot[0] + 0.14, foot[1] * 1.15, 0.04), 0.05, 0.042
+        )
     lean, radius = draw(-0.05, 0.08), draw(0.1, 0.14)
     head = shoulder + 0.1 + radius
     shape.ellipsoid((lean * 0.3, 0, hip + 0.05), (0.12 * width, 0.16 * width, 0.12))
@@ -84,9 +99,15 @@ def _add_arm(shape: Shape, kind: str, side: int, build: _Build, draw: ToyRandom)
         elbow: Vector = (draw(0, 0.12), y + side * draw(0.12, 0.25), shoulder + draw(-0.1, 0.12))
         wrist: Vector = (draw(0, 0.2), y + side * draw(0.15, 0.42), shoulder + draw(0.05, 0.42))
     elif kind in ("soldier", "kneeling"):  # at a rifle
-        elbow, wrist = (0.1, side * 0.28 * width, shoulder - 0.26), (0.3, side * 0.1, shoulder - draw(0.05, 0.25))
+        elbow, wrist = (
+            (0.1, side * 0.28 * width, shoulder - 0.26),
+            (0.3, side * 0.1, shoulder - draw(0.05, 0.25)),
+        )
     elif kind == "skirt" or (kind == "caped" and side > 0):  # on the hip
-        elbow, wrist = (-0.06, y + side * draw(0.12, 0.22), shoulder - 0.26), (0.06, y, build.hip + 0.12)
+        elbow, wrist = (
+            (-0.06, y + side * draw(0.12, 0.22), shoulder - 0.26),
+            (0.06, y, build.hip + 0.12),
+        )
     else:
         elbow = (draw(-0.12, 0.08), y + side * draw(0.03, 0.14), shoulder - 0.3)
         wrist = (draw(-0.08, 0.32), y + side * draw(0.02, 0.18), shoulder - draw(0.36, 0.58))

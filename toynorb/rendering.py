@@ -46,7 +46,9 @@ EYES = (-1, 0, 1)
 """Left camera, between the cameras, right camera."""
 
 _EXPOSURE = 0.5  # ours: the camera compensates for half of the brightness of a setting
-_JUMP = 0.1  # ours: step of depth between neighbouring pixels that is an edge, in extents of the toy
+_JUMP = (
+    0.1  # ours: step of depth between neighbouring pixels that is an edge, in extents of the toy
+)
 _WITHIN_A_PIXEL = ((-0.25, 0.625), (0.625, 0.25), (0.25, -0.625), (-0.625, -0.25))
 """A rotated grid of four points, in half pixels."""  # ours
 
@@ -78,10 +80,18 @@ def render(
     """
     toy = make_toy(category, instance, seed)
     number = category * INSTANCES + instance
-    images = np.empty((len(elevations), len(azimuths), len(eyes), len(lightings), size, size), np.uint8)
-    for (row, elevation), (column, azimuth), (side, eye) in product(*map(enumerate, (elevations, azimuths, eyes))):
-        key = ((number * len(ELEVATIONS) + elevation) * len(AZIMUTHS) + azimuth) * len(EYES) + EYES.index(eye)
-        keys = np.array([key * 8 + lighting for lighting in lightings], np.uint32)  # ours: 8, more than lightings
+    images = np.empty(
+        (len(elevations), len(azimuths), len(eyes), len(lightings), size, size), np.uint8
+    )
+    for (row, elevation), (column, azimuth), (side, eye) in product(
+        *map(enumerate, (elevations, azimuths, eyes))
+    ):
+        key = ((number * len(ELEVATIONS) + elevation) * len(AZIMUTHS) + azimuth) * len(
+            EYES
+        ) + EYES.index(eye)
+        keys = np.array(
+            [key * 8 + lighting for lighting in lightings], np.uint32
+        )  # ours: 8, more than lightings
         camera = view(toy, ELEVATIONS[elevation], AZIMUTHS[azimuth], eye)
         images[row, column, side] = _render_view(toy, camera, lightings, keys, size)
     return np.ascontiguousarray(images.swapaxes(2, 3))
@@ -95,22 +105,34 @@ def pixels(size: int) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, " 
 
 
 def _render_view(
-    toy: Toy, camera: View, lightings: Sequence[int], keys: UInt32[np.ndarray, " lighting"], size: int
+    toy: Toy,
+    camera: View,
+    lightings: Sequence[int],
+    keys: UInt32[np.ndarray, " lighting"],
+    size: int,
 ) -> UInt8[np.ndarray, "lighting size size"]:
     """Render one view under each lighting; each key is unique among all images of all toys."""
     across, upwards = pixels(size)
     shaded = shade(toy, camera, across, upwards, lightings)
     rough = np.empty((size, size), bool)
-    square = shaded.depth.reshape(size, size), shaded.normal.reshape(3, size, size), shaded.toy.reshape(size, size)
+    square = (
+        shaded.depth.reshape(size, size),
+        shaded.normal.reshape(3, size, size),
+        shaded.toy.reshape(size, size),
+    )
     tracing.edges(*square, np.float32(_JUMP * toy.extent), rough)
     chosen = np.flatnonzero(rough)
     right, up = (
-        np.concatenate([middles[chosen] + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL])
+        np.concatenate(
+            [middles[chosen] + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL]
+        )
         for axis, middles in enumerate((across, upwards))
     )
     within = shade(toy, camera, right, up, lightings).radiance
     first, second, third, fourth = within.reshape(len(lightings), 4, -1).swapaxes(0, 1)
-    shaded.radiance[:, chosen] = ((first + second) + (third + fourth)) * np.float32(0.25)  # the mean of 4
+    shaded.radiance[:, chosen] = ((first + second) + (third + fourth)) * np.float32(
+        0.25
+    )  # the mean of 4
     images = np.empty((len(lightings), size * size), np.uint8)
     tracing.expose(shaded.radiance, keys, images)
     return images.reshape(-1, size, size)
@@ -142,7 +164,9 @@ def shade(
         toy=np.empty(count, bool),
     )
     rows = np.array([(*_SETTINGS[number], _exposure(number)) for number in lightings], np.float32)
-    tracing.shade(*toy.parts_and_box, np.array([*vectors, *lamps], np.float32), across, upwards, rows, *shaded)
+    tracing.shade(
+        *toy.parts_and_box, np.array([*vectors, *lamps], np.float32), across, upwards, rows, *shaded
+    )
     return shaded
 
 

@@ -88,7 +88,12 @@ class Shape:
         self._add(tracing.ELLIPSOID, measures, centre, **how)
 
     def capsule(
-        self, start: Vector, end: Vector, radius: Number, end_radius: Number | None = None, **how: Unpack[How]
+        self,
+        start: Vector,
+        end: Vector,
+        radius: Number,
+        end_radius: Number | None = None,
+        **how: Unpack[How],
     ) -> None:
         """Add a rod with round ends from ``start`` to ``end``; its radius changes linearly."""
         axis = (end[0] - start[0], end[1] - start[1], end[2] - start[2])
@@ -145,9 +150,19 @@ class Shape:
 
     def _add(self, kind: int, measures: list[Number], centre: Vector, **how: Unpack[How]) -> None:
         blend, turned = how.get("blend", self.blend), how.get("turned")
-        melting = [blend, 1 / blend, blend * 0.25] if blend else [0, 0, 0]  # 0.25: makes the joint smooth
+        melting = (
+            [blend, 1 / blend, blend * 0.25] if blend else [0, 0, 0]
+        )  # 0.25: makes the joint smooth
         rows: list[Number] = [0] * 9 if turned is None else _rotation(turned)
-        part = [kind, how.get("mirrored", False), turned is not None, *melting, *centre, *rows, *measures]
+        part = [
+            kind,
+            how.get("mirrored", False),
+            turned is not None,
+            *melting,
+            *centre,
+            *rows,
+            *measures,
+        ]
         self._parts.append(part + [0] * (tracing.COLUMNS - len(part)))
 
 
@@ -161,9 +176,15 @@ def _rotation(turned: Vector) -> list[Number]:
     ]  # fmt: skip
 
 
-def add_wheels(shape: Shape, axles: Iterable[float], beside: float, radius: float, half_width: float) -> None:
+def add_wheels(
+    shape: Shape, axles: Iterable[float], beside: float, radius: float, half_width: float
+) -> None:
     """Add a pair of wheels with hubs at every x in ``axles``; the centre of the left wheel is at y ``beside``."""
     for x in axles:
-        shape.cylinder((x, beside, radius), radius, half_width, edge=0.025, mirrored=True, blend=0)  # ours: a tyre
+        shape.cylinder(
+            (x, beside, radius), radius, half_width, edge=0.025, mirrored=True, blend=0
+        )  # ours: a tyre
         hub = (x, beside + half_width, radius)
-        shape.cylinder(hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01)  # ours: protrudes slightly
+        shape.cylinder(
+            hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01
+        )  # ours: protrudes slightly

@@ -65,7 +65,9 @@ class Toy:
     extent: float
 
     @functools.cached_property
-    def parts_and_box(self) -> tuple[Float32[np.ndarray, "part column"], Float32[np.ndarray, "2 3"]]:
+    def parts_and_box(
+        self,
+    ) -> tuple[Float32[np.ndarray, "part column"], Float32[np.ndarray, "2 3"]]:
         """``shape.parts``, and the lowest and highest corners, for ``tracing``."""
         return self.shape.parts, np.array([self.low, self.high], np.float32)
 
@@ -84,7 +86,9 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
 
 def on_the_table(shape: Shape, heading: float) -> Toy:
     """Make a toy from a shape, turned by ``heading`` degrees to the right, with its bounding box."""
-    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP).astype(np.float32)  # 0.0001: with the end
+    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP).astype(
+        np.float32
+    )  # 0.0001: with the end
     upwards = np.arange(0, _SCAN_HEIGHT, _SCAN_STEP).astype(np.float32)
     grid = np.stack(np.meshgrid(along, along, upwards, indexing="ij"))
     points = x, y, z = grid[:, shape.distance(*grid) < _SCAN_CLOSE]  # in the toy or close to it
@@ -99,7 +103,9 @@ def _extent(points: Float32[np.ndarray, "3 n"], centre: tuple[float, float, floa
     x, y, z = (values - np.float32(middle) for values, middle in zip(points, centre, strict=True))
     extent = 0.0
     for elevation in (30, 50, 70):  # smallNORB's lowest, middle and highest, in degrees
-        for azimuth in range(0, 180, 20):  # smallNORB's, in degrees; the others are the same from behind
+        for azimuth in range(
+            0, 180, 20
+        ):  # smallNORB's, in degrees; the others are the same from behind
             (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
             across = np.abs(x * -aside + y * ahead).max()
             upwards = np.abs(z * level - (x * ahead + y * aside) * steep).max()

@@ -60,13 +60,21 @@ def truck(kind: str, draw: ToyRandom) -> Shape:
     return shape
 
 
-def _add_load(shape: Shape, kind: str, length: float, width: float, bed: float, front: float, draw: ToyRandom) -> None:
+def _add_load(
+    shape: Shape, kind: str, length: float, width: float, bed: float, front: float, draw: ToyRandom
+) -> None:
     """Add the load behind the cab, from the end of the truck to ``front``, on the chassis at the height ``bed``."""
     middle, half = (front - length) / 2, (front + length) / 2
     if kind == "box":
         height = draw(0.28, 0.46)
-        shape.box((middle, 0, bed + 0.07 + height), (half, width * draw(0.98, 1.1), height), edge=draw(0.02, 0.06))
-    elif kind == "dumper":  # a body that widens upwards, sometimes half tipped, a roof over the cab, and a heap
+        shape.box(
+            (middle, 0, bed + 0.07 + height),
+            (half, width * draw(0.98, 1.1), height),
+            edge=draw(0.02, 0.06),
+        )
+    elif (
+        kind == "dumper"
+    ):  # a body that widens upwards, sometimes half tipped, a roof over the cab, and a heap
         shape.box(
             (middle, 0, bed + 0.3), (half, width * 1.08, draw(0.16, 0.25)),
             front=(-draw(0, 0.3), 0), back=(-draw(0.1, 0.6), 0), side=-draw(0, 0.25), turned=(0, draw(0, 24), 0),
@@ -74,7 +82,9 @@ def _add_load(shape: Shape, kind: str, length: float, width: float, bed: float, 
         shape.box((front + 0.02, 0, bed + draw(0.5, 0.62)), (0.1, width, 0.03), edge=0.01)
         shape.ellipsoid((middle, 0, bed + 0.46), (half * 0.8, width * 0.8, draw(0.04, 0.2)))
     elif kind == "tanker":  # a horizontal tank and its dome
-        shape.cylinder((middle, 0, bed + 0.1 + width), width * draw(0.85, 1.12), half, "x", edge=0.09)
+        shape.cylinder(
+            (middle, 0, bed + 0.1 + width), width * draw(0.85, 1.12), half, "x", edge=0.09
+        )
         shape.cylinder((middle + draw(-0.2, 0.2), 0, bed + 0.12 + 2 * width), 0.1, 0.06, "z")
     elif kind == "semi-trailer":
         height = draw(0.26, 0.4)

@@ -57,14 +57,19 @@ def show_dollar_signs(figure: Figure) -> None:
 
 def sequential_colours(count: int) -> list[tuple[float, float, float, float]]:
     """Return ``count`` colours from dark to light, for ordered items such as iterations or types of capsule."""
-    return [matplotlib.colormaps["viridis"](_LIGHTEST * number / max(count - 1, 1)) for number in range(count)]
+    return [
+        matplotlib.colormaps["viridis"](_LIGHTEST * number / max(count - 1, 1))
+        for number in range(count)
+    ]
 
 
 def label_log_axis(axis: Axes) -> None:
     """Make the vertical axis logarithmic, after drawing, with labels such as 0.05 instead of powers of ten."""
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels do not overlap over three decades
+    axis.yaxis.set_minor_locator(
+        LogLocator(subs=(2, 3, 5))
+    )  # ours: labels do not overlap over three decades
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}" if high < 10**_DECADES * low else NullFormatter())
 
@@ -72,7 +77,9 @@ def label_log_axis(axis: Axes) -> None:
 def wrapped(text: str, width: float) -> str:
     """Wrap ``text`` to a width of ``width`` inches; words are not broken."""
     letters = max(1, int(width / LETTER))
-    return "\n".join(part for line in text.splitlines() for part in wrap(line, letters, break_long_words=False))
+    return "\n".join(
+        part for line in text.splitlines() for part in wrap(line, letters, break_long_words=False)
+    )
 
 
 def height_of(texts: Iterable[str]) -> float:

@@ -23,8 +23,26 @@ from capsule_lab.system.files import read_regular
 log = logging.getLogger(__name__)
 
 COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008
-    *("#882255", "#332288", "#999933", "#888888", "#7B3F00", "#A040F0", "#A6D000", "#FF4D6D", "#004D40"),  # ours
+    *(
+        "#0072B2",
+        "#D55E00",
+        "#009E73",
+        "#CC79A7",
+        "#E69F00",
+        "#56B4E9",
+        "#000000",
+    ),  # Okabe and Ito 2008
+    *(
+        "#882255",
+        "#332288",
+        "#999933",
+        "#888888",
+        "#7B3F00",
+        "#A040F0",
+        "#A6D000",
+        "#FF4D6D",
+        "#004D40",
+    ),  # ours
 )
 """The first seven are distinguishable with any colour vision; all other pairs differ at least as much as these."""
 _MARKERS = "os^Dv<>P*Xp"  # 11, coprime with the number of colours
@@ -57,10 +75,13 @@ def legend_below(figure: Figure) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
     widest = max(
-        TextPath((0, 0), label.replace("$", r"\$"), size=_LEGEND_SIZE).get_extents().width for label in curves
+        TextPath((0, 0), label.replace("$", r"\$"), size=_LEGEND_SIZE).get_extents().width
+        for label in curves
     )  # points
     column = widest / 72 + 0.65  # ours: inches, for the line beside the text and the gap
-    columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: browser fonts are wider
+    columns = min(
+        len(curves), max(1, int(0.92 * figure.get_figwidth() / column))
+    )  # ours: browser fonts are wider
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
     figure.legend(
         [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=_LEGEND_SIZE, frameon=False,
@@ -159,10 +180,14 @@ def layer_curves(metrics: Path) -> Figure:
         steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
         colour, label = COLOURS[number % len(COLOURS)], layer.replace("_", " ")
         activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
-        activation.fill_between(steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12)
+        activation.fill_between(
+            steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12
+        )
         dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)
     activation.set(xlabel="step", ylabel="activation, mean and spread", ylim=(0, 1))
-    dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))  # lines at 0 and 100 are inside the frame
+    dead.set(
+        xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103)
+    )  # lines at 0 and 100 are inside the frame
     for axis in (activation, dead):
         axis.grid(alpha=0.3)
         _finish(axis)
@@ -186,7 +211,10 @@ def transfer_curve(metrics: Path) -> Figure:
     axis.plot(val, affnist, color="0.7", zorder=1)
     points = axis.scatter(val, affnist, c=rows["step"] + 1, cmap="viridis", zorder=2)
     figure.colorbar(points, label="step")
-    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on synthetic affNIST, unseen")
+    axis.set(
+        xlabel="accuracy in % on moved digits, as trained",
+        ylabel="accuracy in % on synthetic affNIST, unseen",
+    )
     axis.grid(alpha=0.3)
     return figure
 
@@ -201,10 +229,14 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0) -> None:
+def _draw(
+    axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0
+) -> None:
     rows = finite_rows(table, name)
     if len(rows):
-        (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha)
+        (line,) = axis.plot(
+            rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha
+        )
         if len(rows) == 1:
             line.set_marker("o")  # a line of one point is invisible
 
@@ -213,7 +245,10 @@ def _finish(axis: Axes) -> None:
     """Add a legend; if no curve has more than one point, add markers and widen the axes around the points."""
     lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
     if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
-        steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
+        steps, values = (
+            np.concatenate([get(line) for line in lines])
+            for get in (Line2D.get_xdata, Line2D.get_ydata)
+        )
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())

@@ -21,7 +21,9 @@ class EqualCouplings(Normaliser):
         self.normaliser = normaliser
         self.rows_per_image = normaliser.rows_per_image
 
-    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def __call__(
+        self, log_couplings: Float[Tensor, "batch parent child"]
+    ) -> Float[Tensor, "batch parent child"]:
         return self.normaliser(torch.zeros_like(log_couplings))
 
     def total(self, mass: Float[Tensor, "batch parent"]) -> Float[Tensor, "batch 1"]:
@@ -47,9 +49,14 @@ def equal_couplings(network: nn.Module) -> Iterator[None]:
         raise ValueError(f"{type(network).__name__} has no couplings; expected a capsule network")
     with ExitStack() as stack:
         for routing in routings:
-            stack.callback(routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True).remove)
+            stack.callback(
+                routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True).remove
+            )
         yield
 
 
 def _with_equal_couplings(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return inputs, {**options, "normalise": EqualCouplings(options.get("normalise") or Normaliser())}
+    return inputs, {
+        **options,
+        "normalise": EqualCouplings(options.get("normalise") or Normaliser()),
+    }

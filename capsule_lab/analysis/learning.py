@@ -26,8 +26,13 @@ from capsule_lab.types import Capsules, RoutingTrace, Votes
 
 _SLOPE = 0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
 _BYTES_OF_VOTES = 2**26  # ours: 64 MiB; of larger votes, a part is measured
-FAR_BELOW, FAR_ABOVE = 0.01, 100.0  # ours: variance floor over variance of the votes; docs/guides/not_learning.md
-FAR_BELOW_NORMALISED = 0.1  # ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
+FAR_BELOW, FAR_ABOVE = (
+    0.01,
+    100.0,
+)  # ours: variance floor over variance of the votes; docs/guides/not_learning.md
+FAR_BELOW_NORMALISED = (
+    0.1  # ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
+)
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -66,13 +71,19 @@ def measure_gradient(
     twin = _float32_copy(network)
     parameters = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ValueError(f"{type(network).__name__} has no trainable parameter; expected one with requires_grad")
+        raise ValueError(
+            f"{type(network).__name__} has no trainable parameter; expected one with requires_grad"
+        )
 
     def gradient() -> tuple[float, Tensor]:
         with _reproducible(twin, seed), torch.enable_grad():
             value = loss(twin)
-            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-        return float(value.detach()), torch.cat([gradient.flatten() for gradient in gradients]).cpu().double()
+            gradients = torch.autograd.grad(
+                value, parameters, allow_unused=True, materialize_grads=True
+            )
+        return float(value.detach()), torch.cat(
+            [gradient.flatten() for gradient in gradients]
+        ).cpu().double()
 
     value, before = gradient()
     weights = [parameter.detach().clone() for parameter in parameters]
@@ -96,7 +107,10 @@ def _float32_copy(network: Network) -> Network:
 def _reproducible(network: nn.Module, seed: int) -> Iterator[None]:
     """Use full precision and random numbers from ``seed``; restore the random state afterwards."""
     device = next(network.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.autocast(device.type, enabled=False),
+    ):
         torch.manual_seed(seed)
         yield
 
@@ -142,7 +156,9 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
     """Register hooks that write a layer's measurement to ``measurements`` when the layer is called."""
     iterations: list[dict[str, float]] = []
     variances: dict[str, Any] = {}
-    routing = next((module for module in layer.modules() if isinstance(module, AbstractRouting)), None)
+    routing = next(
+        (module for module in layer.modules() if isinstance(module, AbstractRouting)), None
+    )
 
     def measure(_: nn.Module, _arguments: Any, output: Capsules) -> None:
         activations = output.activations
@@ -152,14 +168,22 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
             iterations=tuple(iterations),
             **variances,
-            normalised=any(isinstance(module, nn.BatchNorm1d) for module in routing.children()) if routing else False,
+            normalised=any(isinstance(module, nn.BatchNorm1d) for module in routing.children())
+            if routing
+            else False,
         )
 
     def keep_iteration(trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
         entropy.update(trace.couplings)
         means = {} if trace.activations is None else _mean_and_spread(trace.activations)
-        iterations.append({"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **means})
+        iterations.append(
+            {
+                "pose_std": float(trace.poses.std()),
+                "coupling_entropy": float(entropy.compute()),
+                **means,
+            }
+        )
 
     def keep_variances(_: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
@@ -169,18 +193,23 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
     layer.register_forward_hook(measure)
     if "on_iteration" in inspect.signature(layer.forward).parameters:
         layer.register_forward_pre_hook(
-            lambda _, arguments, options: (arguments, {**options, "on_iteration": keep_iteration}), with_kwargs=True
+            lambda _, arguments, options: (arguments, {**options, "on_iteration": keep_iteration}),
+            with_kwargs=True,
         )
     if routing is not None:
         routing.register_forward_pre_hook(keep_variances)
 
 
 def _mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> dict[str, float]:
-    return {"activation": float(activations.mean()), "activation_std": float(activations.std(0).mean())}
+    return {
+        "activation": float(activations.mean()),
+        "activation_std": float(activations.std(0).mean()),
+    }
 
 
 def votes_variance(
-    votes: Float[Tensor, "batch child parent dim"] | Votes, activations: Float[Tensor, "batch child"] | None = None
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
+    activations: Float[Tensor, "batch child"] | None = None,
 ) -> float:
     """Return the median variance of the votes for a parent, as in EM routing's first M-step without its floor.
 
@@ -200,10 +229,18 @@ def votes_variance(
     most = max(1, _BYTES_OF_VOTES // (4 * dense(poses[:1]).numel()))
     rows = torch.linspace(0, len(poses) - 1, min(most, len(poses))).long().to(poses.device)
     sample = dense(poses[rows])
-    present = poses.new_ones(sample.shape[:2]) if activations is None else activations[rows].to(sample.dtype)
-    weights = present / present.sum(1, keepdim=True).clamp_min(torch.finfo(present.dtype).tiny)  # [b i]
+    present = (
+        poses.new_ones(sample.shape[:2])
+        if activations is None
+        else activations[rows].to(sample.dtype)
+    )
+    weights = present / present.sum(1, keepdim=True).clamp_min(
+        torch.finfo(present.dtype).tiny
+    )  # [b i]
     mean = torch.einsum("bi,bijd->bjd", weights, sample)
-    return float(torch.einsum("bi,bijd->bjd", weights, (sample - mean.unsqueeze(1)).square()).median())
+    return float(
+        torch.einsum("bi,bijd->bjd", weights, (sample - mean.unsqueeze(1)).square()).median()
+    )
 
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
@@ -223,7 +260,10 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
         if layer.votes_variance and layer.min_variance:
             ratio = layer.min_variance / layer.votes_variance
             text = f"{name} ({layer.min_variance:.2g} beside {layer.votes_variance:.2g})"
-            if ratio < (FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW) and len(layer.iterations) > 1:
+            if (
+                ratio < (FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW)
+                and len(layer.iterations) > 1
+            ):
                 below.append(text)
             elif ratio > FAR_ABOVE and not layer.normalised:
                 above.append(text)
@@ -253,15 +293,31 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     >>> relative_steps(before, {"weight": torch.tensor([3.0, 4.5]), "bias": torch.ones(1)})
     {'weight': 0.1}
     """
-    steps = {name: float((after[name].float() - value.float()).norm()) for name, value in before.items()}
-    return {name: step / norm for name, step in steps.items() if (norm := float(before[name].float().norm()))}
+    steps = {
+        name: float((after[name].float() - value.float()).norm()) for name, value in before.items()
+    }
+    return {
+        name: step / norm
+        for name, step in steps.items()
+        if (norm := float(before[name].float().norm()))
+    }
 
 
-def quantities(gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]) -> dict[str, float]:
+def quantities(
+    gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]
+) -> dict[str, float]:
     """Return all numbers by name: ``<quantity>_<layer>``, for an iteration with the suffix ``_iteration_<number>``."""
-    numbers = {"loss": gradient.loss, "gradient_norm": gradient.norm, "gradient_cosine": gradient.cosine}
+    numbers = {
+        "loss": gradient.loss,
+        "gradient_norm": gradient.norm,
+        "gradient_cosine": gradient.cosine,
+    }
     for name, layer in layers.items():
-        numbers |= {f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float}
+        numbers |= {
+            f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float
+        }
         for number, iteration in enumerate(layer.iterations, start=1):
-            numbers |= {f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()}
+            numbers |= {
+                f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()
+            }
     return numbers

@@ -10,14 +10,22 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, name_of_class, note_on_decoder, picture_grid
+from capsule_lab.analysis.plotting import (
+    Column,
+    Group,
+    name_of_class,
+    note_on_decoder,
+    picture_grid,
+)
 from capsule_lab.analysis.reconstructions import first_of_each_class, select_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25
-DEVIATIONS = tuple(0.4 * step for step in range(-5, 6))  # ours: for poses of any scale, in standard deviations
+DEVIATIONS = tuple(
+    0.4 * step for step in range(-5, 6)
+)  # ours: for poses of any scale, in standard deviations
 
 
 class Steps(NamedTuple):
@@ -43,7 +51,10 @@ def steps_of(output: CapsuleOutput) -> Steps:
 
 @torch.no_grad()
 def perturbed_reconstructions(
-    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, " batch"], steps: Steps = PAPER
+    network: Reconstructs,
+    output: CapsuleOutput,
+    classes: Int64[Tensor, " batch"],
+    steps: Steps = PAPER,
 ) -> Float[Tensor, "batch dim offset channel height width"]:
     """Decode images from the pose of one class, with each offset added to each component alone.
 
@@ -57,20 +68,33 @@ def perturbed_reconstructions(
     units = poses.new_ones(dim) if steps.units is None else steps.units
     offsets = units[:, None] * poses.new_tensor(steps.values)  # [d o]
     change = torch.eye(dim).to(poses)[:, None] * offsets[:, :, None]  # [d o d]
-    changed = poses[:, None, None] + change[:, :, None]  # [b d o k d]: for every class; all but one are zeroed later
+    changed = (
+        poses[:, None, None] + change[:, :, None]
+    )  # [b d o k d]: for every class; all but one are zeroed later
     index = torch.arange(batch, device=poses.device).repeat_interleave(dim * offsets.shape[1])
-    repeated = CapsuleOutput(output.scores[index], Capsules(changed.flatten(0, 2), output.capsules.activations[index]))
-    return network.reconstruct(repeated, classes[index]).unflatten(0, (batch, dim, offsets.shape[1]))
+    repeated = CapsuleOutput(
+        output.scores[index], Capsules(changed.flatten(0, 2), output.capsules.activations[index])
+    )
+    return network.reconstruct(repeated, classes[index]).unflatten(
+        0, (batch, dim, offsets.shape[1])
+    )
 
 
-def change_of_rows(decoded: Float[Tensor, "batch dim offset channel height width"]) -> Float[Tensor, "batch dim"]:
+def change_of_rows(
+    decoded: Float[Tensor, "batch dim offset channel height width"],
+) -> Float[Tensor, "batch dim"]:
     """Return each component's mean squared pixel difference from the unchanged reconstruction in the middle."""
     middle = decoded[:, :, decoded.shape[2] // 2].unsqueeze(2)
     return (decoded - middle).square().flatten(2).mean(2)
 
 
 def perturbation_sheet(
-    network: Reconstructs, output: CapsuleOutput, label: int, *, names: Sequence[str] = (), steps: Steps = PAPER
+    network: Reconstructs,
+    output: CapsuleOutput,
+    label: int,
+    *,
+    names: Sequence[str] = (),
+    steps: Steps = PAPER,
 ) -> Figure:
     """Draw figure 4 for all components of one image's pose: a row for each component, a column for each offset.
 
@@ -80,7 +104,9 @@ def perturbation_sheet(
     (rows,) = perturbed_reconstructions(network, output, classes, steps)
     dimensions = [f"dimension {number}" for number in range(len(rows))]
     title = f"class {name_of_class(names, label)}: in each row, one dimension of the pose changed before decoding"
-    return offsets_grid(rows, dimensions, title, steps, note_on_decoder(rows[:1, len(steps.values) // 2]))
+    return offsets_grid(
+        rows, dimensions, title, steps, note_on_decoder(rows[:1, len(steps.values) // 2])
+    )
 
 
 def perturbation_figure(
@@ -104,10 +130,15 @@ def perturbation_figure(
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
     strongest = change.topk(min(rows, len(change))).indices
     chosen = strongest[classes[strongest].argsort()]
-    shown = [f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}" for number in chosen]
+    shown = [
+        f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}"
+        for number in chosen
+    ]
     pictures = decoded[chosen, dimensions[chosen]]
     title = "one dimension of the pose changed before decoding: of each class, the one that changes the image most"
-    return offsets_grid(pictures, shown, title, steps, note_on_decoder(pictures[:, len(steps.values) // 2]))
+    return offsets_grid(
+        pictures, shown, title, steps, note_on_decoder(pictures[:, len(steps.values) // 2])
+    )
 
 
 def example_of_each_class(output: CapsuleOutput, labels: Labels) -> dict[int, int]:
@@ -120,13 +151,21 @@ def example_of_each_class(output: CapsuleOutput, labels: Labels) -> dict[int, in
     return {int(classes[number]): number for number in (*recognised, *others)}
 
 
-def offsets_grid(pictures: Rows, rows: Sequence[str], title: str, steps: Steps = PAPER, note: str = "") -> Figure:
+def offsets_grid(
+    pictures: Rows, rows: Sequence[str], title: str, steps: Steps = PAPER, note: str = ""
+) -> Figure:
     """Draw rows of decoded images with a column for each offset; the middle column is unchanged."""
     captions = [f"{offset:+.2f}" if offset else "0" for offset in steps.values]
-    columns = [Column(caption, [*column]) for caption, column in zip(captions, pictures.unbind(1), strict=True)]
+    columns = [
+        Column(caption, [*column])
+        for caption, column in zip(captions, pictures.unbind(1), strict=True)
+    ]
     middle = len(steps.values) // 2
     groups = [
-        Group("subtracted" if steps.units is None else "standard deviations subtracted", columns[:middle]),
+        Group(
+            "subtracted" if steps.units is None else "standard deviations subtracted",
+            columns[:middle],
+        ),
         Group("unchanged", columns[middle : middle + 1]),
         Group("added", columns[middle + 1 :]),
     ]

@@ -19,7 +19,10 @@ from capsule_lab.analysis.axes import label_log_axis as label_log_axis
 from capsule_lab.analysis.axes import plain_label as plain_label
 from capsule_lab.analysis.axes import sequential_colours as sequential_colours
 
-_GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: gaps between pictures and between groups, in widths of a picture
+_GAP, _BETWEEN_GROUPS = (
+    0.08,
+    0.4,
+)  # ours: gaps between pictures and between groups, in widths of a picture
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
 _FRAME = "0.75"  # ours: grey frame, to separate pictures with white edges
 _FAINT = 0.2  # ours: pictures with a smaller range of pixels count as empty
@@ -46,7 +49,12 @@ class Group(NamedTuple):
 
 
 def picture_grid(
-    groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "", cell: float = _CELL
+    groups: Sequence[Group],
+    rows: Sequence[str],
+    *,
+    title: str = "",
+    note: str = "",
+    cell: float = _CELL,
 ) -> Figure:
     """Draw all pictures in one image, with gaps between groups of columns.
 
@@ -55,13 +63,19 @@ def picture_grid(
     names are at the left, the title above, the note below.
     """
     groups = [group for group in groups if group.columns]
-    columns = [column._replace(caption=wrapped(column.caption, cell)) for group in groups for column in group.columns]
+    columns = [
+        column._replace(caption=wrapped(column.caption, cell))
+        for group in groups
+        for column in group.columns
+    ]
     height, width = columns[0].pictures[0].shape[1:]
     group_of = [number for number, group in enumerate(groups) for _ in group.columns]
     apart, between = width + round(_GAP * width), round((_BETWEEN_GROUPS - _GAP) * width)
     lefts = [number * apart + group * between for number, group in enumerate(group_of)]
     pixel = cell / (width * (1 + _GAP))  # inches
-    under = round(height_of(wrapped(text, cell) for column in columns for text, _ in column.below) / pixel)
+    under = round(
+        height_of(wrapped(text, cell) for column in columns for text, _ in column.below) / pixel
+    )
     step = height + under + round(_GAP * width)
     mosaic = np.ones((len(rows) * step - round(_GAP * width), lefts[-1] + width, 3), np.float32)
     for left, column in zip(lefts, columns, strict=True):
@@ -74,15 +88,26 @@ def picture_grid(
     names = [wrapped(group.name, len(group.columns) * cell) for group in groups]
     title, note = wrapped(title, across), wrapped(note, across)
     below = height_of([note]) + MARGIN
-    size = (labels + across + MARGIN, below + down + captions + height_of(names) + height_of([title]) + MARGIN)
+    size = (
+        labels + across + MARGIN,
+        below + down + captions + height_of(names) + height_of([title]) + MARGIN,
+    )
     figure = Figure(figsize=size)
     axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
     axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
-    for corner in itertools.product([left - 0.5 for left in lefts], [row * step - 0.5 for row in range(len(rows))]):
-        frame = Rectangle(corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5)
+    for corner in itertools.product(
+        [left - 0.5 for left in lefts], [row * step - 0.5 for row in range(len(rows))]
+    ):
+        frame = Rectangle(
+            corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5
+        )
         axes.add_patch(frame)
     axes.xaxis.tick_top()
-    axes.set_xticks([left + (width - 1) / 2 for left in lefts], [column.caption for column in columns], size=SIZE)
+    axes.set_xticks(
+        [left + (width - 1) / 2 for left in lefts],
+        [column.caption for column in columns],
+        size=SIZE,
+    )
     for tick, column in zip(axes.get_xticklabels(), columns, strict=True):
         tick.set_color(column.colour)
     axes.set_yticks([row * step + (height - 1) / 2 for row in range(len(rows))], rows, size=SIZE)
@@ -97,8 +122,19 @@ def picture_grid(
         start, end = end, end + len(group.columns)
         middle, above = (lefts[start] + lefts[end - 1] + width - 1) / 2, 1 + captions / down
         x_in_pixels = axes.get_xaxis_transform()
-        axes.text(middle, above, name, transform=x_in_pixels, ha="center", va="bottom", size=SIZE, weight="bold")
-    axes.text(0.5, -MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=SIZE)
+        axes.text(
+            middle,
+            above,
+            name,
+            transform=x_in_pixels,
+            ha="center",
+            va="bottom",
+            size=SIZE,
+            weight="bold",
+        )
+    axes.text(
+        0.5, -MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=SIZE
+    )
     figure.suptitle(title, y=1 - MARGIN / 2 / size[1], va="top", size=SIZE + 1)
     return figure
 
@@ -106,7 +142,11 @@ def picture_grid(
 def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
     """Draw corresponding images, one row per name, in the last row's range, or in [0, 1] if that contains it."""
     last = [*rows.values()][-1]
-    low, high = (0.0, 1.0) if last.min() >= 0 and last.max() <= 1 else (float(last.min()), float(last.max()))
+    low, high = (
+        (0.0, 1.0)
+        if last.min() >= 0 and last.max() <= 1
+        else (float(last.min()), float(last.max()))
+    )
     columns = [
         Column("", [(picture - low) / max(high - low, 1e-12) for picture in pictures])
         for pictures in zip(*rows.values(), strict=True)
@@ -114,7 +154,9 @@ def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) 
     return picture_grid([Group("", columns)], [*rows])
 
 
-def panels(rows: int, columns: int, size: tuple[float, float], title: str, **options: Any) -> tuple[Figure, Any]:
+def panels(
+    rows: int, columns: int, size: tuple[float, float], title: str, **options: Any
+) -> tuple[Figure, Any]:
     """Return a figure with a title, of a size in inches, and its axes in rows and columns."""
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, size=9)

@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, name_of_class, note_on_decoder, picture_grid
+from capsule_lab.analysis.plotting import (
+    Column,
+    Group,
+    name_of_class,
+    note_on_decoder,
+    picture_grid,
+)
 from capsule_lab.functional import in_unit_range, predictions_by_label
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
@@ -23,7 +29,12 @@ Labels = Int64[Tensor, " batch"]
 
 @torch.no_grad()
 def reconstruction_sheet(
-    network: Reconstructs, output: CapsuleOutput, images: Images, labels: Labels, *, names: Sequence[str] = ()
+    network: Reconstructs,
+    output: CapsuleOutput,
+    images: Images,
+    labels: Labels,
+    *,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Draw two rows: the images, and the reconstructions from the predicted class's capsule.
 
@@ -59,16 +70,26 @@ def reconstruction_figure(
     """
     predictions = output.ranking.argmax(1)
     right = predictions == labels
-    good = sorted(first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number]))
+    good = sorted(
+        first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number])
+    )
     bad = (~right).nonzero().flatten()[:failures]
 
     def columns(numbers: Tensor, targets: Tensor, colour: str) -> list[Column]:
         decoded = network.reconstruct(select_images(output, numbers), targets)
         between = ",\n" if names else ", "  # names are long
-        captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
+        captions = zip(
+            labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True
+        )
         return [
-            Column(f"({between.join(name_of_class(names, label) for label in caption)})", pictures, colour)
-            for caption, *pictures in zip(captions, in_unit_range(images[numbers]), decoded, strict=True)
+            Column(
+                f"({between.join(name_of_class(names, label) for label in caption)})",
+                pictures,
+                colour,
+            )
+            for caption, *pictures in zip(
+                captions, in_unit_range(images[numbers]), decoded, strict=True
+            )
         ]
 
     both = torch.stack([labels[bad], predictions[bad]], 1).flatten()
@@ -78,7 +99,9 @@ def reconstruction_figure(
     ]
     failed = int((~right).sum()) or "none"
     note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
-    faint = note_on_decoder(torch.stack([column.pictures[1] for group in groups for column in group.columns]))
+    faint = note_on_decoder(
+        torch.stack([column.pictures[1] for group in groups for column in group.columns])
+    )
     return picture_grid(groups, _ROWS, note="\n".join(filter(None, [faint, note])))
 
 
@@ -104,8 +127,14 @@ def prediction_figure(
     pictures = in_unit_range(images[chosen])
 
     def text(number: int) -> str:
-        texts = ([name_of_class(names, label) for label in part[number].tolist()] for part in (labels, predictions))
-        return "\n".join(f"{word} {', '.join(text)}" for word, text in zip(("true", "predicted"), texts, strict=True))
+        texts = (
+            [name_of_class(names, label) for label in part[number].tolist()]
+            for part in (labels, predictions)
+        )
+        return "\n".join(
+            f"{word} {', '.join(text)}"
+            for word, text in zip(("true", "predicted"), texts, strict=True)
+        )
 
     below = [(text(number), "red" if wrong[number] else "black") for number in chosen]
     starts = range(min(side, len(chosen)))
@@ -128,4 +157,6 @@ def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> Cap
         raise ValueError("this output has no capsules to decode; expected the output of a CapsNet")
     poses, activations, logits = output.capsules
     capsules = Capsules(poses[index], activations[index], None if logits is None else logits[index])
-    return CapsuleOutput(output.scores[index], capsules, None if output.logits is None else output.logits[index])
+    return CapsuleOutput(
+        output.scores[index], capsules, None if output.logits is None else output.logits[index]
+    )

@@ -46,7 +46,9 @@ def overlaid_reconstructions(
 
 
 @torch.no_grad()
-def segmentation_sheet(network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs) -> Figure:
+def segmentation_sheet(
+    network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs
+) -> Figure:
     """Draw two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
 
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
@@ -54,7 +56,9 @@ def segmentation_sheet(network: Reconstructs, output: CapsuleOutput, images: Ima
     predictions = predictions_by_label(output.ranking, labels).tolist()
     cases = [Case(number, (first, second)) for number, (first, second) in enumerate(predictions)]
     columns = _columns(network, output, images, labels, cases)
-    return picture_grid([Group("", columns)], _ROWS, note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong")
+    return picture_grid(
+        [Group("", columns)], _ROWS, note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
+    )
 
 
 @torch.no_grad()
@@ -78,7 +82,10 @@ def segmentation_figure(
         output.ranking, labels, overlap(parts),
         correct=correct, overlapping=overlapping, controls=controls, failures=failures,
     )  # fmt: skip
-    groups = [Group(name, _columns(network, output, images, labels, cases)) for name, cases in chosen.items()]
+    groups = [
+        Group(name, _columns(network, output, images, labels, cases))
+        for name, cases in chosen.items()
+    ]
     failed = int((predictions_by_label(output.ranking, labels) != labels).any(1).sum()) or "none"
     note = (
         f"L: labels; R: what is {_COLOURS}\n"
@@ -89,7 +96,14 @@ def segmentation_figure(
 
 
 def choose_cases(
-    scores: Scores, labels: Pairs, overlaps: Overlaps, *, correct: int, overlapping: int, controls: int, failures: int
+    scores: Scores,
+    labels: Pairs,
+    overlaps: Overlaps,
+    *,
+    correct: int,
+    overlapping: int,
+    controls: int,
+    failures: int,
 ) -> dict[str, list[Case]]:
     """Return the columns of figure 5 in groups; no image is in two groups.
 
@@ -104,7 +118,9 @@ def choose_cases(
     """
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
-    true, predicted = ([(first, second) for first, second in pairs.tolist()] for pairs in (labels, predictions))
+    true, predicted = (
+        [(first, second) for first, second in pairs.tolist()] for pairs in (labels, predictions)
+    )
     good = right.nonzero().flatten().tolist()
     hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
     others = [number for number in good if number not in hardest]
@@ -116,7 +132,9 @@ def choose_cases(
         "overlapping most": [Case(number, true[number]) for number in hardest],
         "wrong class *": [Case(number, (true[number][0], third[number]), "*") for number in wrong],
         "not recognised": [
-            case for number in bad for case in (Case(number, true[number]), Case(number, predicted[number], "(P)"))
+            case
+            for number in bad
+            for case in (Case(number, true[number]), Case(number, predicted[number], "(P)"))
         ],
     }
 
@@ -131,7 +149,9 @@ def _columns(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs, cases: list[Case]
 ) -> list[Column]:
     numbers = torch.tensor([case.image for case in cases], dtype=torch.int64, device=labels.device)
-    classes = torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)
+    classes = (
+        torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)
+    )
     decoded = overlaid_reconstructions(network, select_images(output, numbers), classes)
     composites = images[numbers].mean(1, keepdim=True).expand_as(decoded)
     columns = []

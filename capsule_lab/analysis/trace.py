@@ -41,7 +41,9 @@ class ChildGrid(NamedTuple):
         child = torch.arange(self.types * self.height * self.width)
         return child // (self.height * self.width) if self.by_type else child % self.types
 
-    def at_positions(self, values: Float[Tensor, "*shape child"]) -> Float[Tensor, "*shape type height width"]:
+    def at_positions(
+        self, values: Float[Tensor, "*shape child"]
+    ) -> Float[Tensor, "*shape type height width"]:
         """Arrange values of the children on a grid for each type."""
         if self.by_type:
             return values.unflatten(-1, (self.types, self.height, self.width))
@@ -91,7 +93,9 @@ class LayerTrace:
         if self.windows is None:
             return None
         windows = self.windows
-        sees = torch.zeros(windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device)
+        sees = torch.zeros(
+            windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device
+        )
         sees.scatter_(0, windows.child.t(), True)
         return sees[self.inner].repeat_interleave(self.iterations[0].couplings.shape[2], 1)
 
@@ -104,7 +108,9 @@ class LayerTrace:
         if votes.plain_poses is None:
             return votes.weight
         plain = votes.plain_poses.shape[2]
-        rows = math.isqrt(votes.poses.shape[2] - plain)  # see functional.add_to_votes: a pose M becomes [M 1]
+        rows = math.isqrt(
+            votes.poses.shape[2] - plain
+        )  # see functional.add_to_votes: a pose M becomes [M 1]
         return votes.weight[:, : plain // rows]
 
     @torch.no_grad()
@@ -129,14 +135,18 @@ class LayerTrace:
         images = []
         for by_window in couplings.split(windows.positions):
             every = couplings.new_zeros(windows.positions, windows.child_count, types)
-            by_child = every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)  # [child parent]
+            by_child = (
+                every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)
+            )  # [child parent]
             images.append(by_child[chosen])
         return torch.stack(images)
 
     def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
         """Return the mass of each parent of the layer, ``sum_i a_i R_ij``."""
         couplings = self.iterations[iteration].couplings
-        return torch.einsum("bij,bi->bj", couplings, self.present).reshape(self.parents.activations.shape)
+        return torch.einsum("bij,bi->bj", couplings, self.present).reshape(
+            self.parents.activations.shape
+        )
 
 
 def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
@@ -144,10 +154,15 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     first = traces[0]
     votes: list[Any] = [trace.given for trace in traces]
     inputs = (
-        Votes(*joined(*votes))._replace(weight=votes[0].weight) if isinstance(first.given, Votes) else torch.cat(votes)
+        Votes(*joined(*votes))._replace(weight=votes[0].weight)
+        if isinstance(first.given, Votes)
+        else torch.cat(votes)
     )
     numbered = zip(*(trace.iterations for trace in traces), strict=True)
-    iterations = (RoutingTrace(same[0].iteration, *joined(*(record[1:] for record in same))) for same in numbered)
+    iterations = (
+        RoutingTrace(same[0].iteration, *joined(*(record[1:] for record in same)))
+        for same in numbered
+    )
     return replace(
         first,
         iterations=tuple(iterations),
@@ -170,7 +185,9 @@ def joined_outputs(outputs: Sequence[CapsuleOutput]) -> CapsuleOutput:
 
 def joined(*records: Sequence[Tensor | None]) -> Any:
     """Concatenate each field of several records; ``None`` for a field that they do not have."""
-    return [None if column[0] is None else torch.cat(column) for column in zip(*records, strict=True)]
+    return [
+        None if column[0] is None else torch.cat(column) for column in zip(*records, strict=True)
+    ]
 
 
 class _LayerHooks:
@@ -178,12 +195,24 @@ class _LayerHooks:
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
         self.layer, self.routing = layer, routing
-        self.windows = next((module for module in layer.children() if isinstance(module, Windows)), None)
+        self.windows = next(
+            (module for module in layer.children() if isinstance(module, Windows)), None
+        )
         self.iterations: list[RoutingTrace] = []
         self.kept: dict[str, Any] = {}
-        stack.callback(routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
-        stack.callback(layer.register_forward_pre_hook(lambda _, inputs: self.kept.update(children=inputs)).remove)
-        stack.callback(layer.register_forward_hook(lambda _, __, output: self.kept.update(parents=output)).remove)
+        stack.callback(
+            routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove
+        )
+        stack.callback(
+            layer.register_forward_pre_hook(
+                lambda _, inputs: self.kept.update(children=inputs)
+            ).remove
+        )
+        stack.callback(
+            layer.register_forward_hook(
+                lambda _, __, output: self.kept.update(parents=output)
+            ).remove
+        )
 
     def _keep_inputs(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self.kept["inputs"] = inputs
@@ -200,7 +229,9 @@ class _LayerHooks:
         """Return the trace; ``below`` is the layer below: its grid size, and whether it is ordered by type."""
         if not self.iterations:
             name = type(self.routing).__name__
-            raise ValueError(f"{name} does not call on_iteration; expected a routing that does after each iteration")
+            raise ValueError(
+                f"{name} does not call on_iteration; expected a routing that does after each iteration"
+            )
         votes, *others = self.kept["inputs"]
         poses, *activations = self.kept["children"]
         parents: Capsules = self.kept["parents"]
@@ -209,12 +240,23 @@ class _LayerHooks:
         children = poses_or_votes.shape[1] if self.windows is None else poses.shape[1]
         child_grid = None
         if (height, width) != (1, 1) and children % (height * width) == 0:
-            by_type = by_type and isinstance(self.layer, DenseCapsules)  # other layers receive them by position
+            by_type = by_type and isinstance(
+                self.layer, DenseCapsules
+            )  # other layers receive them by position
             child_grid = ChildGrid(height, width, children // (height * width), by_type)
-        present = others[0] if others and others[0] is not None else poses_or_votes.new_ones(poses_or_votes.shape[:2])
+        present = (
+            others[0]
+            if others and others[0] is not None
+            else poses_or_votes.new_ones(poses_or_votes.shape[:2])
+        )
         of_children = activations[0] if activations and activations[0] is not None else present
-        if self.windows is None and present.shape[1] != of_children.shape[1]:  # computed from several capsules
-            poses, of_children = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2), present
+        if (
+            self.windows is None and present.shape[1] != of_children.shape[1]
+        ):  # computed from several capsules
+            poses, of_children = (
+                votes.child_poses if isinstance(votes, Votes) else votes.flatten(2),
+                present,
+            )
         *before, last = self.iterations
         rows = last.couplings.shape[0], last.couplings.shape[2]
         logits = None if parents.logits is None else parents.logits.reshape(rows)
@@ -244,13 +286,17 @@ def trace(
     sizes, by_type = [(1, 1)], False
     with ExitStack() as stack:
         for name, layer in network.capsule_layers().items():
-            routing = next((module for module in layer.modules() if isinstance(module, AbstractRouting)), None)
+            routing = next(
+                (module for module in layer.modules() if isinstance(module, AbstractRouting)), None
+            )
             if routing is not None:
                 hooks[name] = _LayerHooks(layer, routing, stack)
                 continue
             sizes, by_type = [(1, 1)], isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
             for conv in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
-                keep = partial(lambda sizes, _, __, features: sizes.append((*features.shape[2:],)), sizes)
+                keep = partial(
+                    lambda sizes, _, __, features: sizes.append((*features.shape[2:],)), sizes
+                )
                 stack.callback(conv.register_forward_hook(keep).remove)
         output = network.forward(images)  # not the compiled call, which runs no hooks
     traces, below = {}, (sizes[-1], by_type)

@@ -2,12 +2,30 @@
 
 from capsule_lab.callbacks.at_equal_error import AtEqualError
 from capsule_lab.callbacks.averaged_weights import AveragedWeights
-from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
+from capsule_lab.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    EmbedConfig,
+    LastCheckpoint,
+    pause_at,
+)
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstructions
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
-from capsule_lab.callbacks.loggers import MLflow, Trackio, WeightsAndBiases, close_loggers, log_run_facts, with_names
-from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats, StepMetrics
+from capsule_lab.callbacks.loggers import (
+    MLflow,
+    Trackio,
+    WeightsAndBiases,
+    close_loggers,
+    log_run_facts,
+    with_names,
+)
+from capsule_lab.callbacks.monitoring import (
+    NonFiniteError,
+    NonFiniteGuard,
+    RoutingStats,
+    StepMetrics,
+)
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached

@@ -25,9 +25,13 @@ class AtEqualError(L.Callback):
     made equal; ``other`` is the one that is compared.
     """
 
-    def __init__(self, levels: Sequence[float], *, first: str = "val/error", other: str = "novel_val/error") -> None:
+    def __init__(
+        self, levels: Sequence[float], *, first: str = "val/error", other: str = "novel_val/error"
+    ) -> None:
         if not levels:
-            raise ValueError("levels is empty; expected percentages of the error that is made equal, such as [15, 10]")
+            raise ValueError(
+                "levels is empty; expected percentages of the error that is made equal, such as [15, 10]"
+            )
         for level in levels:
             check_number("levels", level, above=0, below=100)
         self.levels = {f"{level:g}": float(level) for level in levels}
@@ -44,7 +48,9 @@ class AtEqualError(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        missing = [name for name in (self.first, self.other) if name not in trainer.callback_metrics]
+        missing = [
+            name for name in (self.first, self.other) if name not in trainer.callback_metrics
+        ]
         if missing:
             raise ValueError(
                 f"this run does not log {missing[0]}, which callbacks.at_equal_error compares; expected some of "

@@ -38,7 +38,9 @@ class AveragedWeights(WeightAveraging):
         start: when the average begins, such as ``"3/4 run"``; ``None`` means the first step.
     """
 
-    def __init__(self, decay: float | None = 0.999, start: Duration | None = None) -> None:  # 0.999: torch's default
+    def __init__(
+        self, decay: float | None = 0.999, start: Duration | None = None
+    ) -> None:  # 0.999: torch's default
         check_number("decay", 0 if decay is None else decay, 0, below=1)
         if start is not None:
             duration_in_steps(start, steps_per_epoch=1, total_steps=1)
@@ -58,7 +60,9 @@ class AveragedWeights(WeightAveraging):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and step_idx >= self.first_step
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *step: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *step: Any
+    ) -> None:
         if self.has_average and cast(AbstractModule, pl_module).step_graphs.enabled:
             self._replay(trainer, pl_module)
             return
@@ -71,7 +75,9 @@ class AveragedWeights(WeightAveraging):
             return
         if self._update is None:
             assert self._average_model is not None
-            update = functools.partial(_update, self._average_model, pl_module, self._kwargs["multi_avg_fn"])
+            update = functools.partial(
+                _update, self._average_model, pl_module, self._kwargs["multi_avg_fn"]
+            )
             self._update = Replayed("the average of the weights", update)
         self._update(())
         self._latest_update_step = trainer.global_step
@@ -93,25 +99,35 @@ class AveragedWeights(WeightAveraging):
         self.has_average = False
         self._update = None
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self.has_average:
             super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Restore the average in ``fit``, if the checkpoint has one; a test uses the weights in ``state_dict``."""
         if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
             self.has_average = True
 
 
-def _update(average: AveragedModel, module: nn.Module, function: Callable[..., None], _: tuple[()]) -> tuple[()]:
+def _update(
+    average: AveragedModel, module: nn.Module, function: Callable[..., None], _: tuple[()]
+) -> tuple[()]:
     """Do what ``AveragedModel.update_parameters`` does after its first call, which reads a number of the device."""
     averages = [*average.module.parameters(), *average.module.buffers()]
     weights = [*module.parameters(), *module.buffers()]
     with torch.no_grad():
         for dtype in dict.fromkeys(weight.dtype for weight in weights):
             pairs = [pair for pair in zip(averages, weights, strict=True) if pair[1].dtype == dtype]
-            function([one.detach() for one, _ in pairs], [other.detach() for _, other in pairs], average.n_averaged)
+            function(
+                [one.detach() for one, _ in pairs],
+                [other.detach() for _, other in pairs],
+                average.n_averaged,
+            )
         average.n_averaged += 1
     return ()
 
@@ -122,7 +138,9 @@ def _equal(averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None
         average.copy_(average + (weight - average) / (steps + 1))
 
 
-def _exponential(decay: float, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
+def _exponential(
+    decay: float, averages: list[Tensor], weights: list[Tensor], steps: Tensor
+) -> None:
     """Update all averages of one type at once, which takes an eighth of the time of one after another."""
     stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # on tensors: does not wait for a GPU
     if averages[0].is_floating_point():

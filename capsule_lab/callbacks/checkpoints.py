@@ -37,12 +37,16 @@ log = logging.getLogger(__name__)
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint completely or not at all; Lightning's writer may leave a truncated file."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         with writing(Path(path)), atomically(Path(path)) as temporary:
             try:
                 torch.save(checkpoint, temporary)
             except RuntimeError as error:  # from torch's writer, which gives no reason
-                raise OSError("torch's writer failed, possibly due to a full disk or a limit of file sizes") from error
+                raise OSError(
+                    "torch's writer failed, possibly due to a full disk or a limit of file sizes"
+                ) from error
 
 
 class EmbedConfig(Callback):
@@ -54,7 +58,11 @@ class EmbedConfig(Callback):
     """
 
     def __init__(
-        self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec, input_form: dict[str, Any]
+        self,
+        config: DictConfig,
+        provenance: dict[str, Any],
+        spec: DataSpec,
+        input_form: dict[str, Any],
     ) -> None:
         self.config = config
         self.provenance = provenance
@@ -79,7 +87,9 @@ class EmbedConfig(Callback):
     @property
     def cpu_seconds(self) -> float:
         """CPU time so far, summed over threads and interruptions; other work on the machine hardly affects it."""
-        return self.cpu_seconds_before + (time.process_time() - self.cpu_start_time if self.start_time else 0)
+        return self.cpu_seconds_before + (
+            time.process_time() - self.cpu_start_time if self.start_time else 0
+        )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.start_time, self.cpu_start_time = time.monotonic(), time.process_time()
@@ -100,9 +110,13 @@ class EmbedConfig(Callback):
         self.epoch_ends = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.epoch_ends = True  # before other callbacks save: Lightning logs the epoch after this hook
+        self.epoch_ends = (
+            True  # before other callbacks save: Lightning logs the epoch after this hook
+        )
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["capsule_lab"] = self.record(trainer)
 
     def record(self, trainer: L.Trainer) -> dict[str, Any]:
@@ -125,7 +139,9 @@ class EmbedConfig(Callback):
             "trained_with": self.trained_with,
         }
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.state.fn != "fit":
             return  # in a test, the weights may be older than the end of training
         record = checkpoint["capsule_lab"]
@@ -139,8 +155,13 @@ class EmbedConfig(Callback):
                 "training began on %s threads and continues on %s, which rounds sums differently: results differ in "
                 "their last bits; set OMP_NUM_THREADS=%s to continue exactly", self.threads, current, self.threads,
             )  # fmt: skip
-        for table in _tables(trainer):  # a run that continues in another directory begins new tables
-            if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
+        for table in _tables(
+            trainer
+        ):  # a run that continues in another directory begins new tables
+            if (
+                directory_of(Path(str(trainer.ckpt_path)))
+                == Path(trainer.default_root_dir).absolute()
+            ):
                 table.restore(record["curves"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -196,10 +217,19 @@ class LastCheckpoint(Checkpoint):
             raise PauseError
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
-        is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(trainer)
-        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: rare communication
+        is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(
+            trainer
+        )
+        in_turn = (
+            trainer.world_size == 1 or trainer.global_step % 10 == 0
+        )  # ours: rare communication
         if is_between and in_turn:
             if self._is_due(trainer, 60 * self.every_minutes):
                 self._save(trainer)
@@ -208,7 +238,9 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # not after the last epoch, from which a run would not resume to its end: `on_train_end` saves
         is_last = trainer.should_stop or 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
-        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last:  # ours: sooner after an epoch
+        if (
+            self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last
+        ):  # ours: sooner after an epoch
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -223,12 +255,16 @@ class LastCheckpoint(Checkpoint):
         self._stop_if_requested(trainer)
 
     def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if self.completes_test or trainer.world_size > 1:  # several ranks may have different numbers of batches
+        if (
+            self.completes_test or trainer.world_size > 1
+        ):  # several ranks may have different numbers of batches
             return
         if self._time_is_over():
             raise PauseError
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self.signals.restore()
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
@@ -269,7 +305,11 @@ def pause_at(trainer: L.Trainer, deadline: float, *, completes_test: bool = Fals
 
     The current step, and a validation that follows it, are completed; with ``completes_test`` also a test.
     """
-    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
+    savers = [
+        callback
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, LastCheckpoint)
+    ]
     if not savers:
         raise ConfigError(
             "trainer.max_time is set, but no callback saves the run at this time; expected callbacks.last"
@@ -284,4 +324,8 @@ def _path(trainer: L.Trainer) -> Path:
 
 def _any_rank(trainer: L.Trainer, value: bool) -> bool:
     """Return whether ``value`` is true in any process of the run."""
-    return value if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(value, all=False)
+    return (
+        value
+        if trainer.world_size == 1
+        else trainer.strategy.reduce_boolean_decision(value, all=False)
+    )

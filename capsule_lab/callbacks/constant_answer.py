@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_ROWS = 1000  # ours: images that represent the frequencies of classes for a loss that takes no shares
+_ROWS = (
+    1000  # ours: images that represent the frequencies of classes for a loss that takes no shares
+)
 _STEPS = 100  # ours: L-BFGS needs about ten
 
 
@@ -27,12 +29,18 @@ def loss_of_constant(
         labels = torch.arange(len(counts)).repeat_interleave(counts)
         total = loss(scores.expand(len(labels), -1), labels)
         one, two = (loss(scores.expand(size, -1), labels[:1].expand(size)) for size in (1, 2))
-        is_sum = bool(two > 1.5 * one)  # 1.5: between a mean over the batch, which is equal, and twice as much
+        is_sum = bool(
+            two > 1.5 * one
+        )  # 1.5: between a mean over the batch, which is equal, and twice as much
         return total * batch_size / len(labels) if is_sum else total
 
 
 def best_constant_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], frequencies: Tensor, batch_size: int = 1, *, logits: bool = False
+    loss: Callable[[Tensor, Tensor], Tensor],
+    frequencies: Tensor,
+    batch_size: int = 1,
+    *,
+    logits: bool = False,
 ) -> float:
     """Return the smallest loss of an answer that does not depend on the image, found numerically.
 

@@ -16,7 +16,11 @@ from matplotlib.figure import Figure
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from capsule_lab.analysis.plotting import add_heading, image_rows, name_of_class
-from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_sheet, select_images
+from capsule_lab.analysis.reconstructions import (
+    prediction_figure,
+    reconstruction_sheet,
+    select_images,
+)
 from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.callbacks.loggers import Trackio
 from capsule_lab.errors import check_number
@@ -38,7 +42,13 @@ class Reconstructions(Callback):
         self.images = images
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        number: int,
+        loader: int = 0,
     ) -> None:
         network = pl_module.network
         if number or loader or trainer.sanity_checking or not trainer.is_global_zero:
@@ -55,7 +65,11 @@ class Reconstructions(Callback):
 
 
 def first_reconstructions(
-    network: Reconstructs, output: CapsuleOutput, batch: Batch, images: int, names: Sequence[str] = ()
+    network: Reconstructs,
+    output: CapsuleOutput,
+    batch: Batch,
+    images: int,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Draw the first images of a batch above the reconstructions from their predictions; for two digits, both."""
     batch_images, labels = batch.images[:images], batch.labels[:images]
@@ -69,10 +83,22 @@ class DrawnPairs(Reconstructions):
     """Draws the first validation pairs: the first image, the network's output, and the second image."""
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        number: int,
+        loader: int = 0,
     ) -> None:
         drawn = getattr(outputs["output"], "images", None)
-        if number or loader or trainer.sanity_checking or not trainer.is_global_zero or drawn is None:
+        if (
+            number
+            or loader
+            or trainer.sanity_checking
+            or not trainer.is_global_zero
+            or drawn is None
+        ):
             return
         rows = {"first image": batch.images, "drawn": drawn, "second image": batch.targets}
         figure = image_rows({name: images[: self.images] for name, images in rows.items()})
@@ -92,7 +118,9 @@ class ConfusionMatrix(Callback):
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
         ranking = getattr(outputs["output"], "ranking", None)
         if batch.labels.ndim == 1 and ranking is not None:
-            self.matrix = self.matrix or MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
+            self.matrix = self.matrix or MulticlassConfusionMatrix(
+                ranking.shape[1], validate_args=False
+            )
             self.matrix.to(pl_module.device).update(ranking, batch.labels)
 
     def _draw(self, trainer: L.Trainer, split: str) -> None:
@@ -107,12 +135,20 @@ class ConfusionMatrix(Callback):
         self.matrix.reset()
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        number: int,
+        loader: int = 0,
     ) -> None:
         if not loader:
             self._update(pl_module, outputs, batch)
 
-    def on_test_batch_end(self, _: Any, pl_module: L.LightningModule, outputs: Any, batch: Batch, *more: Any) -> None:
+    def on_test_batch_end(
+        self, _: Any, pl_module: L.LightningModule, outputs: Any, batch: Batch, *more: Any
+    ) -> None:
         self._update(pl_module, outputs, batch)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -126,7 +162,14 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     """Draw a confusion matrix, rows by true class. scikit-learn's drawing needs an import of 0.7 seconds."""
     axis.imshow(counts, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
-        axis.text(column, row, str(count), ha="center", va="center", color="w" if 2 * count > counts.max() else "k")
+        axis.text(
+            column,
+            row,
+            str(count),
+            ha="center",
+            va="center",
+            color="w" if 2 * count > counts.max() else "k",
+        )
     names = [name_of_class(classes, label) for label in range(len(counts))]
     axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)
@@ -135,7 +178,10 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
     """Add a heading with run, split and data, and call ``keep_figure``; ``name`` is ``<split>/<what>``."""
-    run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
+    run, data = (
+        Path(trainer.default_root_dir).name,
+        short_name(cast(Any, trainer).datamodule.provenance),
+    )
     if name.startswith("val/"):
         heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
     else:

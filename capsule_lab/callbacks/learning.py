@@ -55,16 +55,28 @@ class LearningDiagnostics(Callback):
         self.found: dict[str, float] = {}  # measured before the step
         self.before: dict[str, Tensor] = {}
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
-        if trainer.global_step % self.every_n_steps or self.step is not None:  # another batch of the same step
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
+    ) -> None:
+        if (
+            trainer.global_step % self.every_n_steps or self.step is not None
+        ):  # another batch of the same step
             return
         batch = first_images(batch, self.images)
         network, loss = cast(Any, pl_module).network, _loss_on(pl_module, batch)
-        gradient = measures.measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
-        layers = measures.measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
+        gradient = measures.measure_gradient(
+            network, loss, relative_change=self.relative_change, changes=self.changes
+        )
+        layers = (
+            measures.measure_layers(network, batch.images)
+            if isinstance(network, AbstractCapsuleNetwork)
+            else {}
+        )
         self.step, self.found = trainer.global_step, measures.quantities(gradient, layers)
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
         if self.step is not None and trainer.is_global_zero:
             parameters = cast(Any, pl_module).network.named_parameters()
             self.before = {name: parameter.detach().clone() for name, parameter in parameters}
@@ -74,15 +86,22 @@ class LearningDiagnostics(Callback):
             return
         if trainer.is_global_zero:
             parameters = cast(Any, pl_module).network.named_parameters()
-            steps = measures.relative_steps(self.before, {name: parameter.detach() for name, parameter in parameters})
-            row = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
+            steps = measures.relative_steps(
+                self.before, {name: parameter.detach() for name, parameter in parameters}
+            )
+            row = {
+                **self.found,
+                **{f"relative_step_{name}": value for name, value in steps.items()},
+            }
             self.rows.append({"step": self.step, **row})
             import pandas as pd  # takes a moment, and few runs measure
 
             text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
             write_text(Path(trainer.default_root_dir) / "learning.csv", text)
             for logger in trainer.loggers:
-                logger.log_metrics({f"learning/{name}": value for name, value in row.items()}, logged_step(trainer))
+                logger.log_metrics(
+                    {f"learning/{name}": value for name, value in row.items()}, logged_step(trainer)
+                )
         self.step, self.before = None, {}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,17 +126,25 @@ class VarianceFloor(Callback):
     ``images`` through a copy of the network; it does not affect training.
     """
 
-    def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second; all capsules contribute to the median
+    def __init__(
+        self, images: int = 8
+    ) -> None:  # ours: a tenth of a second; all capsules contribute to the median
         check_number("images", images, 2)
         self.images = images
         self.checked = False
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
+    ) -> None:
         first, self.checked = not self.checked and trainer.global_step == 0, True
         network = cast(Any, pl_module).network
         if not first or not isinstance(network, AbstractCapsuleNetwork):
             return
-        if any(measures.min_variance(module) for module in network.modules() if isinstance(module, AbstractRouting)):
+        if any(
+            measures.min_variance(module)
+            for module in network.modules()
+            if isinstance(module, AbstractRouting)
+        ):
             # in all processes: layers may communicate
             layers = measures.measure_layers(network, batch.images[: self.images])
             for warning in measures.floor_warnings(layers):
@@ -128,7 +155,12 @@ class VarianceFloor(Callback):
 def first_images(batch: Batch, images: int) -> Batch:
     """Return the first images of a batch with their other fields; half precision is converted to float32."""
     cut: list[Any] = [values if values is None else values[:images] for values in batch]
-    return Batch(*(values if values is None or values.dtype not in HALF else values.float() for values in cut))
+    return Batch(
+        *(
+            values if values is None or values.dtype not in HALF else values.float()
+            for values in cut
+        )
+    )
 
 
 def _loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:

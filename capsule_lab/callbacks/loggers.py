@@ -33,7 +33,11 @@ _LONGEST_IN_FILE = 1000  # ours: bytes; the name of a folder and a few digits
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
     """Return tags for model, data, routing (if there is one), source of the data, and seed."""
     targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
-    named = {key: node["_target_"].rpartition(".")[2] for key, node in targets.items() if node is not None}
+    named = {
+        key: node["_target_"].rpartition(".")[2]
+        for key, node in targets.items()
+        if node is not None
+    }
     facts = {"source": str(provenance["source"]), "seed": str(config.seed)}
     return {**named, "data": named["data"].removesuffix("DataModule"), **facts}
 
@@ -45,9 +49,13 @@ def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) ->
     """
     named = config.copy()
     changes = [
-        entry for entry in overrides if not entry.startswith(("model=", "data=", "seed=", "logger", "callbacks"))
+        entry
+        for entry in overrides
+        if not entry.startswith(("model=", "data=", "seed=", "logger", "callbacks"))
     ]
-    changes.sort(key=lambda override: "." in override.partition("=")[0])  # the routing before its options
+    changes.sort(
+        key=lambda override: "." in override.partition("=")[0]
+    )  # the routing before its options
     name = " ".join([directory.name.partition(f"-{hash_in(directory)}")[0], *changes])
     for options in (named.get("logger") or {}).values():
         if options and options.get("name", "") is None:
@@ -79,7 +87,10 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
         import wandb
 
         if wandb.run is not None and wandb.run.offline:
-            log.info("to upload this run to W&B: wandb sync %s", shlex.quote(str(Path(wandb.run.dir).parent)))
+            log.info(
+                "to upload this run to W&B: wandb sync %s",
+                shlex.quote(str(Path(wandb.run.dir).parent)),
+            )
         wandb.finish(exit_code=int(failed))
 
 
@@ -116,7 +127,9 @@ class MLflow(MLFlowLogger):
         job_type: str | None = None,
     ) -> None:
         if find_spec("mlflow") is None:
-            raise ValueError("logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'")
+            raise ValueError(
+                "logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'"
+            )
         _check_server(tracking_uri)
         self.file = Path(save_dir) / "mlflow_run"
         self.continues = self.file.is_file()
@@ -138,7 +151,9 @@ class MLflow(MLFlowLogger):
         import mlflow
 
         mlflow.set_tracking_uri(self.tracking_uri)
-        mlflow.set_experiment(self.experiment_name)  # Lightning fails when two runs create it at once
+        mlflow.set_experiment(
+            self.experiment_name
+        )  # Lightning fails when two runs create it at once
         client = super().experiment
         self.opened = True  # run_id uses the client
         with atomically(self.file) as temporary:
@@ -165,14 +180,24 @@ class Trackio(Logger):
     """
 
     def __init__(
-        self, save_dir: str, project: str = "capsule-lab", group: str | None = None, job_type: str | None = None
+        self,
+        save_dir: str,
+        project: str = "capsule-lab",
+        group: str | None = None,
+        job_type: str | None = None,
     ) -> None:
         if find_spec("trackio") is None:
-            raise ValueError("logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'")
+            raise ValueError(
+                "logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'"
+            )
         super().__init__()
         self.file, self.project, self.group = Path(save_dir) / "trackio_run", project, group
         self.continues = self.file.is_file()
-        self.run_name = _read_name(self.file) if self.continues else f"{self.file.parent.name}-{secrets.token_hex(3)}"
+        self.run_name = (
+            _read_name(self.file)
+            if self.continues
+            else f"{self.file.parent.name}-{secrets.token_hex(3)}"
+        )
         self.config: dict[str, Any] = {"row": job_type} if job_type else {}
         self.opened: Any = None
 
@@ -195,7 +220,12 @@ class Trackio(Logger):
 
             resume = "allow" if self.continues else "never"
             self.opened = trackio.init(
-                self.project, self.run_name, self.group, config=self.config, resume=resume, embed=False
+                self.project,
+                self.run_name,
+                self.group,
+                config=self.config,
+                resume=resume,
+                embed=False,
             )
             self.continues = True  # training, test and figures open it one after another
             with atomically(self.file) as temporary:
@@ -226,7 +256,9 @@ def _read_name(file: Path) -> str:
         name = read_regular(file, inside=file.parent, most=_LONGEST_IN_FILE).decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise ValueError(f"{file} cannot be read ({reason}); remove it, and a new run starts there") from error
+        raise ValueError(
+            f"{file} cannot be read ({reason}); remove it, and a new run starts there"
+        ) from error
     return name
 
 
@@ -237,7 +269,9 @@ def _check_server(uri: str) -> None:
     if parts.scheme not in ports:
         return
     try:
-        socket.create_connection((str(parts.hostname), parts.port or ports[parts.scheme]), timeout=10).close()
+        socket.create_connection(
+            (str(parts.hostname), parts.port or ports[parts.scheme]), timeout=10
+        ).close()
     except OSError as error:
         raise ValueError(
             f"no MLflow server responds at {uri} ({error}); start one (mlflow server --backend-store-uri "

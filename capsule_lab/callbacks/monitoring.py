@@ -42,14 +42,22 @@ class NonFiniteGuard(Callback):
         self.pending: list[tuple[int, dict[str, Tensor]]] = []
         self.copies = HostCopies()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
-        self.pending.append((trainer.global_step, {name: value.detach() for name, value in outputs.items()}))
-        every = self.every_n_steps or (1 if pl_module.device.type == "cpu" else 50)  # ours: as often as Lightning logs
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        self.pending.append(
+            (trainer.global_step, {name: value.detach() for name, value in outputs.items()})
+        )
+        every = self.every_n_steps or (
+            1 if pl_module.device.type == "cpu" else 50
+        )  # ours: as often as Lightning logs
         if len(self.pending) >= every:
             self._copy()
         self._check(wait=False)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._check(wait=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -58,18 +66,26 @@ class NonFiniteGuard(Callback):
     def _copy(self) -> None:
         names = [(step, name) for step, terms in self.pending for name in terms]
         if names:
-            self.copies.add(names, torch.stack([value for _, terms in self.pending for value in terms.values()]))
+            self.copies.add(
+                names, torch.stack([value for _, terms in self.pending for value in terms.values()])
+            )
         self.pending = []
 
     def _check(self, *, wait: bool) -> None:
         if wait:
             self._copy()
         for names, values in self.copies.read(wait=wait):
-            wrong = [(*at, value) for at, value in zip(names, values, strict=True) if not math.isfinite(value)]
+            wrong = [
+                (*at, value)
+                for at, value in zip(names, values, strict=True)
+                if not math.isfinite(value)
+            ]
             if wrong:
                 self.pending, self.copies = [], HostCopies()
                 of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-                name, value = next((metric for metric in of_step if metric[0] != "loss"), of_step[0])  # rather a term
+                name, value = next(
+                    (metric for metric in of_step if metric[0] != "loss"), of_step[0]
+                )  # rather a term
                 raise NonFiniteError(
                     f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
                     "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written after this "
@@ -92,16 +108,27 @@ class StepMetrics(Callback):
         self.before: list[float] = []  # the sums of the epoch at the last logged step
         self.copies = HostCopies()
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
         every = cast(Any, trainer).log_every_n_steps  # an attribute that the Trainer sets
-        if trainer.loggers and trainer.is_global_zero and every and (trainer.global_step + 1) % every == 0:
-            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+        if (
+            trainer.loggers
+            and trainer.is_global_zero
+            and every
+            and (trainer.global_step + 1) % every == 0
+        ):
+            gradients = [
+                parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
+            ]
             self.norm = nn.utils.get_total_norm(gradients)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.norm is not None:
             module = cast(AbstractModule, pl_module)
-            schedules = {f"schedule/{name}": value for name, value in module.schedule_values().items()}
+            schedules = {
+                f"schedule/{name}": value for name, value in module.schedule_values().items()
+            }
             known = {"epoch": float(trainer.current_epoch), **schedules}
             values = torch.cat([self.norm.float().reshape(1), module.metrics.sums("train")])
             self.copies.add((logged_step(trainer), known), values)
@@ -119,7 +146,9 @@ class StepMetrics(Callback):
                 logger.log_metrics(metrics, step)
 
     def _since_last_point(self, sums: list[float]) -> list[float]:
-        return [now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)]
+        return [
+            now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)
+        ]
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
@@ -128,13 +157,21 @@ class StepMetrics(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
-        if trainer.is_global_zero:  # the sums restart: carry the remainder over to the next logged step
-            remainder = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
+        if (
+            trainer.is_global_zero
+        ):  # the sums restart: carry the remainder over to the next logged step
+            remainder = self._since_last_point(
+                cast(AbstractModule, pl_module).metrics.sums("train").tolist()
+            )
             self.before = [-value for value in remainder]
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._log(trainer, wait=True)  # before EmbedConfig saves the curves
-        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was called earlier
+        checkpoint["callbacks"][self.state_key] = {
+            "before": self.before
+        }  # state_dict was called earlier
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict["before"]
@@ -149,7 +186,9 @@ class RoutingStats(Callback):
     the layer's capsules that none of these images activates.
     """
 
-    def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few compared with a validation set
+    def __init__(
+        self, images: int = 64
+    ) -> None:  # ours: enough for a mean, few compared with a validation set
         check_number("images", images, 1)
         self.images = images
         self.dead = DeadCapsuleRate()
@@ -157,17 +196,31 @@ class RoutingStats(Callback):
         self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        number: int,
+        loader: int = 0,
     ) -> None:
         if loader:
             return
-        capsules = getattr(outputs["output"], "capsules", None)  # None for a network on pairs of images
+        capsules = getattr(
+            outputs["output"], "capsules", None
+        )  # None for a network on pairs of images
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
         if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
-            images = batch.images[: max(self.images // trainer.world_size, 1)]  # each process has a share
+            images = batch.images[
+                : max(self.images // trainer.world_size, 1)
+            ]  # each process has a share
             self.statistics = layer_statistics(pl_module.network, images)
-            if "coupling_entropy" not in self.statistics and trainer.is_global_zero and not self.warned:
+            if (
+                "coupling_entropy" not in self.statistics
+                and trainer.is_global_zero
+                and not self.warned
+            ):
                 log.warning(
                     "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
                 )
@@ -198,7 +251,9 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
     finally:
         for hook in hooks:
             hook.remove()
-    statistics = {"coupling_entropy": _compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
+    statistics = (
+        {"coupling_entropy": _compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
+    )
     for name, (_, activations, *_) in layers.items():
         mean, spread = _compute(ActivationStatistics(), activations)
         statistics |= {f"activation_{name}": mean, f"activation_std_{name}": spread}

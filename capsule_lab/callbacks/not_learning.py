@@ -59,11 +59,15 @@ class NotLearning(Callback):
     megabytes per step.
     """
 
-    def __init__(self, min_steps: int = 50) -> None:  # ours: with fewer losses the mean is not exact enough
+    def __init__(
+        self, min_steps: int = 50
+    ) -> None:  # ours: with fewer losses the mean is not exact enough
         self.min_steps = min_steps
         self.warned = False
         self.checks = 0
-        self.before: Tensor | None = None  # losses of the last check, for an end of training that has few
+        self.before: Tensor | None = (
+            None  # losses of the last check, for an end of training that has few
+        )
         self.labels_before: Tensor | None = None  # number of labels per class in all checks before
         self.images = 0  # of the whole run
         self.batch_size = 1
@@ -82,7 +86,9 @@ class NotLearning(Callback):
         self.highest_rate = max(self.highest_rate, _learning_rate(pl_module))
         if self.warned or not trainer.is_global_zero:
             return
-        term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn on its own
+        term = next(
+            (name for name in outputs if name != "loss"), "loss"
+        )  # a decoder may learn on its own
         loss, labels = outputs[term].detach(), batch.classes.flatten()
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(1024)
@@ -102,10 +108,15 @@ class NotLearning(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._check(trainer, pl_module, is_last=True)
 
-    def _check(self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool = False) -> None:
+    def _check(
+        self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool = False
+    ) -> None:
         steps = self.steps
         if steps and self.highest_rate == 0:
-            self._warn("not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate", steps)
+            self._warn(
+                "not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate",
+                steps,
+            )
         elif steps >= max(self.min_steps, 1) or (steps and is_last and self.before is not None):
             self._check_error(trainer, module, is_last=is_last)
             self.labels_before = self._labels_of_run()
@@ -115,7 +126,9 @@ class NotLearning(Callback):
         metrics, data = trainer.callback_metrics, cast(Any, trainer).datamodule
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
-        several = 1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
+        several = (
+            1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
+        )
         if several > 1:  # guessing a set of labels
             chance = 100 * (1 - 1 / math.comb(len(self.labels), several))
         else:
@@ -154,23 +167,35 @@ class NotLearning(Callback):
         if can_be_dead and _are_near_one(of_dead):
             return "dead", f"{loss} is that of class capsules that are all 0, which are dead"
         if _are_near_one(of_best):
-            return "ignores its input", f"{loss} is that of a network that ignores its input, {best} at best"
+            return (
+                "ignores its input",
+                f"{loss} is that of a network that ignores its input, {best} at best",
+            )
         if min(of_best) > 1 + _FAR:
             times = f"{loss} is {of_best[-1]:.1f} times that of a network that ignores its input, {best}"
             return "saturated", f"{times}: its answers are saturated"
         return None
 
-    def _constants(self, trainer: L.Trainer, module: L.LightningModule, batches: int) -> Constants | None:
+    def _constants(
+        self, trainer: L.Trainer, module: L.LightningModule, batches: int
+    ) -> Constants | None:
         """Return the losses of constant answers for each of the last ``batches``; ``None`` for unknown losses.
 
         If a schedule changes the loss, they are interpolated between a few steps.
         """
         same_class = getattr(cast(Any, trainer).datamodule, "same_class", "never")
         labels = self._labels_of_run()
-        if not isinstance(module, AbstractClassifierModule) or same_class != "never" or labels is None:
+        if (
+            not isinstance(module, AbstractClassifierModule)
+            or same_class != "never"
+            or labels is None
+        ):
             return None
         frequencies = labels.double().cpu() / self.images
-        last, batches_per_step = trainer.global_step, self.steps / max(1, trainer.global_step - self.first_step)
+        last, batches_per_step = (
+            trainer.global_step,
+            self.steps / max(1, trainer.global_step - self.first_step),
+        )
         first = max(0.0, last - batches / batches_per_step)
         steps = np.linspace(first, last, _POINTS if module.scheduled_arguments else 1)
         found = []
@@ -182,7 +207,9 @@ class NotLearning(Callback):
             log.debug("the loss of a constant answer cannot be computed", exc_info=True)
             return None
         at = np.linspace(first, last, batches)
-        return Constants(*(torch.from_numpy(np.interp(at, steps, values)) for values in zip(*found, strict=True)))
+        return Constants(
+            *(torch.from_numpy(np.interp(at, steps, values)) for values in zip(*found, strict=True))
+        )
 
     def _constants_of(self, loss: Any, frequencies: Tensor, *, logits: bool) -> tuple[float, float]:
         best = best_constant_loss(loss, frequencies, self.batch_size, logits=logits)
@@ -220,4 +247,6 @@ def _flat(losses: Tensor) -> tuple[str, str] | None:
 
 
 def _learning_rate(module: L.LightningModule) -> float:
-    return cast(AbstractModule, module).step_values["learning_rate"]  # the optimizer's may be on a GPU
+    return cast(AbstractModule, module).step_values[
+        "learning_rate"
+    ]  # the optimizer's may be on a GPU

@@ -46,9 +46,15 @@ class _TimeLeft:
         if self.warm is None or trainer.global_step == self.warm[0]:
             return None
         step, since = self.warm
-        seconds = (time.monotonic() - since) / (trainer.global_step - step) * (self.total - trainer.global_step)
+        seconds = (
+            (time.monotonic() - since)
+            / (trainer.global_step - step)
+            * (self.total - trainer.global_step)
+        )
         callbacks = cast(Any, trainer).callbacks  # an attribute that the Trainer sets
-        limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+        limits = [
+            callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)
+        ]
         return max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
 
     def text(self, trainer: L.Trainer) -> str:
@@ -63,7 +69,9 @@ class ProgressLines(Callback):
     Every ten seconds it also writes the heartbeat of the run, which ``list`` shows.
     """
 
-    def __init__(self, seconds: float = 60.0) -> None:  # ours: a longer pause in the log looks like a crash
+    def __init__(
+        self, seconds: float = 60.0
+    ) -> None:  # ours: a longer pause in the log looks like a crash
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
@@ -75,25 +83,33 @@ class ProgressLines(Callback):
         self.last = time.monotonic()
         self._beat(trainer)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
         self.left.count(trainer)
         self._beat(trainer)
         if time.monotonic() - self.last > self.interval:
             self.interval = self.seconds
             self._line(trainer, trainer.current_epoch + 1, {"train/loss": float(outputs["loss"])})
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
+    ) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._beat(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)  # the previous epoch, complete only now
+        self._line(
+            trainer, trainer.current_epoch, trainer.logged_metrics
+        )  # the previous epoch, complete only now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
         self._end(trainer)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._end(trainer)
 
     def _beat(self, trainer: L.Trainer) -> None:
@@ -113,7 +129,9 @@ class ProgressLines(Callback):
         shown = format_metrics(metrics)
         if trainer.is_global_zero and trainer.global_step and shown:
             step = f"{trainer.global_step}/{self.left.total}"
-            log.info("%s", f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}".rstrip())
+            log.info(
+                "%s", f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}".rstrip()
+            )
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -125,7 +143,9 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
     if losses and "val/loss" in metrics and "val/error" not in metrics:
         losses[0] += f", val {float(metrics['val/loss']):.4g}"
     splits = {"train/error": "", "val/error": "val "}
-    errors = [f"{split}{float(metrics[name]):.2f} %" for name, split in splits.items() if name in metrics]
+    errors = [
+        f"{split}{float(metrics[name]):.2f} %" for name, split in splits.items() if name in metrics
+    ]
     return "  ".join([*losses, *([f"error {', '.join(errors)}"] if errors else [])])
 
 
@@ -150,7 +170,9 @@ class ProgressBar(ProgressLines):
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start(trainer)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs)
         step, total = trainer.global_step, self.left.total
         if self._is_due() or (self.progress is not None and step == total):
@@ -159,18 +181,42 @@ class ProgressBar(ProgressLines):
             error = error if val is None else f"val error {float(val):.2f} %"
             of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
             metrics = f"loss {float(outputs['loss']):.4g}  {error}".strip()
-            self._draw(f"epoch {trainer.current_epoch + 1}{of}", step, total, metrics, self.left.text(trainer))
+            self._draw(
+                f"epoch {trainer.current_epoch + 1}{of}",
+                step,
+                total,
+                metrics,
+                self.left.text(trainer),
+            )
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        number: int,
+        loader: int = 0,
     ) -> None:
         super().on_validation_batch_end(trainer, pl_module)
         if not trainer.sanity_checking and self._is_due():
             batches = f"{number + 1}/{trainer.num_val_batches[loader]}"
-            self._draw(f"validation {batches}", trainer.global_step, self.left.total, "", self.left.text(trainer))
+            self._draw(
+                f"validation {batches}",
+                trainer.global_step,
+                self.left.total,
+                "",
+                self.left.text(trainer),
+            )
 
     def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, number: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        number: int,
+        loader: int = 0,
     ) -> None:
         if self._is_due():
             self._draw("test", number + 1, trainer.num_test_batches[loader])
@@ -182,7 +228,9 @@ class ProgressBar(ProgressLines):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         super().on_exception(trainer, pl_module, exception)
         self._stop()
 
@@ -191,13 +239,24 @@ class ProgressBar(ProgressLines):
             return
         console = Console()
         what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-        columns: list[ProgressColumn] = [MofNCompleteColumn(table_column=Column(no_wrap=True)), left]
+        columns: list[ProgressColumn] = [
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            left,
+        ]
         if console.width >= 60:  # ours: width of epoch, steps, metrics and remaining time
-            columns = [what, BarColumn(bar_width=None), columns[0], TextColumn("{task.fields[metrics]}"), left]
+            columns = [
+                what,
+                BarColumn(bar_width=None),
+                columns[0],
+                TextColumn("{task.fields[metrics]}"),
+                left,
+            ]
         self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self.progress.expand = len(columns) > 2
         self.progress.add_task("", metrics="", left="", total=None)
-        before = {id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]}
+        before = {
+            id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]
+        }
         self.progress.start()  # redirects sys.stdout and sys.stderr to write above the bar, but not those of handlers
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
@@ -209,10 +268,14 @@ class ProgressBar(ProgressLines):
         """Whether to redraw: at most twice a second (ours), since reading the loss waits for the device."""
         return self.progress is not None and time.monotonic() - self.drawn_at > 0.5
 
-    def _draw(self, description: str, done: int, total: float, metrics: str = "", left: str = "") -> None:
+    def _draw(
+        self, description: str, done: int, total: float, metrics: str = "", left: str = ""
+    ) -> None:
         assert self.progress is not None
         (task,) = self.progress.task_ids
-        self.progress.update(task, description=description, completed=done, total=total, metrics=metrics, left=left)
+        self.progress.update(
+            task, description=description, completed=done, total=total, metrics=metrics, left=left
+        )
         self.progress.refresh()
         self.drawn_at = time.monotonic()
 
@@ -226,5 +289,7 @@ class ProgressBar(ProgressLines):
 
 def progress_callback() -> Callback:
     """Return ``ProgressBar`` on a terminal and in a notebook with ipywidgets, else ``ProgressLines``."""
-    in_notebook = Console().is_jupyter and find_spec("ipywidgets") is not None  # without, rich prints a warning instead
+    in_notebook = (
+        Console().is_jupyter and find_spec("ipywidgets") is not None
+    )  # without, rich prints a warning instead
     return ProgressBar() if sys.stdout.isatty() or in_notebook else ProgressLines()

@@ -19,9 +19,16 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-PHASES = ("start_up", "training", "validation", "checkpoints")  # their sum is the total time of a run
+PHASES = (
+    "start_up",
+    "training",
+    "validation",
+    "checkpoints",
+)  # their sum is the total time of a run
 
-_ROUNDING = 1e-4  # ours: percent; above float32's error in 100 - 99.5, far below one image of 100,000
+_ROUNDING = (
+    1e-4  # ours: percent; above float32's error in 100 - 99.5, far below one image of 100,000
+)
 
 
 class TimeToAccuracy(Checkpoint):
@@ -40,10 +47,15 @@ class TimeToAccuracy(Checkpoint):
     """
 
     def __init__(  # the thresholds are ours: for MNIST, where a linear classifier reaches 92
-        self, thresholds: Sequence[float] = (99.0, 99.5), monitor: str = "val/error", stop: bool = True
+        self,
+        thresholds: Sequence[float] = (99.0, 99.5),
+        monitor: str = "val/error",
+        stop: bool = True,
     ) -> None:
         if not thresholds:
-            raise ValueError("thresholds is empty; expected percentages of right images, such as [99.0, 99.5]")
+            raise ValueError(
+                "thresholds is empty; expected percentages of right images, such as [99.0, 99.5]"
+            )
         for threshold in thresholds:
             check_number("thresholds", threshold, 0, 100)
         self.thresholds = {f"{threshold:g}": float(threshold) for threshold in sorted(thresholds)}
@@ -58,7 +70,10 @@ class TimeToAccuracy(Checkpoint):
     @classmethod
     def of(cls, trainer: L.Trainer) -> TimeToAccuracy | None:
         """Return the callback of this class in a run, if there is one."""
-        return next((callback for callback in trainer.checkpoint_callbacks if isinstance(callback, cls)), None)
+        return next(
+            (callback for callback in trainer.checkpoint_callbacks if isinstance(callback, cls)),
+            None,
+        )
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -72,22 +87,35 @@ class TimeToAccuracy(Checkpoint):
     def stopping_reason(self) -> EarlyStoppingReason:
         """Same as in Lightning's ``EarlyStopping``, so that a completed run does not train further when it resumes."""
         reached = self.stop and self.thresholds.keys() <= self.reached.keys()
-        return EarlyStoppingReason.STOPPING_THRESHOLD if reached else EarlyStoppingReason.NOT_STOPPED
+        return (
+            EarlyStoppingReason.STOPPING_THRESHOLD if reached else EarlyStoppingReason.NOT_STOPPED
+        )
 
     def results(self) -> dict[str, float | None]:
         """Return numbers such as ``99.5/seconds``, ``None`` if not reached, and the seconds of each phase."""
         names = ("seconds", "wall_seconds", "images", "step", "error")
-        results = {f"{goal}/{name}": self.reached.get(goal, {}).get(name) for goal in self.thresholds for name in names}
-        return {**results, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
+        results = {
+            f"{goal}/{name}": self.reached.get(goal, {}).get(name)
+            for goal in self.thresholds
+            for name in names
+        }
+        return {
+            **results,
+            **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()},
+        }
 
     def _enter(self, phase: str | None, device: torch.device) -> None:
         if self.phase == "training" and phase != "training" and device.type != "cpu":
             torch.accelerator.synchronize(device)  # queued steps are training, too
         self.seconds_before, self.since, self.phase = self.seconds, time.monotonic(), phase
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
+    ) -> None:
         self._enter("training", pl_module.device)
-        self.images += len(batch.labels) * trainer.world_size  # before other callbacks save at the end of the batch
+        self.images += (
+            len(batch.labels) * trainer.world_size
+        )  # before other callbacks save at the end of the batch
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
@@ -98,7 +126,9 @@ class TimeToAccuracy(Checkpoint):
             pl_module.log("time_to_accuracy/seconds", self.seconds["training"])
             pl_module.log("time_to_accuracy/images", float(self.images))
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self.phase is not None:
             self._enter("checkpoints", pl_module.device)  # until the next batch
 
@@ -132,7 +162,14 @@ class TimeToAccuracy(Checkpoint):
         trainer.save_checkpoint(weights_reached(Path(trainer.default_root_dir), threshold))
         log.info(
             "%s %% right after %.0f s of training: step %d, %d images, %s %.2f %%",
-            *(threshold, reached["seconds"], reached["step"], reached["images"], self.monitor, error),
+            *(
+                threshold,
+                reached["seconds"],
+                reached["step"],
+                reached["images"],
+                self.monitor,
+                error,
+            ),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,11 +14,34 @@ from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
 
 _FLAGS = (
-    *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--info", "-i", "--resolve"),
+    *(
+        "--help",
+        "-h",
+        "--hydra-help",
+        "--version",
+        "--multirun",
+        "-m",
+        "--run",
+        "-r",
+        "--info",
+        "-i",
+        "--resolve",
+    ),
     *("--shell-completion", "-sc"),
 )
 _WITH_VALUE = (
-    *("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp"),
+    *(
+        "--cfg",
+        "-c",
+        "--package",
+        "-p",
+        "--config-dir",
+        "-cd",
+        "--config-name",
+        "-cn",
+        "--config-path",
+        "-cp",
+    ),
     "--experimental-rerun",
 )
 """Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
@@ -37,7 +60,9 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     """Return the user's configuration folders in a command line, in the form of ``compose.search_path``."""
     options, overrides = _split(arguments)
     words = [part for option in options for part in option.split("=", 1)]
-    entries = [str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")]
+    entries = [
+        str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")
+    ]
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hydra.searchpath":
@@ -45,7 +70,9 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     for entry in entries:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():
-            raise ConfigError(f"folder {path} does not exist; expected a folder with files such as routing/mine.yaml")
+            raise ConfigError(
+                f"folder {path} does not exist; expected a folder with files such as routing/mine.yaml"
+            )
     return [entry if "://" in entry else f"file://{Path(entry).absolute()}" for entry in entries]
 
 
@@ -69,22 +96,32 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             if close and not key and typed not in groups():
                 raise ConfigError(f"{name} is not an option; did you mean {close}?")
             text = value or next(words, "…")
-            raise ConfigError(f"{name} is not an option; expected key=value without dashes: {key or typed}={text}")
+            raise ConfigError(
+                f"{name} is not an option; expected key=value without dashes: {key or typed}={text}"
+            )
     return options, overrides
 
 
 def _override(word: str, command: str) -> str:
     """Check an override and expand its path."""
     key, is_pair, value = word.partition("=")
-    if key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ:  # Lightning sets both in the processes that it starts
-        raise ConfigError(f"{word} would only create an empty folder; expected train.directory=… or CAPSULE_LAB_RUNS")
+    if (
+        key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ
+    ):  # Lightning sets both in the processes that it starts
+        raise ConfigError(
+            f"{word} would only create an empty folder; expected train.directory=… or CAPSULE_LAB_RUNS"
+        )
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"
     if (command, key) == ("predict", "images") and "," in value and not value.startswith("["):
-        return f"{key}=[{','.join(quoted(str(expanded(path))) for path in value.split(',') if path)}]"
+        return (
+            f"{key}=[{','.join(quoted(str(expanded(path))) for path in value.split(',') if path)}]"
+        )
     if is_pair or word.startswith("~"):
         return word
-    overrides = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]
+    overrides = [
+        f"{group}={word}" for group in default_options(command) if word in options_of(group)
+    ]
     if not overrides and command in _FIRST:
         overrides = [f"{_FIRST[command]}={word}"]
     guess = f"did you mean {' or '.join(overrides)}?" if overrides else "--help shows the keys"

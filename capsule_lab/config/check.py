@@ -23,7 +23,9 @@ def check(config: DictConfig) -> None:
         try:
             target = get_object(name)
         except Exception as error:  # get_object passes on any error of the import
-            raise ConfigError(f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}") from error
+            raise ConfigError(
+                f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}"
+            ) from error
         _check_arguments(path, node, arguments_of(target))
     if "train" in config:
         _check_complete(config)
@@ -39,7 +41,11 @@ def check_evaluation(config: DictConfig) -> None:
     epsilons = config.get("epsilons")
     if epsilons is not None and len(set(filter(math.isfinite, epsilons))) < max(1, len(epsilons)):
         raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
-    others = [name for name in ("source", "couplings", "targeted") if config.get(name) not in (None, "trained", False)]
+    others = [
+        name
+        for name in ("source", "couplings", "targeted")
+        if config.get(name) not in (None, "trained", False)
+    ]
     if config.get("objective") == "training" and others:
         what = "labels, not targets" if others[0] == "targeted" else "the attacked network"
         raise ConfigError(
@@ -54,7 +60,9 @@ def check_evaluation(config: DictConfig) -> None:
         value = config.trainer[name]
         if name not in ("_target_", *used) and value != default.get(name, _ABSENT):
             options = ", ".join(f"trainer.{each}" for each in used)
-            raise ConfigError(f"trainer.{name} is {value}, which has no effect here; leave it out, or set {options}")
+            raise ConfigError(
+                f"trainer.{name} is {value}, which has no effect here; leave it out, or set {options}"
+            )
 
 
 _ABSENT = object()
@@ -79,24 +87,36 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
                 yield from _targets(node[key], f"{path}.{key}" if path else str(key))
 
 
-def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parameter] | None) -> None:
+def _check_arguments(
+    path: str, node: DictConfig, arguments: Mapping[str, Parameter] | None
+) -> None:
     if arguments is None:
         return
     for name in (str(key) for key in node if not str(key).startswith("_")):
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
-            options = suggest(f"{path}.{name}", known) if known else f"{node['_target_']} takes no options"
+            options = (
+                suggest(f"{path}.{name}", known)
+                if known
+                else f"{node['_target_']} takes no options"
+            )
             raise ConfigError(f"{path}.{name} does not exist; {options}")
         if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
             continue
         value, annotation = node[name], arguments[name].annotation
-        is_default = value is None and arguments[name].default is None  # for signatures such as name: str = None
+        is_default = (
+            value is None and arguments[name].default is None
+        )  # for signatures such as name: str = None
         is_instantiated = isinstance(value, DictConfig) and "_target_" in value
-        if not (is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"):  # where we add "auto"
+        if not (
+            is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"
+        ):  # where we add "auto"
             check_value(f"{path}.{name}", value, annotation, _IN_WORDS.get(f"{path}.{name}", ""))
 
 
-_IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:00, or {minutes: 90}, or null"}
+_IN_WORDS = {
+    "trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:00, or {minutes: 90}, or null"
+}
 
 
 # --- parts of a training run -----------------------------------------------------------------------------------------
@@ -107,7 +127,9 @@ def _check_complete(config: DictConfig) -> None:
     whole = ("model", "module", "data", "optimizer", "trainer")
     for group in (*whole, "loss", "schedule"):
         if config.get(group) is None:
-            raise ConfigError(f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}")
+            raise ConfigError(
+                f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}"
+            )
     parts = {group: config.get(group) for group in (*whole, "routing")}
     for group in ("callbacks", "logger", "loss"):
         parts |= {f"{group}.{name}": part for name, part in (config.get(group) or {}).items()}
@@ -117,7 +139,9 @@ def _check_complete(config: DictConfig) -> None:
     for path, node in _targets(config):
         for name in map(str, node):
             if OmegaConf.is_missing(node, name):
-                raise ConfigError(f"{path}.{name} is missing and has no default; expected {path}.{name}=<value>")
+                raise ConfigError(
+                    f"{path}.{name} is missing and has no default; expected {path}.{name}=<value>"
+                )
 
 
 def _check_loss(config: DictConfig) -> None:
@@ -126,16 +150,22 @@ def _check_loss(config: DictConfig) -> None:
     draws = hasattr(network, "change_shape")
     if draws != (loss is None):
         what = "draws the second image of a pair" if draws else "classifies"
-        expected = "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
+        expected = (
+            "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
+        )
         raise ConfigError(f"{network.__name__} {what}; expected {expected}")
     callbacks = filter(None, (config.get("callbacks") or {}).values())
     if not draws and any(callback["_target_"].endswith(".DrawnPairs") for callback in callbacks):
-        raise ConfigError(f"callbacks=pairs is for pairs, but {network.__name__} classifies; use callbacks=default")
+        raise ConfigError(
+            f"callbacks=pairs is for pairs, but {network.__name__} classifies; use callbacks=default"
+        )
     gives = getattr(network, "scores_are", None)
     expects = loss and getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # every network has logits
         name = loss["_target_"].rpartition(".")[2]
-        raise ConfigError(f"{name} expects {expects}, but {network.__name__} gives {gives}; use loss=cross_entropy")
+        raise ConfigError(
+            f"{name} expects {expects}, but {network.__name__} gives {gives}; use loss=cross_entropy"
+        )
 
 
 def _check_routing(config: DictConfig) -> None:
@@ -143,10 +173,14 @@ def _check_routing(config: DictConfig) -> None:
     network = config.model["_target_"].rpartition(".")[2]
     if "routing" not in config.model and config.routing is not None:
         routing = config.routing["_target_"].rpartition(".")[2]
-        raise ConfigError(f"{network} does not route, so {routing} would have no effect; leave out routing=…")
+        raise ConfigError(
+            f"{network} does not route, so {routing} would have no effect; leave out routing=…"
+        )
     if "routing" in config.model and config.model.routing is None:
         options = ", ".join(option for option in options_of("routing") if option != "none")
-        raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
+        raise ConfigError(
+            f"{network} routes, but routing is none; expected routing= one of {options}"
+        )
 
 
 _UNSUPPORTED_CALLBACKS = {
@@ -170,7 +204,9 @@ def _check_callbacks(config: DictConfig) -> None:
         unsupported = next((base for base in bases if base in _UNSUPPORTED_CALLBACKS), None)
         if unsupported is not None:
             reason = _UNSUPPORTED_CALLBACKS[unsupported].format(rate=key_meant("lr", config))
-            raise ConfigError(f"callbacks.{name} is Lightning's {unsupported}, which cannot be used here; {reason}")
+            raise ConfigError(
+                f"callbacks.{name} is Lightning's {unsupported}, which cannot be used here; {reason}"
+            )
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -180,14 +216,20 @@ _LEAST = {  # for lightning.Trainer, which rejects smaller values late, with a t
     "check_val_every_n_epoch": 1, "num_nodes": 1, "gradient_clip_val": 0, "num_sanity_val_steps": 0,
     "log_every_n_steps": 0,
 }  # fmt: skip
-_OR_MINUS_ONE = {"max_epochs": "for none", "max_steps": "for none", "num_sanity_val_steps": "for all"}
+_OR_MINUS_ONE = {
+    "max_epochs": "for none",
+    "max_steps": "for none",
+    "num_sanity_val_steps": "for all",
+}
 
 _PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
 _UNSUPPORTED = {
     "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
     "fast_dev_run": "debug=smoke runs two batches of everything",
     **dict.fromkeys(("logger", "callbacks"), "these are separate groups"),
-    **dict.fromkeys(("default_root_dir", "enable_checkpointing"), "runs are written into train.directory"),
+    **dict.fromkeys(
+        ("default_root_dir", "enable_checkpointing"), "runs are written into train.directory"
+    ),
 }
 """Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
 
@@ -195,7 +237,9 @@ _UNSUPPORTED = {
 def _check_supported(trainer: DictConfig) -> None:
     for name, instead in _UNSUPPORTED.items():
         if trainer.get(name):
-            raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
+            raise ConfigError(
+                f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}"
+            )
 
 
 def _check_run(config: DictConfig) -> None:
@@ -217,13 +261,23 @@ def _check_run(config: DictConfig) -> None:
             "to turn validation off, leave it out and set trainer.limit_val_batches=0"
         )
     if limit is not None and not limit:
-        raise ConfigError(f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1")
+        raise ConfigError(
+            f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1"
+        )
     if trainer.precision not in _PRECISIONS:
         expected = ", ".join(_PRECISIONS)
-        raise ConfigError(f"trainer.precision is {trainer.precision}; expected one of {expected}; routing is float32")
+        raise ConfigError(
+            f"trainer.precision is {trainer.precision}; expected one of {expected}; routing is float32"
+        )
     if any(word in str(trainer.get("strategy")) for word in ("spawn", "fork", "notebook")):
-        raise ConfigError(f"trainer.strategy is {trainer.strategy}, which copies this process; expected auto or ddp")
+        raise ConfigError(
+            f"trainer.strategy is {trainer.strategy}, which copies this process; expected auto or ddp"
+        )
     if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
-        raise ConfigError("the run has no end; set trainer.max_epochs or trainer.max_steps, to which schedules scale")
+        raise ConfigError(
+            "the run has no end; set trainer.max_epochs or trainer.max_steps, to which schedules scale"
+        )
     if "lr" in config.optimizer:
-        raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; expected {key_meant('lr', config)}=…")
+        raise ConfigError(
+            f"optimizer.lr is {config.optimizer.lr}; expected {key_meant('lr', config)}=…"
+        )

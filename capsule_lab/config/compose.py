@@ -20,7 +20,12 @@ from typing import Any, Literal
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -40,7 +45,9 @@ _OVERRIDES: dict[int, tuple[str, ...]] = {}
 
 def conf_dir() -> Path:
     """Return the configuration folder: inside an installed wheel, or beside the package in a source tree."""
-    return next(folder / "conf" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "conf").is_dir())
+    return next(
+        folder / "conf" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "conf").is_dir()
+    )
 
 
 def sweeps_dir() -> Path:
@@ -69,12 +76,16 @@ def _file_of(command: str) -> dict[str, Any]:
 def evaluators() -> list[str]:
     """Return the names of the commands that measure weights; their configurations require ``ckpt``."""
     others = ("explorer", "export", "predict")  # which have no result for a table
-    return [name for name in commands() if _file_of(name).get("ckpt") == "???" and name not in others]
+    return [
+        name for name in commands() if _file_of(name).get("ckpt") == "???" and name not in others
+    ]
 
 
 def groups() -> list[str]:
     """Return the names of the configuration groups, without Hydra's."""
-    return sorted({*GROUPS, *(folder.name for folder in conf_dir().iterdir() if folder.is_dir())} - {"hydra"})
+    return sorted(
+        {*GROUPS, *(folder.name for folder in conf_dir().iterdir() if folder.is_dir())} - {"hydra"}
+    )
 
 
 def options_of(group: str) -> list[str]:
@@ -85,12 +96,18 @@ def options_of(group: str) -> list[str]:
 def described_options(group: str) -> dict[str, list[str]]:
     """Return the comments at the head of each option of a configuration group, or its description."""
     without = {name: [text] for name, text in described_without_file(group).items()}
-    return dict(sorted((without | {name: head(file) for name, file in option_files(group).items()}).items()))
+    return dict(
+        sorted((without | {name: head(file) for name, file in option_files(group).items()}).items())
+    )
 
 
 def option_files(group: str) -> dict[str, Path]:
     """Return the file of each option of a configuration group; ``_common.yaml`` and the like are parts."""
-    own = [Path(entry.removeprefix("file://")) for entry in search_path() if entry.startswith("file://")]
+    own = [
+        Path(entry.removeprefix("file://"))
+        for entry in search_path()
+        if entry.startswith("file://")
+    ]
     return {
         file.relative_to(folder / group).with_suffix("").as_posix(): file
         for folder in (conf_dir(), *own)
@@ -127,20 +144,31 @@ def searching(entries: Sequence[str]) -> Iterator[None]:
 
 def head(file: Path) -> list[str]:
     """Return the comments at the head of a YAML file; the first line is a summary."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-    return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
+    lines = takewhile(
+        lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines()
+    )
+    return [
+        line.removeprefix("#").removeprefix(" ")
+        for line in lines
+        if not line.startswith("# @package")
+    ]
 
 
 def search_override() -> list[str]:
     """Return the override that passes ``search_path`` to a command; an empty list if the path is empty."""
-    entries = [each if re.fullmatch(r"[\w./:@%+-]+", each, re.ASCII) else quoted(each) for each in search_path()]
+    entries = [
+        each if re.fullmatch(r"[\w./:@%+-]+", each, re.ASCII) else quoted(each)
+        for each in search_path()
+    ]
     return [f"hydra.searchpath=[{','.join(entries)}]"] if entries else []
 
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration outside a command, as in a notebook; ``check.check`` checks its groups."""
     if not isinstance(config_name, str):
-        raise ConfigError(f"compose was given {config_name!r} as the command; expected its name: compose('train', …)")
+        raise ConfigError(
+            f"compose was given {config_name!r} as the command; expected its name: compose('train', …)"
+        )
     given = choices(overrides, config_name)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
@@ -166,7 +194,9 @@ def overrides_of(config: DictConfig) -> tuple[str, ...]:
 
 
 _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by command and key
-    **dict.fromkeys(("name", "contains", "table", "rows", "columns", "seeds"), object),  # checked when they are read
+    **dict.fromkeys(
+        ("name", "contains", "table", "rows", "columns", "seeds"), object
+    ),  # checked when they are read
     "predict.images": object,  # checked when it is read
     "predict.to": Literal["table", "json", "csv"],
     "predict.polarity": Literal["auto", "dark_on_light", "light_on_dark"],
@@ -184,7 +214,9 @@ _TYPES: dict[str, Any] = {  # if defaults do not show them; by key, or by comman
     "compare.runs": list[str] | None,
     "explorer.beside": list[str] | str | None,
     "explorer.precision": Literal["f16", "f32"],
-    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes", "size", "port"), int | None),
+    **dict.fromkeys(
+        ("images", "seed", "workers", "batch_size", "num_classes", "size", "port"), int | None
+    ),
     **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),
     **dict.fromkeys(("figures.images", "train.seed"), int),
 }
@@ -203,10 +235,20 @@ def check_options(config: DictConfig, command: str) -> None:
         annotation = _TYPES.get(f"{command}.{key}", _TYPES.get(key, _type_of(default)))
         if annotation is object or value is _ABSENT:
             continue
-        bounds, span = ("0 to 4294967295", range(2**32)) if key == "seed" else ("1 or more", range(1, sys.maxsize))
-        words = " or ".join(allowed(annotation)).replace("a whole number", f"a whole number, {bounds},").rstrip(",")
+        bounds, span = (
+            ("0 to 4294967295", range(2**32))
+            if key == "seed"
+            else ("1 or more", range(1, sys.maxsize))
+        )
+        words = (
+            " or ".join(allowed(annotation))
+            .replace("a whole number", f"a whole number, {bounds},")
+            .rstrip(",")
+        )
         words = "a .ckpt file or the directory of a run" if key in ("ckpt", "run") else words
-        if value == "" or (type(value) is int and annotation is not float and value not in span):  # numpy's limits
+        if value == "" or (
+            type(value) is int and annotation is not float and value not in span
+        ):  # numpy's limits
             raise refused(key, value, words)
         check_value(key, value, annotation, words)
 
@@ -223,30 +265,48 @@ def check_keys(config: DictConfig, command: str) -> None:
     for key in keys:
         if key not in known:
             meant = key_meant(key, config)
-            raise ConfigError(f"{key} does not exist; {f'did you mean {meant}?' if meant else suggest(key, known)}")
+            raise ConfigError(
+                f"{key} does not exist; {f'did you mean {meant}?' if meant else suggest(key, known)}"
+            )
 
 
-def check_effect(config: DictConfig, command: str, where: str, without_effect: Collection[str]) -> None:
+def check_effect(
+    config: DictConfig, command: str, where: str, without_effect: Collection[str]
+) -> None:
     """Raise a ``ConfigError`` if an option of a command that has no effect ``where`` differs from its default."""
     defaults = own_options(command)
     for key in without_effect:
         value = OmegaConf.select(config, key)
         if value != defaults[key]:
-            others = ", ".join(sorted(option for option in defaults if option not in without_effect))
-            raise ConfigError(f"{key}={value} has no effect {where}; leave it out: the options there are {others}")
+            others = ", ".join(
+                sorted(option for option in defaults if option not in without_effect)
+            )
+            raise ConfigError(
+                f"{key}={value} has no effect {where}; leave it out: the options there are {others}"
+            )
 
 
 def flat(node: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested dictionaries with their dotted keys."""
     for name, value in node.items():
-        yield from flat(value, f"{parent}{name}.") if isinstance(value, dict) else [(f"{parent}{name}", value)]
+        yield from (
+            flat(value, f"{parent}{name}.")
+            if isinstance(value, dict)
+            else [(f"{parent}{name}", value)]
+        )
 
 
 @functools.cache
 def own_options(command: str) -> dict[str, Any]:
     """Return the options of a command outside groups, by dotted key, with their defaults."""
-    found = {key: value for key, value in flat(_file_of(command)) if key not in ("defaults", "hydra.mode")}
-    return found | ({"dry_run": False} if command == "sweep" else {})  # not in its file, which all its runs share
+    found = {
+        key: value
+        for key, value in flat(_file_of(command))
+        if key not in ("defaults", "hydra.mode")
+    }
+    return found | (
+        {"dry_run": False} if command == "sweep" else {}
+    )  # not in its file, which all its runs share
 
 
 def _type_of(default: Any) -> Any:
@@ -275,11 +335,21 @@ def choices(overrides: Sequence[str], config_name: str) -> list[str]:
         elif option in ("null", "none", ""):
             if "none" in options_of(group):
                 found.append(f"{group}=none")
-            elif config_name not in commands() or default_options(config_name).get(group, "") is not None:
+            elif (
+                config_name not in commands()
+                or default_options(config_name).get(group, "") is not None
+            ):
                 options = ", ".join(options_of(group))
-                raise ConfigError(f"{override} leaves out a required part; expected {group}= one of {options}")
-        elif option.startswith("[") and group not in ("logger", "callbacks"):  # which can be combined
-            raise ConfigError(f"{override} has several options; expected one, or -m {group}={option[1:-1]} to run each")
+                raise ConfigError(
+                    f"{override} leaves out a required part; expected {group}= one of {options}"
+                )
+        elif option.startswith("[") and group not in (
+            "logger",
+            "callbacks",
+        ):  # which can be combined
+            raise ConfigError(
+                f"{override} has several options; expected one, or -m {group}={option[1:-1]} to run each"
+            )
         elif re.fullmatch(r"[\d.]+|true|false|\{.*", option, re.IGNORECASE):
             raise ConfigError(f"{override} does not exist; {suggest(option, options_of(group))}")
         else:
@@ -315,7 +385,9 @@ def to_container(config: DictConfig) -> dict[str, Any]:
     return dict(container)
 
 
-def user_message(error: BaseException, config_name: str = "train", overrides: Sequence[str] = ()) -> str | None:
+def user_message(
+    error: BaseException, config_name: str = "train", overrides: Sequence[str] = ()
+) -> str | None:
     """Return a one-line message if the error is a mistake of the user; ``None`` for any other error."""
     if isinstance(error, CapsuleLabError | InterruptError):
         return str(error)
@@ -323,7 +395,10 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
         parts = str(error.missing_cfg_file).split("/")
         count = 2 if parts[0] == "hydra" else 1
         group, option = "/".join(parts[:count]), "/".join(parts[count:])
-        options = {*options_of(group), *(each for each in error.options or () if not each.startswith("_"))}
+        options = {
+            *options_of(group),
+            *(each for each in error.options or () if not each.startswith("_")),
+        }
         return f"{group}={option} does not exist; {suggest(option, options)}"
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
@@ -339,11 +414,19 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
         return _unknown_key(found[1], config_name, overrides) if found else one_line(error)
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
-    if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError | BrokenPipeError):
+    if (
+        isinstance(error, OSError)
+        and error.strerror
+        and not isinstance(error, FileNotFoundError | BrokenPipeError)
+    ):
         return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
-    if type(error).__name__ == "MisconfigurationException":  # of Lightning, which --help does not import
+    if (
+        type(error).__name__ == "MisconfigurationException"
+    ):  # of Lightning, which --help does not import
         return one_line(error)
-    if isinstance(error, ModuleNotFoundError) and error.name is None:  # with a text for the user, not from an import
+    if (
+        isinstance(error, ModuleNotFoundError) and error.name is None
+    ):  # with a text for the user, not from an import
         return one_line(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return f"not enough memory ({one_line(error)}); try a smaller network or data.batch_size"
@@ -352,10 +435,14 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
 
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
     if key.startswith("hydra."):
-        return f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
+        return (
+            f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
+        )
     default = default_options(config_name)
     known = {*default} - {key}  # a group of other commands would fail again
-    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in known}
+    of_groups = {
+        group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in known
+    }
     config = compose(config_name, [*of_groups.values()])
     with open_dict(config):
         for group in default:

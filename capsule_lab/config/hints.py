@@ -10,7 +10,9 @@ from capsule_lab.errors import closest
 
 _RATE = ("lr", "learning_rate", "base_lr")
 _ALIASES = {  # names in other programs, or of a key elsewhere
-    **dict.fromkeys((f"schedule.learning_rate.{key}" for key in ("initial", "peak", "start", "value")), _RATE),
+    **dict.fromkeys(
+        (f"schedule.learning_rate.{key}" for key in ("initial", "peak", "start", "value")), _RATE
+    ),
     "trainer.max_epochs": ("epochs", "num_epochs", "n_epochs"),
     "trainer.max_steps": ("steps", "num_steps", "iters"),
     "trainer.devices": ("gpus", "num_gpus"),
@@ -31,7 +33,10 @@ _ALIASES = {  # names in other programs, or of a key elsewhere
 def key_meant(name: str, config: DictConfig | None = None) -> str | None:
     """Return the key, in ``config`` if given, for which other programs use ``name`` or its last part."""
     keys = [key for key, names in _ALIASES.items() if name.rpartition(".")[2].lower() in names]
-    return next((key for key in keys if config is None or OmegaConf.select(config, key, default=0) != 0), None)
+    return next(
+        (key for key in keys if config is None or OmegaConf.select(config, key, default=0) != 0),
+        None,
+    )
 
 
 def hint(key: str, config: DictConfig) -> str:

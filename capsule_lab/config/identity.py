@@ -12,7 +12,16 @@ from omegaconf import DictConfig
 from capsule_lab.config.compose import to_container
 
 _NOT_HASHED = (
-    *("name", "ckpt", "trust", "train.resume", "train.directory", "trainer.max_time", "logger", "data.directory"),
+    *(
+        "name",
+        "ckpt",
+        "trust",
+        "train.resume",
+        "train.directory",
+        "trainer.max_time",
+        "logger",
+        "data.directory",
+    ),
     *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
     *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
     *("data.on_device", "data.workers", "module.cuda_graphs"),  # results are the same

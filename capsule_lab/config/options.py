@@ -51,9 +51,15 @@ def function_options(group: str) -> dict[str, FunctionOption]:
     for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
-                target, described = f"{package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
+                target, described = (
+                    f"{package}.{file.stem}.{node.name}",
+                    ast.get_docstring(node) or "",
+                )
                 arguments = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-                defaults = {each.arg: "???" if value is None else ast.literal_eval(value) for each, value in arguments}
+                defaults = {
+                    each.arg: "???" if value is None else ast.literal_eval(value)
+                    for each, value in arguments
+                }
                 options[node.name] = FunctionOption(target, described.partition("\n")[0], defaults)
     return dict(sorted(options.items()))
 
@@ -75,6 +81,10 @@ def store_options_without_file() -> None:
     store = ConfigStore.instance().store
     for group in _FUNCTIONS:
         for name, option in function_options(group).items():
-            store(group=group, name=name, node={"_target_": option.target, "_partial_": True, **option.defaults})
+            store(
+                group=group,
+                name=name,
+                node={"_target_": option.target, "_partial_": True, **option.defaults},
+            )
     for group in _NONE:
         store(group=group, name="none", node={group: None}, package="_global_")

@@ -12,9 +12,7 @@ from omegaconf import OmegaConf
 
 from capsule_lab.errors import one_line
 
-_LARGEST = (
-    200_000  # ours: characters, with aliases replaced by what they stand for; our tables have at most 20 thousand
-)
+_LARGEST = 200_000  # ours: characters, aliases replaced by what they stand for; our tables have at most 20 thousand
 
 _DEEPEST = 50  # ours: levels; PyYAML's time grows with the square of their number
 
@@ -29,7 +27,9 @@ def parse(text: str) -> Any:
         _check_size(len(text))
         _check_events(text)
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except Exception as error:  # from PyYAML, its constructors of values and OmegaConf, of many types
+    except (
+        Exception
+    ) as error:  # from PyYAML, its constructors of values and OmegaConf, of many types
         raise ValueError(one_line(error)[:200] or type(error).__name__) from error
 
 
@@ -58,7 +58,9 @@ def _check_events(text: str) -> None:
             open_sizes[-1] += size
             sizes |= {anchor: size} if anchor else {}
         if tag := getattr(event, "tag", None):
-            raise ValueError(f"line {event.start_mark.line + 1} has the tag {tag[:80]}; expected a value without a tag")
+            raise ValueError(
+                f"line {event.start_mark.line + 1} has the tag {tag[:80]}; expected a value without a tag"
+            )
         _check_size(open_sizes[-1])
 
 
@@ -72,9 +74,13 @@ def _size_of_alias(anchor: str, sizes: dict[str, int]) -> int:
 
 def _check_size(characters: int) -> None:
     if characters > _LARGEST:
-        raise ValueError(f"it has {characters} characters, with its aliases written out; expected at most {_LARGEST}")
+        raise ValueError(
+            f"it has {characters} characters, with its aliases written out; expected at most {_LARGEST}"
+        )
 
 
 def _check_scalar(value: str) -> None:
     if "${" in value:
-        raise ValueError(f"it contains {value[:80]!r}; expected text without ${{…}}, which depends on the machine")
+        raise ValueError(
+            f"it contains {value[:80]!r}; expected text without ${{…}}, which depends on the machine"
+        )

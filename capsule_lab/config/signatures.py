@@ -14,7 +14,13 @@ from omegaconf import DictConfig, ListConfig
 
 from capsule_lab.errors import ConfigError
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    types.NoneType: "null",
+}
 _SEVERAL = {"a whole number": "whole numbers", "a number": "numbers", "text": "texts"}
 
 
@@ -23,14 +29,22 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
     """Return the named arguments of ``target``, through ``**options`` of base classes; ``None`` if any is allowed."""
     layers = [target]
     if inspect.isclass(target):
-        layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
+        layers = [
+            vars(c)["__init__"]
+            for c in inspect.getmro(target)
+            if "__init__" in vars(c) and c is not object
+        ]
     names: dict[str, inspect.Parameter] = {}
     for layer in layers:
         try:
             parameters = inspect.signature(layer, eval_str=True).parameters.values()
-        except NameError:  # imported only for type checking; such annotations stay text and are not checked
+        except (
+            NameError
+        ):  # imported only for type checking; such annotations stay text and are not checked
             parameters = inspect.signature(layer).parameters.values()
-        arguments = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        arguments = {
+            p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        }
         names = arguments | names  # the most derived class takes precedence
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return {name: parameter for name, parameter in names.items() if name != "self"}
@@ -61,22 +75,38 @@ def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
     """
     origin, inside = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return {} if Any in inside else {words: test for inner in inside for words, test in allowed(inner).items()}
+        return (
+            {}
+            if Any in inside
+            else {words: test for inner in inside for words, test in allowed(inner).items()}
+        )
     if origin is Literal:
         *others, last = map(repr, inside)
         words = " or ".join([", ".join(others), last] if others else [last])
-        return {words: lambda value: any(value == literal and type(value) is type(literal) for literal in inside)}
+        return {
+            words: lambda value: any(
+                value == literal and type(value) is type(literal) for literal in inside
+            )
+        }
     if origin in (list, tuple, Sequence):  # of items of one type
         size = len(inside) if origin is tuple and ... not in inside else None
         items = allowed(inside[0]) if inside else {}
-        words = " or ".join(_SEVERAL.get(item, item.replace("a list", "lists")) for item in items if item != "null")
+        words = " or ".join(
+            _SEVERAL.get(item, item.replace("a list", "lists")) for item in items if item != "null"
+        )
 
         def test(value: Any) -> bool:
             is_list = isinstance(value, ListConfig) and size in (None, len(value))
-            return is_list and all(not items or any(test(item) for test in items.values()) for item in value)
+            return is_list and all(
+                not items or any(test(item) for test in items.values()) for item in value
+            )
 
         return {f"a list of {f'{size} ' if size else ''}{words or 'values'}": test}
     if origin in (dict, Mapping):
         return {"{key: value}": lambda value: isinstance(value, DictConfig)}
-    accepted = {float: (float, int)}.get(annotation, (annotation,))  # type(…), because a bool is an instance of int
-    return {_WORDS[annotation]: lambda value: type(value) in accepted} if annotation in _WORDS else {}
+    accepted = {float: (float, int)}.get(
+        annotation, (annotation,)
+    )  # type(…), because a bool is an instance of int
+    return (
+        {_WORDS[annotation]: lambda value: type(value) in accepted} if annotation in _WORDS else {}
+    )

@@ -15,7 +15,12 @@ from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule, placed
 from capsule_lab.data.sources import AbstractSource, PublishedFiles
-from capsule_lab.data.standins.affnist import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
+from capsule_lab.data.standins.affnist import (
+    FACTORS,
+    STANDIN_NAME,
+    SyntheticAffNIST,
+    standin_provenance,
+)
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import to_unit_interval
 from capsule_lab.errors import MissingDataError
@@ -96,8 +101,13 @@ class _SyntheticSource(AbstractSource):
         return self.digits.load(train=train)
 
     def provenance(self) -> dict[str, Any]:
-        digits = "real MNIST's test digits" if self.digits is self.real else "the stand-in's test digits"
-        return _tested_on(self.digits, {"name": f"{STANDIN_NAME} made from {digits}", **standin_provenance(_TEST_SEED)})
+        digits = (
+            "real MNIST's test digits" if self.digits is self.real else "the stand-in's test digits"
+        )
+        return _tested_on(
+            self.digits,
+            {"name": f"{STANDIN_NAME} made from {digits}", **standin_provenance(_TEST_SEED)},
+        )
 
 
 def _tested_on(digits: AbstractSource, test: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +134,13 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
         shift, options: see ``ExpandedMNISTDataModule``.
     """
 
-    def __init__(self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any) -> None:
+    def __init__(
+        self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any
+    ) -> None:
         if pad != PAD:
-            raise ValueError(f"data.pad is {pad}; expected {PAD}, since affNIST's images have 40x40 pixels")
+            raise ValueError(
+                f"data.pad is {pad}; expected {PAD}, since affNIST's images have 40x40 pixels"
+            )
         super().__init__(pad=pad, shift=shift, **options)
         if affine_validation and self.validation == "none":
             raise ValueError(
@@ -164,7 +178,9 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
     def dataset(self, name: str) -> InMemory:
         if name == AFFINE:
             if AFFINE not in self.sets:
-                self.sets[AFFINE] = SyntheticAffNIST(self.sets["val"], self.seed, versions=1).stored()
+                self.sets[AFFINE] = SyntheticAffNIST(
+                    self.sets["val"], self.seed, versions=1
+                ).stored()
             return InMemory(self.sets[AFFINE], self.seed, fixed=True)
         if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)

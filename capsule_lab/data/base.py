@@ -26,7 +26,14 @@ from capsule_lab.data.loader import (
 )
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.data.sources import AbstractSource, choose_source
-from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
+from capsule_lab.data.splits import (
+    Indices,
+    Validation,
+    index_hash,
+    parse_share,
+    split_validation,
+    take_stratified,
+)
 from capsule_lab.data.transforms import transform_each
 from capsule_lab.errors import CapsuleLabError, DataError, check_choice, check_number, one_line
 from capsule_lab.system import cuda_graphs
@@ -122,7 +129,9 @@ class AbstractDataModule(L.LightningDataModule):
         if mixup is not None:
             check_number("data.mixup", mixup, above=0)
         if batch_size < 1 or eval_batch_size < 1:
-            raise ValueError(f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more")
+            raise ValueError(
+                f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more"
+            )
         self.directory = data_directory(directory)
         self.source = source
         self.batch_size = batch_size
@@ -165,7 +174,13 @@ class AbstractDataModule(L.LightningDataModule):
         ``background`` where it is transparent. Of any other kind, the input is not made of one picture.
         """
         channels, *size = self.spec.image_shape
-        return {"kind": "photograph", "size": size, "channels": channels, "fit": "crop", "background": "white"}
+        return {
+            "kind": "photograph",
+            "size": size,
+            "channels": channels,
+            "fit": "crop",
+            "background": "white",
+        }
 
     def from_picture(self, picture: Image.Image, *, polarity: Polarity = "auto") -> Tensor:
         """Return what the network receives for a picture: float32 ``(channel, height, width)``, not augmented.
@@ -231,7 +246,9 @@ class AbstractDataModule(L.LightningDataModule):
         """
         pipeline = (augment and self.train_transform) or self.eval_transform
         if pipeline is None:
-            raise DataError(f"{type(self).__name__} has no eval_transform; expected one, or a transform()")
+            raise DataError(
+                f"{type(self).__name__} has no eval_transform; expected one, or a transform()"
+            )
         return transform_each(pipeline, images, key)
 
     def describe(self) -> dict[str, Any]:
@@ -267,7 +284,9 @@ class AbstractDataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         if self.provenance:
             return
-        self.image_source = choose_source(self.source, self.real_source, self.standin_source, type(self).__name__)
+        self.image_source = choose_source(
+            self.source, self.real_source, self.standin_source, type(self).__name__
+        )
         real = self.image_source is self.real_source
         self.provenance = {"source": "real" if real else "standin", **self.describe()}
 
@@ -292,7 +311,9 @@ class AbstractDataModule(L.LightningDataModule):
         except CapsuleLabError:
             raise
         except Exception as error:  # of any kind, from a transform of the user's
-            raise DataError(f"{what} cannot be transformed ({type(error).__name__}: {one_line(error)})") from error
+            raise DataError(
+                f"{what} cannot be transformed ({type(error).__name__}: {one_line(error)})"
+            ) from error
         check_batch(batch, self.spec, what)
 
     def _setup_training(self) -> None:
@@ -361,23 +382,33 @@ class AbstractDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resume_at = state_dict or None
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
         if batch.labels.device == device:  # as in most runs, whose data sets are on their device
             return batch
-        moved: list[Any] = [values if values is None else values.to(device, non_blocking=True) for values in batch]
+        moved: list[Any] = [
+            values if values is None else values.to(device, non_blocking=True) for values in batch
+        ]
         return Batch(*moved)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:
-            seen: Batch = self._training_batch(batch) if self._replayed is None else self._replayed(batch)
+            seen: Batch = (
+                self._training_batch(batch) if self._replayed is None else self._replayed(batch)
+            )
             return seen
         names = self.test_names if trainer is not None and trainer.testing else self.val_names
         return self.transform_batch(batch, names[dataloader_idx])
 
     def use_cuda_graphs(self, use: bool) -> None:
         """Transform training batches with a CUDA graph, as those of the device on which a ``fit`` begins."""
-        self._replayed = Replayed("the transformation of training batches", self._training_batch) if use else None
+        self._replayed = (
+            Replayed("the transformation of training batches", self._training_batch)
+            if use
+            else None
+        )
 
     def _training_batch(self, batch: Batch) -> Batch:
         seen = self.transform_batch(batch, "train")

@@ -21,7 +21,10 @@ from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SERVER = "https://www.cs.toronto.edu/~kriz/"
-ARCHIVE, ARCHIVE_MD5 = "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"  # torchvision 0.29
+ARCHIVE, ARCHIVE_MD5 = (
+    "cifar-10-python.tar.gz",
+    "c58f30108f718f92721af3b95e74349a",
+)  # torchvision 0.29
 
 _TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # streams of the random draws
 
@@ -48,7 +51,11 @@ class CIFAR10Files(PublishedFiles):
             packed.extractall(scratch.parent, members, filter="data")
 
     def load(self, *, train: bool) -> Images:
-        batches = [read_batch(self.folder / file) for file in self.checksums if file.startswith("data") is train]
+        batches = [
+            read_batch(self.folder / file)
+            for file in self.checksums
+            if file.startswith("data") is train
+        ]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
         return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
@@ -82,7 +89,9 @@ class CIFAR10DataModule(AbstractDataModule):
         validation_share: float | str = "1/10",  # He 2016, section 4.2: 5,000 of 50,000
         **options: Any,
     ) -> None:
-        super().__init__(eval_batch_size=eval_batch_size, validation_share=validation_share, **options)
+        super().__init__(
+            eval_batch_size=eval_batch_size, validation_share=validation_share, **options
+        )
         check_number("data.crop", crop, 1, SIZE)
         check_number("data.brightness", brightness, 0)
         check_number("data.contrast", contrast, 0, 1)
@@ -96,7 +105,9 @@ class CIFAR10DataModule(AbstractDataModule):
     @property
     def spec(self) -> DataSpec:
         classes = () if self.uses_standin else CLASSES
-        return DataSpec(image_shape=(3, self.crop, self.crop), num_classes=len(CLASSES), classes=classes)
+        return DataSpec(
+            image_shape=(3, self.crop, self.crop), num_classes=len(CLASSES), classes=classes
+        )
 
     @property
     def input_form(self) -> dict[str, Any]:
@@ -105,12 +116,18 @@ class CIFAR10DataModule(AbstractDataModule):
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             corner = transforms.centre_corner(SIZE, self.crop)
-            return transforms.standardise(transforms.as_float(transforms.crop_at(images, corner, self.crop)))
-        top, left = (transforms.random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT))
+            return transforms.standardise(
+                transforms.as_float(transforms.crop_at(images, corner, self.crop))
+            )
+        top, left = (
+            transforms.random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT)
+        )
         pixels = transforms.crop(images, top, left, self.crop).float()
         if self.flip:
             mirrored = transforms.random_integers(key, _MIRROR, 0, 1).bool()
             pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
         added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
         factor = transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
-        return transforms.standardise(transforms.contrast(pixels + added[:, None, None, None], factor))
+        return transforms.standardise(
+            transforms.contrast(pixels + added[:, None, None, None], factor)
+        )

@@ -24,7 +24,9 @@ from capsule_lab.system.files import expanded, open_regular
 _FILLING = ".filling-"
 _SECONDS_TO_LOCK = 60  # ours: between the creation of a scratch folder and its lock
 _BLOCK = 2**20  # ours: bytes that are hashed at once
-_LARGEST = 2**30  # ours: bytes; the largest published file, of smallNORB, has less than half of them
+_LARGEST = (
+    2**30
+)  # ours: bytes; the largest published file, of smallNORB, has less than half of them
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
 log = logging.getLogger(__name__)
@@ -111,7 +113,9 @@ def reading(path: Path, name: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:  # readers of file formats raise many types of errors for damaged files
+    except (
+        Exception
+    ) as error:  # readers of file formats raise many types of errors for damaged files
         reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(
             f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to download them "
@@ -134,8 +138,13 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     reasons = []
     for server in servers:
         try:
-            return Path(pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader))
-        except (exceptions.ConnectionError, exceptions.Timeout) as error:  # their texts quote all layers of HTTP
+            return Path(
+                pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader)
+            )
+        except (
+            exceptions.ConnectionError,
+            exceptions.Timeout,
+        ) as error:  # their texts quote all layers of HTTP
             reasons.append(f"{server}{name}: {type(error).__name__}")
         except (OSError, ValueError) as error:
             reasons.append(f"{server}{name}: {one_line(error)}")
@@ -150,7 +159,10 @@ def filling(folder: Path) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder.parent)
-    with tempfile.TemporaryDirectory(prefix=_FILLING, dir=folder.parent) as scratch, ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix=_FILLING, dir=folder.parent) as scratch,
+        ExitStack() as stack,
+    ):
         with suppress(OSError):  # not every file system locks folders; leftovers then stay
             stack.enter_context(_locked(Path(scratch)))
         filled = Path(scratch) / folder.name
@@ -188,6 +200,12 @@ def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # truncated, or missing members
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        tarfile.TarError,
+        zlib.error,
+    ) as error:  # truncated, or missing members
         return one_line(error) or type(error).__name__
     return None

@@ -28,8 +28,20 @@ from capsule_lab.data.loader import Images, PixelFile, Rows
 from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.data.splits import Indices, Validation, parse_share, split_validation
-from capsule_lab.data.transforms import random_integers, random_shift, to_unit_interval, transform_each
-from capsule_lab.errors import DataError, check_choice, check_number, is_unicode, one_line, printable
+from capsule_lab.data.transforms import (
+    random_integers,
+    random_shift,
+    to_unit_interval,
+    transform_each,
+)
+from capsule_lab.errors import (
+    DataError,
+    check_choice,
+    check_number,
+    is_unicode,
+    one_line,
+    printable,
+)
 from capsule_lab.system.files import expanded, open_regular, read_regular
 from capsule_lab.types import DataSpec
 
@@ -78,31 +90,41 @@ def list_folder(path: Path, known: tuple[str, ...] = ()) -> Listing:
     top = _folders(path)
     has_parts = "train" in top
     if has_parts and (others := [name for name in top if name not in PARTS]):
-        raise DataError(f"{path} has train and {others[0]}; expected only train, val and test beside it: rename it")
+        raise DataError(
+            f"{path} has train and {others[0]}; expected only train, val and test beside it: rename it"
+        )
     parts = {part: path / part for part in PARTS if part in top} if has_parts else {"": path}
     folders = {part: _folders(folder) for part, folder in parts.items()}
     classes = known or tuple(next(iter(folders.values())))
     for name in classes:
         if not is_unicode(name):
-            raise DataError(f"{path} has a folder named {name!a}; expected a name in UTF-8: rename it")
+            raise DataError(
+                f"{path} has a folder named {name!a}; expected a name in UTF-8: rename it"
+            )
     if len(classes) < 2:
         found = f"one class, {classes[0]}" if classes else "no folders"
         where = next(iter(parts.values()))
-        raise DataError(f"{where} has {found}; expected two classes or more, and a folder of pictures for each of them")
+        raise DataError(
+            f"{where} has {found}; expected two classes or more, and a folder of pictures for each of them"
+        )
     files: list[tuple[str, int, str]] = []
     for part, names in folders.items():
         for name in names:
             folder = parts[part] / name
             if name not in classes:
                 owner = "the network" if known else "train"
-                raise DataError(f"{folder} is not a class of {owner}; expected folders named {', '.join(classes)}")
+                raise DataError(
+                    f"{folder} is not a class of {owner}; expected folders named {', '.join(classes)}"
+                )
             found_pictures = pictures.pictures_in(folder)
             if not found_pictures:
                 raise DataError(
                     f"{folder} has no pictures; expected files that end in {', '.join(pictures.ENDINGS)}: add some, or "
                     "remove the folder"
                 )
-            files += [(os.path.relpath(file, path), classes.index(name), part) for file in found_pictures]
+            files += [
+                (os.path.relpath(file, path), classes.index(name), part) for file in found_pictures
+            ]
     return Listing(classes, files)
 
 
@@ -110,7 +132,11 @@ def _folders(path: Path) -> list[str]:
     """Return the sorted names of the folders in ``path``, also of links to folders."""
     try:
         with os.scandir(path) as entries:
-            return sorted(each.name for each in entries if os.path.isdir(each) and not pictures.is_hidden(each.name))
+            return sorted(
+                each.name
+                for each in entries
+                if os.path.isdir(each) and not pictures.is_hidden(each.name)
+            )
     except OSError as error:
         raise DataError(
             f"data.path: {path} cannot be read ({error.strerror}); expected a folder with a folder of pictures for "
@@ -129,7 +155,9 @@ class PackedFolder(AbstractSource):
     to folders of classes are followed, because data is often linked; what is no regular file cannot be read.
     """
 
-    def __init__(self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any) -> None:
+    def __init__(
+        self, path: str | None, directory: Path, *, bad: str, workers: int, **reading: Any
+    ) -> None:
         self.path = None if path is None else expanded(path).absolute()
         self.directory = directory
         self.bad = bad
@@ -143,15 +171,24 @@ class PackedFolder(AbstractSource):
     @cached_property
     def listing(self) -> Listing:
         if self.path is None:
-            raise DataError("data.path is missing; expected data.path=<a folder with a folder of pictures per class>")
+            raise DataError(
+                "data.path is missing; expected data.path=<a folder with a folder of pictures per class>"
+            )
         return list_folder(self.path, self.known)
 
     def find_channels(self) -> int:
         """Return the number of channels; 1 if the first pictures of every class are grey."""
         if self.channels is None:
             path, listing = cast(Path, self.path), self.listing
-            of_class = ([name for name, number, _ in listing.files if number == k] for k in range(len(listing.classes)))
-            sample = (path / name for names in of_class for name in names[:: max(1, len(names) // _SAMPLE)])
+            of_class = (
+                [name for name, number, _ in listing.files if number == k]
+                for k in range(len(listing.classes))
+            )
+            sample = (
+                path / name
+                for names in of_class
+                for name in names[:: max(1, len(names) // _SAMPLE)]
+            )
             self.channels = 1 if all(map(_is_grey, sample)) else 3
         return self.channels
 
@@ -169,7 +206,9 @@ class PackedFolder(AbstractSource):
         self.folder = self.directory / f"folder-{key[:16]}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder.with_name(f".{self.folder.name}.lock")):  # several runs of a sweep
+            with FileLock(
+                self.folder.with_name(f".{self.folder.name}.lock")
+            ):  # several runs of a sweep
                 if not (self.folder / _INDEX).is_file():
                     self._pack()
         except OSError as error:
@@ -184,7 +223,11 @@ class PackedFolder(AbstractSource):
     def load(self, *, train: bool) -> Images:
         files = self.index["files"]
         stored = PixelFile(self.folder / _PIXELS, self.index["shape"])
-        chosen = [row for row, (_, _, part) in enumerate(files) if (part != "test" if train else part in ("", "test"))]
+        chosen = [
+            row
+            for row, (_, _, part) in enumerate(files)
+            if (part != "test" if train else part in ("", "test"))
+        ]
         rows = torch.tensor(chosen, dtype=torch.int64)
         labels = torch.tensor([files[row][1] for row in chosen], dtype=torch.int64)
         return Images(cast(Tensor, Rows(stored, rows)), labels)
@@ -199,7 +242,14 @@ class PackedFolder(AbstractSource):
 
     def _key(self) -> str:
         facts = [(*file, *_state(cast(Path, self.path) / file[0])) for file in self.listing.files]
-        content = [FORMAT, self.reading, self.find_channels(), self.listing.classes, self.bad, facts]
+        content = [
+            FORMAT,
+            self.reading,
+            self.find_channels(),
+            self.listing.classes,
+            self.bad,
+            facts,
+        ]
         return hashlib.sha256(json.dumps(content).encode(errors="surrogateescape")).hexdigest()
 
     def _pack(self) -> None:
@@ -213,7 +263,9 @@ class PackedFolder(AbstractSource):
         with filling(self.folder) as scratch:
             with (scratch / _PIXELS).open("wb") as out:
                 read = partial(read_pixels, channels=channels, **self.reading)
-                for file, pixels in zip(files, self._read([path / file[0] for file in files], read), strict=True):
+                for file, pixels in zip(
+                    files, self._read([path / file[0] for file in files], read), strict=True
+                ):
                     if isinstance(pixels, str):
                         bad.append((file[0], pixels))
                         continue
@@ -223,11 +275,20 @@ class PackedFolder(AbstractSource):
             if self.bad == "fail":
                 self._check_readable(bad)
             shape = len(kept), channels, size, size
-            index = {"files": kept, "bad": bad, "shape": shape, "sha256": digest.hexdigest(), "sides": self._sides()}
+            index = {
+                "files": kept,
+                "bad": bad,
+                "shape": shape,
+                "sha256": digest.hexdigest(),
+                "sides": self._sides(),
+            }
             (scratch / _INDEX).write_text(json.dumps(index), encoding="utf-8")
 
     def _read(self, paths: Sequence[Path], read: Any) -> Iterator[bytes | str]:
-        with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(self.workers) as pool:  # Pillow's metadata
+        with (
+            warnings.catch_warnings(action="ignore"),
+            ThreadPoolExecutor(self.workers) as pool,
+        ):  # Pillow's metadata
             for first in range(0, len(paths), _BLOCK):
                 yield from pool.map(read, paths[first : first + _BLOCK])
 
@@ -238,15 +299,20 @@ class PackedFolder(AbstractSource):
             more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             what = f"{len(bad)} of {len(self.listing.files)} pictures of {self.path} cannot be read: {named}{more}"
             if self.bad == "fail":
-                raise DataError(f"{what}; expected pictures: remove them, or leave them out with data.bad=skip")
+                raise DataError(
+                    f"{what}; expected pictures: remove them, or leave them out with data.bad=skip"
+                )
             log.warning("%s; they are left out", printable(what))
         of_files, of_kept = (
-            {(part, k) for _, k, part in files} for files in (self.listing.files, self.index.get("files", ()))
+            {(part, k) for _, k, part in files}
+            for files in (self.listing.files, self.index.get("files", ()))
         )
         if self.index and (lost := sorted(of_files - of_kept)):
             part, number = lost[0]
             folder = cast(Path, self.path) / part / self.listing.classes[number]
-            raise DataError(f"no picture of {folder} can be read; expected one or more: replace them")
+            raise DataError(
+                f"no picture of {folder} can be read; expected one or more: replace them"
+            )
 
     def _read_index(self) -> dict[str, Any]:
         """Return the index, after a check that it and the pixels are those that were written for this listing."""
@@ -256,7 +322,9 @@ class PackedFolder(AbstractSource):
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {one_line(error)[:200]}"
         if problem:
-            raise DataError(f"{self.folder} is damaged ({problem}): remove it, and the pictures are read again")
+            raise DataError(
+                f"{self.folder} is damaged ({problem}): remove it, and the pictures are read again"
+            )
         return index
 
     def _problem_of_index(self, index: Any) -> str:
@@ -307,11 +375,17 @@ def _is_grey(path: Path) -> bool:
         return True
 
 
-def read_pixels(path: Path, *, size: int, channels: int, fit: pictures.Fit, background: str) -> bytes | str:
+def read_pixels(
+    path: Path, *, size: int, channels: int, fit: pictures.Fit, background: str
+) -> bytes | str:
     """Return the pixels ``(channel, size, size)`` of a picture as bytes, or the reason why it cannot be read."""
     try:
         picture = pictures.opaque(pictures.open_picture(path, size), background)
-        return pictures.as_pixels(pictures.fitted(picture, (size, size), fit, background), channels).numpy().tobytes()
+        return (
+            pictures.as_pixels(pictures.fitted(picture, (size, size), fit, background), channels)
+            .numpy()
+            .tobytes()
+        )
     except DataError as error:
         return str(error).removeprefix(f"{path} cannot be read: ")
 
@@ -365,7 +439,9 @@ class PictureFolder(AbstractDataModule):
         validation: str = "stratified",
         **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, validation=validation, **options)
+        super().__init__(
+            batch_size=batch_size, eval_batch_size=eval_batch_size, validation=validation, **options
+        )
         check_number("data.size", size, 2)
         check_choice("data.channels", channels, ("auto", 1, 3))
         check_choice("data.fit", fit, ("crop", "pad", "stretch"))
@@ -398,7 +474,9 @@ class PictureFolder(AbstractDataModule):
     def spec(self) -> DataSpec:
         if self._spec is None:
             classes = self.real_source.listing.classes
-            self._spec = DataSpec((self.real_source.find_channels(), self.size, self.size), len(classes), classes)
+            self._spec = DataSpec(
+                (self.real_source.find_channels(), self.size, self.size), len(classes), classes
+            )
         return self._spec
 
     def use_spec(self, spec: DataSpec) -> None:
@@ -406,7 +484,9 @@ class PictureFolder(AbstractDataModule):
         if spec.classes:
             source.known = spec.classes
             source.channels = source.channels or channels
-            self._spec = DataSpec((source.channels, self.size, self.size), spec.num_classes, spec.classes)
+            self._spec = DataSpec(
+                (source.channels, self.size, self.size), spec.num_classes, spec.classes
+            )
 
     @property
     def input_form(self) -> dict[str, Any]:
@@ -417,7 +497,9 @@ class PictureFolder(AbstractDataModule):
         if "test" in self.real_source.listing.parts:
             return images
         labels = images.labels.numpy()
-        rest, test = split_validation(labels, "stratified", self.test_share, _SPLIT_SEED, "data.test_share")
+        rest, test = split_validation(
+            labels, "stratified", self.test_share, _SPLIT_SEED, "data.test_share"
+        )
         return images.subset(rest if train else test)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
@@ -426,7 +508,9 @@ class PictureFolder(AbstractDataModule):
         if "val" in parts:
             return np.flatnonzero(parts != "val"), np.flatnonzero(parts == "val")
         validation = cast(Validation, self.validation)
-        return split_validation(images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED)
+        return split_validation(
+            images.labels.numpy(), validation, self.validation_share, _SPLIT_SEED
+        )
 
     def _setup_training(self) -> None:
         super()._setup_training()
@@ -468,7 +552,9 @@ def warn_of_fit(sides: Sequence[Sequence[int]], size: int, fit: pictures.Fit) ->
             "data.fit=crop keeps the middle square only and cuts off most of most pictures, such as %.0f %% of one of "
             "%dx%d; set data.fit=%s",
             *(100 * (1 - share), width, height),
-            "stretch, which changes their proportions" if is_thin else "pad, which keeps everything, or stretch",
+            "stretch, which changes their proportions"
+            if is_thin
+            else "pad, which keeps everything, or stretch",
         )
 
 
@@ -495,7 +581,9 @@ def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
         try:
             steps.append(kind(**(arguments or {})))
         except Exception as error:  # of any kind, from torchvision
-            raise ValueError(f"data.augment_with: {name} refuses its arguments: {one_line(error)}") from error
+            raise ValueError(
+                f"data.augment_with: {name} refuses its arguments: {one_line(error)}"
+            ) from error
     pipeline = v2.Compose(steps)
     image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
     try:
@@ -504,5 +592,7 @@ def transformations(names: Sequence[Any], channels: int, size: int) -> Any:
     except Exception as error:  # of any kind, from torchvision
         found = one_line(error)
     if found != (expected := f"{image.dtype} of shape {tuple(image.shape[1:])}"):
-        raise ValueError(f"data.augment_with gives {found}; expected transformations that keep {expected}")
+        raise ValueError(
+            f"data.augment_with gives {found}; expected transformations that keep {expected}"
+        )
     return pipeline

@@ -13,7 +13,13 @@ from torch import Tensor
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.loader import InMemory
 from capsule_lab.data.mnist import MNISTDataModule, check_shift
-from capsule_lab.data.transforms import affine, affine_matrix, random_integers, random_uniform, shift
+from capsule_lab.data.transforms import (
+    affine,
+    affine_matrix,
+    random_integers,
+    random_uniform,
+    shift,
+)
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
@@ -104,7 +110,9 @@ class ImagePairs(AbstractDataModule):
         pair = self.pair(seen.images, batch.key)
         return seen._replace(images=pair.first, targets=pair.second, change=pair.change)
 
-    def pair(self, images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"]) -> Pair:
+    def pair(
+        self, images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"]
+    ) -> Pair:
         if self.change == "shift":
             return self._shifted(images, key, self.largest_shift)
         unit = max(images.shape[2:]) / 2
@@ -115,24 +123,44 @@ class ImagePairs(AbstractDataModule):
         return Pair(first, second, other @ torch.linalg.inv_ex(matrix).inverse)
 
     def _shifted(self, images: Tensor, key: Tensor, largest: int) -> Pair:
-        down, right, down_again, right_again = (random_integers(key, stream, -largest, largest) for stream in range(4))
+        down, right, down_again, right_again = (
+            random_integers(key, stream, -largest, largest) for stream in range(4)
+        )
         if self.moved == "target":
             down, right = torch.zeros_like(down), torch.zeros_like(right)
         change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
-        return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)
+        return Pair(
+            shift(images, down, right, largest),
+            shift(images, down_again, right_again, largest),
+            change,
+        )
 
-    def _affine(self, images: Tensor, key: Tensor, stream: int, unit: float) -> tuple[Tensor, Tensor]:
+    def _affine(
+        self, images: Tensor, key: Tensor, stream: int, unit: float
+    ) -> tuple[Tensor, Tensor]:
         """Return transformed images and their homogeneous matrices, with half the image as the unit."""
         shift = float(self.largest_shift)
         largest = (self.rotation, self.scale, self.shear, shift, shift)
-        draws = (random_uniform(key, number, -most, most) for number, most in enumerate(largest, stream))
+        draws = (
+            random_uniform(key, number, -most, most) for number, most in enumerate(largest, stream)
+        )
         rotation, log_scale, shear, right, down = draws
         scale = log_scale.exp()
         matrix = torch.zeros(len(images), 3, 3, device=images.device)
-        matrix[:, :2, :2] = affine_matrix(rotation=rotation, shear=shear, scale_x=scale, scale_y=scale)
+        matrix[:, :2, :2] = affine_matrix(
+            rotation=rotation, shear=shear, scale_x=scale, scale_y=scale
+        )
         matrix[:, :2, 2] = torch.stack([right, down], 1) / unit
         matrix[:, 2, 2] = 1
-        moved = affine(images, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down)
+        moved = affine(
+            images,
+            rotation=rotation,
+            shear=shear,
+            scale_x=scale,
+            scale_y=scale,
+            right=right,
+            down=down,
+        )
         return moved, matrix
 
 

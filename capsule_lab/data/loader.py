@@ -52,7 +52,9 @@ class PixelFile:
         size = self.shape[1:].numel()
         for row, image in zip(rows.tolist(), images.numpy(), strict=True):
             if os.preadv(self._descriptor, [image], row * size) != size:
-                raise DataError(f"{self.path} became shorter while it was used; start again, and the pictures are read")
+                raise DataError(
+                    f"{self.path} became shorter while it was used; start again, and the pictures are read"
+                )
         return images
 
 
@@ -94,7 +96,9 @@ class Rows:
         images = torch.empty(self.shape, dtype=self.dtype, device=device)
         step = max(1, self._BLOCK // self.shape[1:].numel())
         for first in range(0, len(self), step):
-            images[first : first + step] = self.stored.read(self.rows[first : first + step]).to(device)
+            images[first : first + step] = self.stored.read(self.rows[first : first + step]).to(
+                device
+            )
         return images
 
 
@@ -136,7 +140,10 @@ def check_images(images: Images, classes: int, what: str) -> None:
         found = f"labels of {labels.dtype} and shape {tuple(labels.shape)} for {len(pixels)} images"
         expected = "one of torch.int64 for each"
     elif factors is not None and factors.shape[:1] != labels.shape:
-        found, expected = f"factors of shape {tuple(factors.shape)} for {len(pixels)} images", "a row for each"
+        found, expected = (
+            f"factors of shape {tuple(factors.shape)} for {len(pixels)} images",
+            "a row for each",
+        )
     elif not len(labels):
         found, expected = "no images", "one or more"
     elif not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -144,18 +151,28 @@ def check_images(images: Images, classes: int, what: str) -> None:
         found, expected = f"label {wrong}", f"0 to {classes - 1}, as there are {classes} classes"
     else:
         return
-    raise DataError(f"{what} has {found}; expected {expected}: correct the files, or the load() that reads them")
+    raise DataError(
+        f"{what} has {found}; expected {expected}: correct the files, or the load() that reads them"
+    )
 
 
 def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
     """Raise a ``DataError`` about ``what`` unless a transformed batch has images and labels as ``spec`` states."""
     images, labels = batch.images, batch.labels
-    shape = tuple(images.shape[2:] if images.ndim == 5 else images.shape[1:])  # 5: several crops of each image
+    shape = tuple(
+        images.shape[2:] if images.ndim == 5 else images.shape[1:]
+    )  # 5: several crops of each image
     label_shape = (spec.labels_per_image,) if spec.labels_per_image > 1 else ()
     if shape != tuple(spec.image_shape):
-        found, expected = f"images of shape {shape}", f"{tuple(spec.image_shape)}, as its spec states"
+        found, expected = (
+            f"images of shape {shape}",
+            f"{tuple(spec.image_shape)}, as its spec states",
+        )
     elif images.dtype != torch.float32:
-        found, expected = f"images of {images.dtype}", "torch.float32, as from v2.ToDtype(torch.float32, scale=True)"
+        found, expected = (
+            f"images of {images.dtype}",
+            "torch.float32, as from v2.ToDtype(torch.float32, scale=True)",
+        )
     elif not images.isfinite().all():
         found, expected = "pixels that are not finite", "numbers, such as from 0 to 1"
     elif images.min() >= 0 and images.max() > _BRIGHTEST:
@@ -165,17 +182,28 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
         found = f"labels of shape {tuple(labels.shape)}"
         expected = f"{(len(labels), *label_shape)}, as its spec states labels_per_image={spec.labels_per_image}"
     elif spec.classes and len(spec.classes) != spec.num_classes:
-        found, expected = f"{len(spec.classes)} names of classes", f"{spec.num_classes}, as its spec states num_classes"
+        found, expected = (
+            f"{len(spec.classes)} names of classes",
+            f"{spec.num_classes}, as its spec states num_classes",
+        )
     else:
         return
-    raise DataError(f"{what} gives the network {found}; expected {expected}: correct the spec or the transform")
+    raise DataError(
+        f"{what} gives the network {found}; expected {expected}: correct the spec or the transform"
+    )
 
 
 def warn_of_unusual(images: Images, classes: int, what: str) -> None:
     """Warn of classes without images, and of images that show nothing; a sample of the images is looked at."""
     absent = sorted({*range(classes)} - {*images.labels.unique().tolist()})
     if absent:
-        log.warning("%s has no image of %d of the %d classes, such as class %d", what, len(absent), classes, absent[0])
+        log.warning(
+            "%s has no image of %d of the %d classes, such as class %d",
+            what,
+            len(absent),
+            classes,
+            absent[0],
+        )
     number = len(images.labels)
     sample: Tensor | Rows = images.subset(torch.arange(0, number, -(-number // _LOOKED_AT))).images
     pixels = (sample.read() if isinstance(sample, Rows) else sample).flatten(2)
@@ -199,7 +227,9 @@ class InMemory(Dataset[Batch]):
     derive from ``seed``, in every epoch, so that random transformations stay the same.
     """
 
-    def __init__(self, images: Images, seed: int, *, size: int | None = None, fixed: bool = False) -> None:
+    def __init__(
+        self, images: Images, seed: int, *, size: int | None = None, fixed: bool = False
+    ) -> None:
         self.data = images
         self.seed = seed
         self.size = len(images.labels) if size is None else size
@@ -227,7 +257,9 @@ class InMemory(Dataset[Batch]):
     def to(self, device: torch.device) -> InMemory:
         """Return a copy of the set with all tensors on ``device``; it makes the same batches there."""
         moved = copy.copy(self)
-        vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)})
+        vars(moved).update(
+            {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)}
+        )
         return moved
 
 
@@ -288,12 +320,16 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
 
     def __post_init__(self) -> None:
         if self.size < self.world_size:
-            raise ValueError(f"{self.size} images for {self.world_size} processes; expected at least one for each")
+            raise ValueError(
+                f"{self.size} images for {self.world_size} processes; expected at least one for each"
+            )
         together = self.batch_size * self.world_size
         self.bounds = [*range(0, self.size, together), self.size]
         ragged = len(self.bounds) > 2 and self.size % together  # 2 bounds: a single batch
         if ragged and (self.drop_last or ragged < self.world_size):
-            del self.bounds[-1 if self.drop_last else -2]  # -2: fewer than processes; join the previous batch
+            del self.bounds[
+                -1 if self.drop_last else -2
+            ]  # -2: fewer than processes; join the previous batch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; Lightning calls this before each epoch."""
@@ -313,13 +349,20 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         order = torch.arange(self.size)
         if self.shuffle:
-            order = torch.from_numpy(np.random.default_rng((self.seed, self.epoch)).permutation(self.size))
+            order = torch.from_numpy(
+                np.random.default_rng((self.seed, self.epoch)).permutation(self.size)
+            )
         order = order.to(self.device)
         state, self.resume_at = self.resume_at, {}
-        first = state["batch"] if state.get("epoch") == self.epoch and state["batch"] < len(self) else 0
+        first = (
+            state["batch"] if state.get("epoch") == self.epoch and state["batch"] < len(self) else 0
+        )
         for batch in range(first, len(self)):
             self.position = batch + 1
-            yield order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size], self.epoch
+            yield (
+                order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size],
+                self.epoch,
+            )
 
 
 def _unchanged(batch: Any) -> Any:
@@ -331,7 +374,9 @@ class ResumableLoader(DataLoader[Batch]):
     """A ``DataLoader`` that resumes from a checkpoint written in the middle of an epoch."""
 
     def __init__(self, dataset: InMemory, batches: EpochBatches, *, pin_memory: bool) -> None:
-        super().__init__(dataset, sampler=batches, batch_size=None, collate_fn=_unchanged, pin_memory=pin_memory)
+        super().__init__(
+            dataset, sampler=batches, batch_size=None, collate_fn=_unchanged, pin_memory=pin_memory
+        )
         self.batches = batches
 
     def state_dict(self) -> dict[str, int]:
@@ -347,4 +392,6 @@ def fits(images: Images, device: torch.device) -> bool:
     Where several runs share a GPU, each of them may take a quarter of its share: all of them may start now.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return images.nbytes <= free / runs_per_gpu() / 4  # ours: leaves room for other sets and for activations
+    return (
+        images.nbytes <= free / runs_per_gpu() / 4
+    )  # ours: leaves room for other sets and for activations

@@ -11,7 +11,10 @@ from capsule_lab.data.loader import Index, InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
 from capsule_lab.types import Batch
 
-_PARTNER, _SHARE = 1000, 1001  # streams of the random draws, above those of any transformation; see random_bits
+_PARTNER, _SHARE = (
+    1000,
+    1001,
+)  # streams of the random draws, above those of any transformation; see random_bits
 _SHARES = 4096  # ours: finer steps would not change gradients noticeably
 
 
@@ -31,7 +34,13 @@ class WithPartners(InMemory):
         first = self.images[index, epoch]
         partners = self.images[random_bits(first.key, _PARTNER) % len(self.images), epoch]
         fields = ((name, value, getattr(partners, name)) for name, value in first._asdict().items())
-        return first._replace(**{name: torch.cat([value, other]) for name, value, other in fields if value is not None})
+        return first._replace(
+            **{
+                name: torch.cat([value, other])
+                for name, value, other in fields
+                if value is not None
+            }
+        )
 
     def to(self, device: torch.device) -> WithPartners:
         return WithPartners(self.images.to(device))

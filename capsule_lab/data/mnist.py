@@ -20,8 +20,17 @@ from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SIZE = 28  # LeCun 1998: pixels a side
-SERVERS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")  # torchvision 0.29
-DIGIT = {"kind": "digit", "polarity": "light_on_dark", "size": [SIZE, SIZE], "channels": 1, "background": "black"}
+SERVERS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)  # torchvision 0.29
+DIGIT = {
+    "kind": "digit",
+    "polarity": "light_on_dark",
+    "size": [SIZE, SIZE],
+    "channels": 1,
+    "background": "black",
+}
 """``input_form`` of MNIST; its box and centre are those of ``formats.pictures.as_digit``."""
 ARCHIVES = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -110,4 +119,6 @@ def check_shift(shift: int, size: int = SIZE) -> None:
     """Check the option ``shift`` of a data set with images of ``size`` x ``size`` pixels."""
     check_number("data.shift", shift, 0)
     if shift >= size:
-        raise ValueError(f"data.shift is {shift}; expected fewer than the {size} pixels of the images")
+        raise ValueError(
+            f"data.shift is {shift}; expected fewer than the {size} pixels of the images"
+        )

@@ -37,7 +37,9 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         **options: see ``AbstractDataModule``.
     """
 
-    def __init__(self, *, pad: int = PAD, shift: int = 6, **options: Any) -> None:  # 6: official code, README
+    def __init__(
+        self, *, pad: int = PAD, shift: int = 6, **options: Any
+    ) -> None:  # 6: official code, README
         super().__init__(**options)
         check_shift(shift)
         check_number("data.pad", pad, 0)
@@ -62,7 +64,9 @@ class ExpandedMNISTDataModule(AbstractDataModule):
 
     def from_picture(self, picture: Image.Image, *, polarity: Polarity = "auto") -> Tensor:
         """Place the digit in the middle; see ``AbstractDataModule.from_picture``."""
-        return torch.nn.functional.pad(to_unit_interval(self.stored_picture(picture, polarity)), (self.pad,) * 4)
+        return torch.nn.functional.pad(
+            to_unit_interval(self.stored_picture(picture, polarity)), (self.pad,) * 4
+        )
 
     def describe(self) -> dict[str, Any]:
         return placed(super().describe(), self.pad)

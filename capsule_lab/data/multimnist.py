@@ -25,7 +25,10 @@ SameClass = Literal["never", "also", "only"]
 
 PAIRS_PER_IMAGE = 1000  # section 6: pairs with the same first image, 10 million for testing
 
-_PARTNER, _FIRST = 0, 1  # streams of the random draws: the second image, then the positions; see random_bits
+_PARTNER, _FIRST = (
+    0,
+    1,
+)  # streams of the random draws: the second image, then the positions; see random_bits
 _TURN = math.radians(5)  # from a tutorial
 _SCALE = (0.5, 0.7)  # from the same tutorial
 
@@ -111,7 +114,13 @@ class MultiMNISTDataModule(AbstractDataModule):
             return Pairs(images, self.seed, same_class=same_class, fixed=not self.augment)
         size = self.pairs[name]
         check_number(f"data.{name}_pairs", size, 1, PAIRS_PER_IMAGE * len(images.labels))
-        return Pairs(images, self.seed, same_class=same_class, size=min(size, self.eval_images or size), fixed=True)
+        return Pairs(
+            images,
+            self.seed,
+            same_class=same_class,
+            size=min(size, self.eval_images or size),
+            fixed=True,
+        )
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
         return indices  # eval_images limits pairs
@@ -120,8 +129,12 @@ class MultiMNISTDataModule(AbstractDataModule):
         """Compose each pair; return the composites and their parts."""
         number, labels = batch.labels.shape
         digits = batch.images.reshape(number * labels, 1, *batch.images.shape[2:])
-        key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(-1)  # one for each digit of a pair
-        parts = self.transform(digits, key, augment=True).reshape(number, labels, *self.spec.image_shape)
+        key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(
+            -1
+        )  # one for each digit of a pair
+        parts = self.transform(digits, key, augment=True).reshape(
+            number, labels, *self.spec.image_shape
+        )
         images = parts.sum(1).clamp(max=1) if self.blend == "sum" else parts.amax(1)
         return batch._replace(images=images, parts=parts)
 
@@ -132,11 +145,20 @@ class MultiMNISTDataModule(AbstractDataModule):
             return transforms.random_shift(canvas, key, self.shift, _FIRST)
         most = canvas.shape[3] / 5  # from the same tutorial
         ranges = [(-_TURN, _TURN), _SCALE, (-most, most), (-most, most)]
-        drawn = (transforms.random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
+        drawn = (
+            transforms.random_uniform(key, stream, low, high)
+            for stream, (low, high) in enumerate(ranges, _FIRST)
+        )
         rotation, scale, right, down = drawn
         shear = torch.zeros_like(scale)
         return transforms.affine(
-            canvas, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down
+            canvas,
+            rotation=rotation,
+            shear=shear,
+            scale_x=scale,
+            scale_y=scale,
+            right=right,
+            down=down,
         )
 
 
@@ -152,7 +174,9 @@ class Pairs(InMemory):
         same_class: see ``MultiMNISTDataModule``.
     """
 
-    def __init__(self, images: Images, seed: int, *, same_class: SameClass = "never", **options: Any) -> None:
+    def __init__(
+        self, images: Images, seed: int, *, same_class: SameClass = "never", **options: Any
+    ) -> None:
         super().__init__(images, seed, **options)
         labels, count = images.labels, len(images.labels)
         self.by_class = labels.argsort(stable=True)
@@ -161,7 +185,11 @@ class Pairs(InMemory):
         self.place = torch.empty_like(self.by_class)  # of each image in by_class
         self.place[self.by_class] = torch.arange(count)
         self.same_class = same_class
-        of_class = {"never": count - self.counts, "also": 0 * self.counts + count - 1, "only": self.counts - 1}
+        of_class = {
+            "never": count - self.counts,
+            "also": 0 * self.counts + count - 1,
+            "only": self.counts - 1,
+        }
         self.partners_of_class = of_class[same_class]  # number of partners per image of a class
         alone = labels[self.partners_of_class[labels] == 0]
         if len(alone):
@@ -176,10 +204,14 @@ class Pairs(InMemory):
         chosen = torch.stack([first, self.partners(first, key)], 1)  # [b 2]
         return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
 
-    def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+    def partners(
+        self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]
+    ) -> Int64[Tensor, " batch"]:
         """Draw a partner for each image of ``first``, see ``same_class``."""
         label = self.data.labels[first]
-        rank = transforms.random_bits(key, _PARTNER) % self.partners_of_class[label]  # among images ordered by class
+        rank = (
+            transforms.random_bits(key, _PARTNER) % self.partners_of_class[label]
+        )  # among images ordered by class
         if self.same_class == "never":  # leave out its own class
             left_out, width = self.starts[label], self.counts[label]
         else:  # leave out the image itself

@@ -23,7 +23,10 @@ Preprocessing = Literal["official", "paper"]
 
 _JITTER = {  # largest brightness added, and largest deviation of the contrast factor from 1
     "official": (63.0, 0.8),  # official code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
-    "paper": (2.0, 0.5),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
+    "paper": (
+        2.0,
+        0.5,
+    ),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
 }
 _BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # streams of the random draws
 NOVEL_VAL = "novel_val"  # name of the further validation set
@@ -121,11 +124,15 @@ class SmallNORBDataModule(AbstractDataModule):
                 f"data.validation_share is {options['validation_share']}; smallNORB holds out whole toys, because a "
                 "share of the images would show the same toys on both sides: set data.validation_instances"
             )
-        super().__init__(validation=validation, batch_size=batch_size, eval_batch_size=eval_batch_size, **options)
+        super().__init__(
+            validation=validation, batch_size=batch_size, eval_batch_size=eval_batch_size, **options
+        )
         check_choice("data.resize", resize, ("subsample", "area"))
         check_choice("data.preprocessing", preprocessing, ("official", "paper"))
         check_choice("data.stereo", stereo, ("channels", "separate"))
-        check_choice("data.split", split, ("full", "azimuth", "elevation", "azimuth_all", "elevation_all"))
+        check_choice(
+            "data.split", split, ("full", "azimuth", "elevation", "azimuth_all", "elevation_all")
+        )
         check_choice("data.test_crops", test_crops, (1, _THIRTEEN))
         check_choice("data.standin", standin, ("full", "small"))
         own_brightness, own_contrast = _JITTER[preprocessing]
@@ -155,9 +162,16 @@ class SmallNORBDataModule(AbstractDataModule):
 
     @property
     def spec(self) -> DataSpec:
-        channels, factors = (2, files.FACTORS) if self.stereo == "channels" else (1, (*files.FACTORS, "eye"))
+        channels, factors = (
+            (2, files.FACTORS) if self.stereo == "channels" else (1, (*files.FACTORS, "eye"))
+        )
         shape = (channels, self.crop, self.crop)
-        return DataSpec(image_shape=shape, num_classes=len(files.CLASSES), classes=files.CLASSES, factors=factors)
+        return DataSpec(
+            image_shape=shape,
+            num_classes=len(files.CLASSES),
+            classes=files.CLASSES,
+            factors=factors,
+        )
 
     @property
     def input_form(self) -> dict[str, Any]:
@@ -179,7 +193,9 @@ class SmallNORBDataModule(AbstractDataModule):
             labels, instances, self.validation_instances, self.seed, self.validation_fold
         )
         if self.further_validations:
-            self.sets[NOVEL_VAL] = images.subset(self._limit(np.intersect1d(validation, novel), images))
+            self.sets[NOVEL_VAL] = images.subset(
+                self._limit(np.intersect1d(validation, novel), images)
+            )
         return np.intersect1d(train, seen), np.intersect1d(validation, familiar)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
@@ -194,29 +210,43 @@ class SmallNORBDataModule(AbstractDataModule):
         if self.test_crops == 1 or name not in self.test_names:
             return super().transform_batch(batch, name)
         corners = transforms.thirteen_corners(files.SIZE, self.crop)
-        return batch._replace(images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1))
+        return batch._replace(
+            images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1)
+        )
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             return self._still(images, transforms.centre_corner(files.SIZE, self.crop))
-        top, left = (transforms.random_integers(key, stream, 0, files.SIZE - self.crop) for stream in (_TOP, _LEFT))
+        top, left = (
+            transforms.random_integers(key, stream, 0, files.SIZE - self.crop)
+            for stream in (_TOP, _LEFT)
+        )
         pixels = images.float()
         if self.preprocessing == "official":
-            return transforms.standardise(transforms.crop(self._jitter(pixels, key), top, left, self.crop))
-        return self._jitter(transforms.crop(transforms.standardise(pixels), top, left, self.crop), key)
+            return transforms.standardise(
+                transforms.crop(self._jitter(pixels, key), top, left, self.crop)
+            )
+        return self._jitter(
+            transforms.crop(transforms.standardise(pixels), top, left, self.crop), key
+        )
 
     def _jitter(self, pixels: Tensor, key: Tensor) -> Tensor:
         added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
         brighter = pixels + added[:, None, None, None]
         return transforms.contrast(
-            brighter, transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
+            brighter,
+            transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast),
         )
 
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
         """Return the preprocessed crop at ``corner``, without augmentation."""
         if self.preprocessing == "official":
-            return transforms.standardise(transforms.crop_at(transforms.as_float(images), corner, self.crop))
-        return transforms.crop_at(transforms.standardise(transforms.as_float(images)), corner, self.crop)
+            return transforms.standardise(
+                transforms.crop_at(transforms.as_float(images), corner, self.crop)
+            )
+        return transforms.crop_at(
+            transforms.standardise(transforms.as_float(images)), corner, self.crop
+        )
 
 
 def _column(images: Images, factor: str) -> Tensor:

@@ -54,10 +54,14 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         }
         for name, (only, why) in ignored.items():
             if options.get(name, only) != only:
-                raise ValueError(f"data.{name} is {options[name]}, but {why}; expected {only or 'null'}")
+                raise ValueError(
+                    f"data.{name} is {options[name]}, but {why}; expected {only or 'null'}"
+                )
         unknown = [name for name in categories if name not in files.CLASSES]
         if unknown or not categories:
-            raise ValueError(f"data.categories is {[*categories]}; expected names from {', '.join(files.CLASSES)}")
+            raise ValueError(
+                f"data.categories is {[*categories]}; expected names from {', '.join(files.CLASSES)}"
+            )
         self.categories = tuple(categories)
 
     @property
@@ -66,7 +70,9 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def describe(self) -> dict[str, Any]:
         facts = super().describe()
-        return facts | {"name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"}
+        return facts | {
+            "name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"
+        }
 
     def describe_test(self, counts: Mapping[str, int]) -> str:
         return f"{counts['test']} pairs of {self.test_sizes['test']}"
@@ -83,7 +89,11 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def dataset(self, name: str) -> InMemory:
         images = self.sets[name]
-        size = None if name == "train" or self.eval_images is None else min(len(images.labels), self.eval_images)
+        size = (
+            None
+            if name == "train" or self.eval_images is None
+            else min(len(images.labels), self.eval_images)
+        )
         return ViewPairs(images, self.seed, size=size, fixed=name != "train" or not self.augment)
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
@@ -95,7 +105,9 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         first, second = (
-            super(SmallNORBPairsDataModule, self).transform_batch(batch._replace(images=images), "val").images
+            super(SmallNORBPairsDataModule, self)
+            .transform_batch(batch._replace(images=images), "val")
+            .images
             for images in batch.images.chunk(2, dim=1)
         )
         return batch._replace(images=first, targets=second)
@@ -122,7 +134,9 @@ class ViewPairs(InMemory):
         return Batch(both, self.data.labels[index], key, factors, change=change)
 
 
-def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int64[Tensor, " image"]]:
+def neighbouring_views(
+    images: Images,
+) -> tuple[Int64[Tensor, "image nine"], Int64[Tensor, " image"]]:
     """Find the images at most one step away from each image in azimuth and elevation: their indices and counts.
 
     The first ``counts`` entries of a row are the neighbours, including the image itself; the others are -1.
@@ -130,17 +144,23 @@ def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int
     assert images.factors is not None
     instance, elevation, azimuth, lighting = images.factors.long().T
     row, column = elevation + 1, azimuth // 2  # the first and the last row stay empty
-    _, scene = torch.unique(torch.stack([images.labels, instance, lighting], 1), dim=0, return_inverse=True)
+    _, scene = torch.unique(
+        torch.stack([images.labels, instance, lighting], 1), dim=0, return_inverse=True
+    )
     table = torch.full((int(scene.max()) + 1, _ELEVATIONS + 2, _AZIMUTHS), -1)
     table[scene, row, column] = torch.arange(len(scene))
     steps = (-1, 0, 1)
-    rows = torch.stack([table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1)
+    rows = torch.stack(
+        [table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1
+    )
     order = (rows < 0).long().argsort(dim=1, stable=True)
     return rows.gather(1, order), (rows >= 0).sum(1)
 
 
 def _degrees(factors: Tensor) -> tuple[Tensor, Tensor]:
-    azimuth, elevation = (factors[:, files.FACTORS.index(name)] for name in ("azimuth", "elevation"))
+    azimuth, elevation = (
+        factors[:, files.FACTORS.index(name)] for name in ("azimuth", "elevation")
+    )
     return _DEGREES * azimuth, _LOWEST + _STEP * elevation
 
 

@@ -72,14 +72,20 @@ class PublishedFiles(AbstractSource):
         return verify(self.folder, self.checksums, self.name)
 
     def is_here(self) -> bool:
-        return bool(self.checksums) and all((self.folder / name).is_file() for name in self.checksums)
+        return bool(self.checksums) and all(
+            (self.folder / name).is_file() for name in self.checksums
+        )
 
     def find(self) -> None:
         if self.is_complete():
             return
         problem = fetch(self.folder, self.download)
         if problem is not None or not self.is_complete():
-            where = str(self.folder) if self.folder.is_absolute() else f"{self.folder} (in {Path.cwd()})"
+            where = (
+                str(self.folder)
+                if self.folder.is_absolute()
+                else f"{self.folder} (in {Path.cwd()})"
+            )
             raise MissingDataError(
                 f"{self.name} is not in {where} and the download failed ({problem}); put {self.file_names} there, or "
                 f"set the directory that contains {self.path} with CAPSULE_LAB_DATA=…"
@@ -89,7 +95,9 @@ class PublishedFiles(AbstractSource):
         return {"name": f"real {self.name}", "md5": self.checksums}
 
 
-def choose_source(option: str, real: AbstractSource, standin: AbstractSource | None, name: str) -> AbstractSource:
+def choose_source(
+    option: str, real: AbstractSource, standin: AbstractSource | None, name: str
+) -> AbstractSource:
     """Return ``real`` or ``standin``, after finding its images; log a warning if it is the stand-in.
 
     ``option`` is ``"auto"``, ``"real"`` or ``"standin"``; ``name`` is the data set's class, for messages. Raise a

@@ -26,7 +26,9 @@ def parse_share(share: float | str, option: str = "data.validation_share") -> Fr
     try:
         return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
     except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"{option} is {share!r}; expected a number or a fraction such as 1/6") from error
+        raise ValueError(
+            f"{option} is {share!r}; expected a number or a fraction such as 1/6"
+        ) from error
 
 
 def split_validation(
@@ -57,7 +59,9 @@ def split_validation(
     _check_share(labels, size, share, option)
     from sklearn.model_selection import train_test_split  # slow import
 
-    train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
+    train, held_out = train_test_split(
+        everything, test_size=size, stratify=labels, random_state=seed
+    )
     return np.sort(train), np.sort(held_out)
 
 
@@ -78,7 +82,9 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
     )
 
 
-def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int) -> Indices:
+def take_stratified(
+    indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int
+) -> Indices:
     """Draw ``size`` of ``indices`` in proportion to the classes, for learning from few labels."""
     check_number("data.train_images", size, 1, len(indices))
     if size == len(indices):
@@ -89,12 +95,18 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
         return np.sort(indices[order[:size]])
     from sklearn.model_selection import train_test_split  # slow import
 
-    kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)
+    kept, _ = train_test_split(
+        indices, train_size=size, stratify=labels[indices], random_state=seed
+    )
     return np.sort(kept)
 
 
 def split_by_instance(
-    labels: npt.NDArray[np.int64], instances: npt.NDArray[np.int64], held_out: int, seed: int, fold: int = 0
+    labels: npt.NDArray[np.int64],
+    instances: npt.NDArray[np.int64],
+    held_out: int,
+    seed: int,
+    fold: int = 0,
 ) -> tuple[Indices, Indices]:
     """Return the indices of the training and of the validation images, so that no object is on both sides.
 
@@ -114,12 +126,18 @@ def split_by_instance(
     return np.flatnonzero(~validation), np.flatnonzero(validation)
 
 
-def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) -> tuple[Indices, Indices]:
+def split_by_viewpoint(
+    values: npt.NDArray[np.int64], viewpoints: Viewpoints
+) -> tuple[Indices, Indices]:
     """Return the indices of the images from familiar and from novel viewpoints (Hinton 2018, section 5).
 
     ``values`` is the azimuth or elevation of each image, as in the info files; with ``"full"``, all are familiar.
     """
-    familiar = np.ones(len(values), dtype=bool) if viewpoints == "full" else np.isin(values, FAMILIAR[viewpoints])
+    familiar = (
+        np.ones(len(values), dtype=bool)
+        if viewpoints == "full"
+        else np.isin(values, FAMILIAR[viewpoints])
+    )
     return np.flatnonzero(familiar), np.flatnonzero(~familiar)
 
 

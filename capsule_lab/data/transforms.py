@@ -14,14 +14,18 @@ _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
-def random_bits(key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, " ..."]) -> Int64[Tensor, " ..."]:
+def random_bits(
+    key: Int64[Tensor, "*shape"], stream: int | Int64[Tensor, " ..."]
+) -> Int64[Tensor, " ..."]:
     """Draw 63 random bits per key with SplitMix64; they depend neither on the device nor on the batching of the keys.
 
     ``stream`` is the number of the draw; one key gives an independent draw per stream. Several streams are a tensor,
     whose shape is broadcast with that of the keys.
     """
     step = (stream + 1) * _as_int64(_INCREMENT)
-    bits = key + (step if isinstance(step, Tensor) else _as_int64(step))  # a tensor wraps around at 64 bits
+    bits = key + (
+        step if isinstance(step, Tensor) else _as_int64(step)
+    )  # a tensor wraps around at 64 bits
     for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
         bits = (bits ^ _shift_right(bits, count)) * _as_int64(multiplier)
     bits = bits ^ _shift_right(bits, 31)  # SplitMix64
@@ -35,18 +39,26 @@ def random_integers(
     return low + random_bits(key, stream) % (high - low + 1)
 
 
-def random_uniform(key: Int64[Tensor, "*shape"], stream: int, low: float, high: float) -> Float[Tensor, "*shape"]:
+def random_uniform(
+    key: Int64[Tensor, "*shape"], stream: int, low: float, high: float
+) -> Float[Tensor, "*shape"]:
     """Draw uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the interval, the same on all devices."""
-    return low + (high - low) * (_shift_right(random_bits(key, stream), 39).float() / 2**24)  # 39: 63 - 24 bits
+    return low + (high - low) * (
+        _shift_right(random_bits(key, stream), 39).float() / 2**24
+    )  # 39: 63 - 24 bits
 
 
-def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[Tensor, " batch *shape"]:
+def element_keys(
+    key: Int64[Tensor, " batch"], shape: tuple[int, ...]
+) -> Int64[Tensor, " batch *shape"]:
     """Derive a key for each element of a tensor of ``shape`` per sample, for independent draws per element."""
     numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
     return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
 
-def sample_key(seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+def sample_key(
+    seed: int, epoch: int | Int64[Tensor, ""], index: Int64[Tensor, " batch"]
+) -> Int64[Tensor, " batch"]:
     """Compute the keys of the samples ``index`` in ``epoch`` of a run with ``seed``."""
     return random_bits(index ^ _bits_of_run(seed), epoch + 1)
 
@@ -99,7 +111,10 @@ def shift(
 
 
 def random_shift(
-    images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"], largest: int, stream: int = 0
+    images: Float[Tensor, "batch channel height width"],
+    key: Int64[Tensor, " batch"],
+    largest: int,
+    stream: int = 0,
 ) -> Float[Tensor, "batch channel height width"]:
     """Shift each image by up to ``largest`` whole pixels in each direction, with the draws ``stream`` and the next."""
     if not largest:
@@ -134,10 +149,14 @@ def affine(
     # from the new position to the old one, in pixels; linalg.inv would synchronise to check for errors
     backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
-    half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: edges are at 1
+    half = torch.cat(
+        [images.new_full((1,), side / 2) for side in (width, height)]
+    )  # affine_grid: edges are at 1
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
-    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode=around, align_corners=False)
+    return torch.nn.functional.grid_sample(
+        images, grid, mode="bilinear", padding_mode=around, align_corners=False
+    )
 
 
 def affine_matrix(
@@ -150,7 +169,9 @@ def affine_matrix(
     """Return the matrix that ``affine`` applies to a point (x right, y down, from the centre) before the shift."""
     cos, sin = rotation.cos(), rotation.sin()
     turn = torch.stack([cos, sin, -sin, cos], 1).view(-1, 2, 2)
-    stretch = torch.stack([scale_x, -shear * scale_y, torch.zeros_like(shear), scale_y], 1).view(-1, 2, 2)
+    stretch = torch.stack([scale_x, -shear * scale_y, torch.zeros_like(shear), scale_y], 1).view(
+        -1, 2, 2
+    )
     return turn @ stretch  # first (sx x - shear sy y, sy y), then the turn
 
 
@@ -205,12 +226,16 @@ def contrast(
     return mean + factor[:, None, None, None] * (images - mean)
 
 
-def standardise(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+def standardise(
+    images: Float[Tensor, "batch channel height width"],
+) -> Float[Tensor, "batch channel height width"]:
     """Standardise each image to mean 0 and deviation 1 over all channels, like TensorFlow's
     ``per_image_standardization``. The divisor is at least 1 / sqrt(number of values), so that blank images stay finite.
     """
     deviation, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
-    return (images - mean) / deviation.clamp(min=images.shape[1:].numel() ** -0.5)  # per_image_standardization's floor
+    return (images - mean) / deviation.clamp(
+        min=images.shape[1:].numel() ** -0.5
+    )  # per_image_standardization's floor
 
 
 def _as_int64(number: int) -> int:

@@ -31,7 +31,11 @@ Format = Literal["onnx", "torch_export", "safetensors"]
 BATCHES = (1, 7, 64)  # ours: one image, a number that divides nothing, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_RECORDED = (*BUILT, "seed", "trainer")  # of the configuration; the rest names folders of the machine of training
+_RECORDED = (
+    *BUILT,
+    "seed",
+    "trainer",
+)  # of the configuration; the rest names folders of the machine of training
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +62,9 @@ class ExportedNetwork(nn.Module):
         if output.capsules is not None:
             outputs["poses"] = output.capsules.poses
         if self.reconstruction:
-            outputs["reconstruction"] = cast(Any, self.network).reconstruct(output, output.ranking.argmax(1))
+            outputs["reconstruction"] = cast(Any, self.network).reconstruct(
+                output, output.ranking.argmax(1)
+            )
         return outputs
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -72,7 +78,9 @@ def record_of(run: runs.Run) -> dict[str, Any]:
     config = {name: value for name, value in stored["config"].items() if name in _RECORDED}
     config["data"] = config["data"] | ({"directory": None} if "directory" in config["data"] else {})
     data = run.build_data()
-    kept = {name: stored[name] for name in ("format", "version", "provenance", "spec", "seconds", "val")}
+    kept = {
+        name: stored[name] for name in ("format", "version", "provenance", "spec", "seconds", "val")
+    }
     return kept | {"config": config, "step": run.step, "input_form": data.input_form}
 
 
@@ -100,23 +108,41 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
             f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
         )
     if reconstruction and not reconstructs(run.network):
-        raise ConfigError(f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false")
+        raise ConfigError(
+            f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false"
+        )
     images = _images(run)
     network = ExportedNetwork(run.network, reconstruction=reconstruction).eval()
-    facts = {"record": record, "classes": record["spec"]["classes"], "input_form": record["input_form"]}
+    facts = {
+        "record": record,
+        "classes": record["spec"]["classes"],
+        "input_form": record["input_form"],
+    }
     metadata = {f"capsule_lab.{name}": json_text(value, out) for name, value in facts.items()}
-    write, read = (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch_export, _read_torch_export)
+    write, read = (
+        (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch_export, _read_torch_export)
+    )
     with writing(out), atomically(out) as temporary, torch.no_grad():
         try:
             with _exportable(run.network), _quiet():
-                write(network, images[:3], temporary, metadata)  # 3: sizes 0 and 1 would be made constants
+                write(
+                    network, images[:3], temporary, metadata
+                )  # 3: sizes 0 and 1 would be made constants
                 program = read(temporary)
-                difference = max(_difference(program, network, part) for part in images.split(BATCHES))
+                difference = max(
+                    _difference(program, network, part) for part in images.split(BATCHES)
+                )
         except OSError:
             raise
         except Exception as error:  # torch and ONNX raise many types of errors
-            names = {type(part).__name__ for part in run.network.modules() if isinstance(part, AbstractRouting)}
-            described = f"{type(run.network).__name__} with {', '.join(sorted(names)) or 'no routing'}"
+            names = {
+                type(part).__name__
+                for part in run.network.modules()
+                if isinstance(part, AbstractRouting)
+            }
+            described = (
+                f"{type(run.network).__name__} with {', '.join(sorted(names)) or 'no routing'}"
+            )
             raise RunError(
                 f"{described} cannot be exported to {to} ({type(error).__name__}: {one_line(error)[:300]}); expected "
                 "operators that it has and a batch of any size: use to=safetensors for this one"
@@ -132,7 +158,10 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
 def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
     metrics = runs.results.read_metrics(run.directory) or {}
-    tested = (metrics.get("weights_tested"), metrics.get("tested_step")) == (run.checkpoint.stem, run.step)
+    tested = (metrics.get("weights_tested"), metrics.get("tested_step")) == (
+        run.checkpoint.stem,
+        run.step,
+    )
     is_complete = tested and not runs.results.partial_test(metrics)
     test = metrics["test"] if is_complete else {}  # a test of these weights, on the whole test set
     content = file.read_bytes()
@@ -160,8 +189,12 @@ def _images(run: runs.Run) -> Tensor:
     except CapsuleLabError as error:
         reason = one_line(error)
     if batch is None:
-        log.warning("there are no validation images (%s); the file is compared on random images", reason)
-        images = torch.rand(number, *run.spec.image_shape, generator=torch.Generator().manual_seed(0))
+        log.warning(
+            "there are no validation images (%s); the file is compared on random images", reason
+        )
+        images = torch.rand(
+            number, *run.spec.image_shape, generator=torch.Generator().manual_seed(0)
+        )
     else:
         images = batch.images
     return images[torch.arange(number) % len(images)]
@@ -203,11 +236,15 @@ def _quiet() -> Iterator[None]:
 
 def _difference(program: Callable[[Tensor], Any], network: nn.Module, images: Tensor) -> float:
     pairs = zip(program(images), network(images), strict=True)
-    differences = [(one - other).abs().max() / other.abs().max().clamp_min(1) for one, other in pairs]
+    differences = [
+        (one - other).abs().max() / other.abs().max().clamp_min(1) for one, other in pairs
+    ]
     return float(torch.stack(differences).amax())  # amax keeps NaN
 
 
-def _write_onnx(network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]) -> None:
+def _write_onnx(
+    network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]
+) -> None:
     program = torch.onnx.export(
         network, (images,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), verbose=False,
         input_names=["images"], output_names=network.output_names,
@@ -221,10 +258,14 @@ def _read_onnx(path: Path) -> Callable[[Tensor], Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
+    return lambda images: [
+        torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})
+    ]
 
 
-def _write_torch_export(network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]) -> None:
+def _write_torch_export(
+    network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]
+) -> None:
     shapes = ({0: torch.export.Dim("batch", min=1)},)
     program = torch.export.export(network, (images,), dynamic_shapes=shapes, strict=False)
     with path.open("wb") as file:  # torch refuses hidden names without an ending

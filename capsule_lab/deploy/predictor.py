@@ -142,7 +142,9 @@ class Predictor:
         )
         poses = None if output.capsules is None else output.capsules.poses
         if poses is not None:
-            runs.results.check_finite({"sum of poses": float(poses.sum())}, f"the network of {self.run.checkpoint}")
+            runs.results.check_finite(
+                {"sum of poses": float(poses.sum())}, f"the network of {self.run.checkpoint}"
+            )
         predictions = []
         for number, classes in enumerate(order.tolist()):
             scores = {self.classes[label]: float(output.scores[number, label]) for label in classes}

@@ -20,7 +20,9 @@ class Page:
         self.text, self.height = text, height
 
     def __repr__(self) -> str:
-        return f"Page(of {len(self.text) / 1e6:.1f} MB; a notebook shows it, and save(path) writes it)"
+        return (
+            f"Page(of {len(self.text) / 1e6:.1f} MB; a notebook shows it, and save(path) writes it)"
+        )
 
     def _repr_html_(self) -> str:
         content = html.escape(self.text, quote=True)

@@ -128,7 +128,11 @@ class _Exporter:
     def without_capsules(self, network: AbstractNetwork) -> dict[str, Any]:
         if isinstance(network, MatchedCNN) and not network.averaged and network.units is not None:
             units: Any = network.classifier
-            features = [*self.operations(network.features), {"op": "flatten"}, *self.operations(network.units)]
+            features = [
+                *self.operations(network.features),
+                {"op": "flatten"},
+                *self.operations(network.units),
+            ]
             features += [*self.operations(nn.ReLU())]
             features += [
                 {
@@ -138,10 +142,24 @@ class _Exporter:
                     "bias": self.add(units.bias),
                 }
             ]
-            return {"features": features, "primary": None, "scores": "logistic", "classes": units.num_classes}
+            return {
+                "features": features,
+                "primary": None,
+                "scores": "logistic",
+                "classes": units.num_classes,
+            }
         if isinstance(network, AbstractCNN):
-            features = [*self.operations(network.features), {"op": "flatten"}, *self.operations(network.classifier)]
-            return {"features": features, "primary": None, "scores": "softmax", "classes": features[-1]["out"]}
+            features = [
+                *self.operations(network.features),
+                {"op": "flatten"},
+                *self.operations(network.classifier),
+            ]
+            return {
+                "features": features,
+                "primary": None,
+                "scores": "softmax",
+                "classes": features[-1]["out"],
+            }
         raise unsupported(type(network).__name__)
 
     def operations(self, module: nn.Module) -> list[dict[str, Any]]:
@@ -201,11 +219,25 @@ class _Exporter:
                 "squash": squash,
             }
         if isinstance(layer, DepthwisePrimaryCapsules):
-            return {"op": "squashed", "dim": layer.dim, "factor": 1, "bias": None, "squash": "exponential"}
+            return {
+                "op": "squashed",
+                "dim": layer.dim,
+                "factor": 1,
+                "bias": None,
+                "squash": "exponential",
+            }
         if isinstance(layer, LinearPrimaryCapsules):
             pose = [*self.operations(layer.pose), *self.operations(layer.pose_norm)]
-            activation = [*self.operations(layer.activation), *self.operations(layer.activation_norm)]
-            return {"op": "matrices", "pose": pose, "activation": activation, "offset": layer.offset}
+            activation = [
+                *self.operations(layer.activation),
+                *self.operations(layer.activation_norm),
+            ]
+            return {
+                "op": "matrices",
+                "pose": pose,
+                "activation": activation,
+                "offset": layer.offset,
+            }
         raise unsupported(type(layer).__name__)
 
     def dense(self, name: str, layer: nn.Module) -> dict[str, Any]:
@@ -213,7 +245,14 @@ class _Exporter:
             raise unsupported(type(layer).__name__)
         _, _, parents, dim = layer.weight.shape
         weight, routing = self.add(layer.weight), self.routing(layer.routing)
-        return {"op": "dense", "name": name, "parents": parents, "dim": dim, "weight": weight, "routing": routing}
+        return {
+            "op": "dense",
+            "name": name,
+            "parents": parents,
+            "dim": dim,
+            "weight": weight,
+            "routing": routing,
+        }
 
     def routing(self, routing: AbstractRouting) -> dict[str, Any]:
         if isinstance(routing, SelfAttentionRouting):
@@ -229,7 +268,9 @@ class _Exporter:
         else:
             raise unsupported(type(routing).__name__)
         check(not routing.leaky, "routing.leaky=true")
-        check(options.get("squash", "squash") == "squash", f"routing.squash={options.get('squash')}")
+        check(
+            options.get("squash", "squash") == "squash", f"routing.squash={options.get('squash')}"
+        )
         return {"kind": "dynamic", "iterations": iterations, "bias": self.add(routing.bias)}
 
     def em(self, name: str, layer: nn.Module) -> dict[str, Any]:
@@ -243,7 +284,10 @@ class _Exporter:
         check(not routing.learned_prior, "routing.learned_prior=true")
         window = layer.windows if isinstance(layer, ConvCapsules) else None
         if isinstance(layer, ConvCapsules):
-            check(routing.normalisation == "all_parents", f"routing.normalisation={routing.normalisation}")
+            check(
+                routing.normalisation == "all_parents",
+                f"routing.normalisation={routing.normalisation}",
+            )
             check(layer.padding == 0, "padded capsules")
         evidence, pose = affine(routing.evidence_norm), affine(routing.pose_norm)
         return {

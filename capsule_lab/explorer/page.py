@@ -56,7 +56,11 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
         blocks.append(_block(role, export(run.network, precision)))
         used = rounded(run.network, precision)
         networks.append(
-            {"role": role, **_record(run), "rounding": _difference(run.network, used, digits.images[:_TRIED])}
+            {
+                "role": role,
+                **_record(run),
+                "rounding": _difference(run.network, used, digits.images[:_TRIED]),
+            }
         )
     facts = {
         "names": list(opened[0].spec.classes or map(str, range(opened[0].spec.num_classes))),
@@ -93,10 +97,18 @@ def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
         is_capsule_network = isinstance(run.network, AbstractCapsuleNetwork)
         role = "first" if number == 0 else "em" if isinstance(run.network, EMCaps) else "cnn"
         if (role == "first" and not is_capsule_network) or (role == "cnn" and is_capsule_network):
-            expected = "a network with capsules as ckpt" if role == "first" else "an EMCaps or a CNN beside it"
-            raise RunError(f"{run.checkpoint} has a {type(run.network).__name__}; expected {expected}")
+            expected = (
+                "a network with capsules as ckpt"
+                if role == "first"
+                else "an EMCaps or a CNN beside it"
+            )
+            raise RunError(
+                f"{run.checkpoint} has a {type(run.network).__name__}; expected {expected}"
+            )
         if role in roles:
-            raise RunError(f"{run.checkpoint} is a second {type(run.network).__name__} beside; expected one")
+            raise RunError(
+                f"{run.checkpoint} is a second {type(run.network).__name__} beside; expected one"
+            )
         roles[role] = run
     return roles
 
@@ -113,16 +125,25 @@ def _digits(run: runs.Run) -> Digits:
                 break
         return Digits(torch.cat(images), torch.cat(labels), "training images")
     except CapsuleLabError as error:
-        log.info("there are no training images (%s); the page has 400 training digits of MNIST", one_line(error))
+        log.info(
+            "there are no training images (%s); the page has 400 training digits of MNIST",
+            one_line(error),
+        )
         with np.load(ASSETS / "digits.npz", allow_pickle=False) as stored:
             pixels, classes = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
-        return Digits(pixels[:, None].float() / 255, classes.long(), "first 40 training digits of its class in MNIST")
+        return Digits(
+            pixels[:, None].float() / 255,
+            classes.long(),
+            "first 40 training digits of its class in MNIST",
+        )
 
 
 def _samples(digits: Digits) -> list[list[int]]:
     """Return an image of each class as grey values."""
     chosen = [int((digits.labels == label).nonzero()[0]) for label in digits.labels.unique()]
-    values: list[list[int]] = (255 * digits.images[chosen]).round().to(torch.uint8).flatten(1).tolist()
+    values: list[list[int]] = (
+        (255 * digits.images[chosen]).round().to(torch.uint8).flatten(1).tolist()
+    )
     return values
 
 
@@ -137,7 +158,9 @@ def _pose_ranges(network: Any, digits: Digits) -> dict[str, list[list[float]]] |
     by_class = [own[digits.labels == label] for label in range(poses.shape[1])]
     return {
         "mean": [each.mean(0).tolist() if len(each) else [0.0] * own.shape[1] for each in by_class],
-        "std": [each.std(0).tolist() if len(each) > 1 else [0.1] * own.shape[1] for each in by_class],
+        "std": [
+            each.std(0).tolist() if len(each) > 1 else [0.1] * own.shape[1] for each in by_class
+        ],
     }
 
 
@@ -145,7 +168,11 @@ def _record(run: runs.Run) -> dict[str, Any]:
     ready = runs.ready_weights.index().values()
     digest = runs.files.sha256(run.checkpoint) if run.checkpoint.suffix == ".safetensors" else None
     entry = next((each for each in ready if each["sha256"] == digest), {})
-    metrics = {"test": {"error": entry["error"]}, **entry} if entry else runs.results.read_metrics(run.directory) or {}
+    metrics = (
+        {"test": {"error": entry["error"]}, **entry}
+        if entry
+        else runs.results.read_metrics(run.directory) or {}
+    )
     split = "test" if "error" in metrics.get("test", {}) else "val"
     return {
         "name": type(run.network).__name__,
@@ -159,7 +186,9 @@ def _record(run: runs.Run) -> dict[str, Any]:
 
 def _check_finite(run: runs.Run, images: Tensor) -> None:
     """Raise a ``RunError`` if a weight or an output is not finite, which the page could not show."""
-    state = {f"sum of {name}": float(value.sum()) for name, value in run.network.state_dict().items()}
+    state = {
+        f"sum of {name}": float(value.sum()) for name, value in run.network.state_dict().items()
+    }
     with torch.no_grad():
         state["sum of scores"] = float(run.network(images).scores.sum())
     runs.results.check_finite(state, f"the network of {run.checkpoint}")

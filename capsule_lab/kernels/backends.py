@@ -36,7 +36,9 @@ def _imported(device_type: str) -> ModuleType | str:
         return f"there are none for {device_type}"
     try:
         return importlib.import_module(_FUSED[device_type])
-    except Exception as error:  # numba, llvmlite and Triton raise many types if they are missing or do not work
+    except (
+        Exception
+    ) as error:  # numba, llvmlite and Triton raise many types if they are missing or do not work
         return " ".join(str(error).split())
 
 
@@ -56,12 +58,18 @@ def select_backend(backend: Backend, votes: Tensor | Votes) -> Backend:
         return backend
     if not isinstance(votes, Votes):
         if backend == "fused":
-            raise ValueError("routing backend is 'fused' but votes are a tensor; expected Votes(poses, weight)")
+            raise ValueError(
+                "routing backend is 'fused' but votes are a tensor; expected Votes(poses, weight)"
+            )
         return "matmul"
     device = votes.poses.device.type
-    kernels = "torch.func transforms what it computes" if is_transformed() else fused_kernels(device)
+    kernels = (
+        "torch.func transforms what it computes" if is_transformed() else fused_kernels(device)
+    )
     if backend == "fused" and isinstance(kernels, str):
-        raise ConfigError(f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul")
+        raise ConfigError(
+            f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul"
+        )
     best: Backend = "matmul" if isinstance(kernels, str) else "fused"
     if backend == "auto" and not torch.compiler.is_compiling() and not is_transformed():
         _log_once(device, best, kernels if isinstance(kernels, str) else "")
@@ -71,4 +79,10 @@ def select_backend(backend: Backend, votes: Tensor | Votes) -> Backend:
 @functools.cache
 def _log_once(device: str, backend: str, reason: str) -> None:
     level = logging.WARNING if reason and device in _FUSED else logging.INFO
-    _LOG.log(level, "routing backend on %s: %s%s", device, backend, reason and f" (no fused kernels: {reason})")
+    _LOG.log(
+        level,
+        "routing backend on %s: %s%s",
+        device,
+        backend,
+        reason and f" (no fused kernels: {reason})",
+    )

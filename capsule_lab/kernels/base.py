@@ -36,9 +36,13 @@ class AbstractVotes(ABC):
         """Return log-couplings of zero, that is equal couplings."""
 
     @abstractmethod
-    def weighted_sum(self, weights: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent dim"]:
+    def weighted_sum(
+        self, weights: Float[Tensor, "batch parent child"]
+    ) -> Float[Tensor, "batch parent dim"]:
         """Compute ``sum_i weights_ji V_ij``, the total input of each parent."""
 
     @abstractmethod
-    def agreement(self, poses: Float[Tensor, "batch parent dim"]) -> Float[Tensor, "batch parent child"]:
+    def agreement(
+        self, poses: Float[Tensor, "batch parent dim"]
+    ) -> Float[Tensor, "batch parent child"]:
         """Compute ``V_ij . poses_j``, the scalar product of each vote with the pose of its parent."""

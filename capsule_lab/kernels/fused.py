@@ -40,7 +40,9 @@ class FusedVotes(AbstractVotes):
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
         children, self.inner, parent, columns = votes.weight.shape
-        if children != child or child_dim % self.inner:  # kernels would read beyond the end of an array
+        if (
+            children != child or child_dim % self.inner
+        ):  # kernels would read beyond the end of an array
             raise ValueError(
                 f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
                 "(batch, child, rows * inner) and (child, inner, parent, columns)"
@@ -51,7 +53,9 @@ class FusedVotes(AbstractVotes):
         self.weight = votes.weight.permute(2, 1, 3, 0).flatten(1, 2).contiguous()  # [j k i]
         self.pending = _PendingProducts()
         if not torch.compiler.is_compiling():
-            self.poses, self.weight = _ContractPending.apply(self.pending, self.inner, self.poses, self.weight)
+            self.poses, self.weight = _ContractPending.apply(
+                self.pending, self.inner, self.poses, self.weight
+            )
 
     def dense(self) -> Tensor:
         return dense_votes(self.votes.poses, self.votes.weight)
@@ -94,14 +98,26 @@ class FusedVotes(AbstractVotes):
         """
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
-            raise ValueError(f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}")
+            raise ValueError(
+                f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}"
+            )
         parents, log_height = (None, None) if before is None else before
-        previous = parents.poses if parents and damping else self.poses.new_zeros(batch, parent, dim)
+        previous = (
+            parents.poses if parents and damping else self.poses.new_zeros(batch, parent, dim)
+        )
         options = (self.inner, damping, min_variance, mass_eps, not last)
         if torch.compiler.is_compiling():
-            couplings = normalise.fused(self.zero_logits()) if before is None else self.e_step(before, normalise)
-            return couplings, FitOutputs(*ops.fit(self.poses, self.weight, activations, couplings, previous, *options))
-        known = (parents.poses, parents.variances, parents.distances) if parents else (None, None, None)
+            couplings = (
+                normalise.fused(self.zero_logits())
+                if before is None
+                else self.e_step(before, normalise)
+            )
+            return couplings, FitOutputs(
+                *ops.fit(self.poses, self.weight, activations, couplings, previous, *options)
+            )
+        known = (
+            (parents.poses, parents.variances, parents.distances) if parents else (None, None, None)
+        )
         couplings, *fitted = _EMStep.apply(
             normalise, options, self.poses, self.weight, activations, previous, log_height, *known
         )
@@ -134,9 +150,20 @@ class _EMStep(torch.autograd.Function):
             couplings = _first_couplings(normalise, poses, weight)
         else:
             couplings = _couplings(normalise, log_height, old_distances)
-        mass, parents, variances, distances = ops.fit(poses, weight, activations, couplings, previous, *options)
+        mass, parents, variances, distances = ops.fit(
+            poses, weight, activations, couplings, previous, *options
+        )
         ctx.save_for_backward(
-            poses, weight, activations, previous, mass, parents, variances, log_height, old_poses, old_variances
+            poses,
+            weight,
+            activations,
+            previous,
+            mass,
+            parents,
+            variances,
+            log_height,
+            old_poses,
+            old_variances,
         )
         ctx.normalise, ctx.options = normalise, options
         ctx.mark_non_differentiable(couplings)
@@ -156,16 +183,38 @@ class _EMStep(torch.autograd.Function):
             couplings, gradient = _couplings_with_gradient(ctx.normalise, log_height, old_distances)
             del old_distances
         fitted = mass, parents, variances
-        to_fitted = [torch.zeros_like(value) if to is None else to for value, to in zip(fitted, of_fitted, strict=True)]
+        to_fitted = [
+            torch.zeros_like(value) if to is None else to
+            for value, to in zip(fitted, of_fitted, strict=True)
+        ]
         to_distances = mass.new_empty(*mass.shape, 0) if to_distances is None else to_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
-            poses, weight, activations, couplings, previous, *fitted, *to_fitted, to_distances, *options
+            poses,
+            weight,
+            activations,
+            couplings,
+            previous,
+            *fitted,
+            *to_fitted,
+            to_distances,
+            *options,
         )
         to_height = to_old_distances = None
         if log_height is not None:
             del couplings
             to_height, to_old_distances = gradient(to_couplings)
-        return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_old_distances
+        return (
+            None,
+            None,
+            to_poses,
+            to_weight,
+            to_activations,
+            to_previous,
+            to_height,
+            None,
+            None,
+            to_old_distances,
+        )
 
 
 def _couplings(normalise: Normalise, log_height: Tensor, distances: Tensor) -> Tensor:
@@ -253,7 +302,8 @@ class _ContractPending(torch.autograd.Function):
             by_child, by_component = map(list, zip(*pairs, strict=True))
             gradients = ops.contraction(*ctx.saved_tensors, by_child, by_component, ctx.inner)
             to_poses, to_weight = (
-                new if old is None else old + new for old, new in zip((to_poses, to_weight), gradients, strict=True)
+                new if old is None else old + new
+                for old, new in zip((to_poses, to_weight), gradients, strict=True)
             )
         return None, None, to_poses, to_weight
 
@@ -263,7 +313,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pending: _PendingProducts, inner: int, agree: bool, poses: Tensor, weight: Tensor, given: Tensor
+        ctx: Any,
+        pending: _PendingProducts,
+        inner: int,
+        agree: bool,
+        poses: Tensor,
+        weight: Tensor,
+        given: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(poses, weight, given)
         ctx.pending, ctx.inner, ctx.agree = pending, inner, agree
@@ -273,7 +329,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         poses, weight, given = ctx.saved_tensors
         ctx.pending.add(*((gradient, given) if ctx.agree else (given, gradient)))
-        to_given = _linear(not ctx.agree)(poses, weight, gradient, ctx.inner) if ctx.needs_input_grad[5] else None
+        to_given = (
+            _linear(not ctx.agree)(poses, weight, gradient, ctx.inner)
+            if ctx.needs_input_grad[5]
+            else None
+        )
         return None, None, None, None, None, to_given
 
 

@@ -44,7 +44,9 @@ def fit(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute ``FitOutputs`` from ``FitInputs`` and ``FitOptions``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
-    outputs: FitOutputs = _kernels(poses).fit(inputs, FitOptions(inner, damping, min_variance, mass_eps, measure))
+    outputs: FitOutputs = _kernels(poses).fit(
+        inputs, FitOptions(inner, damping, min_variance, mass_eps, measure)
+    )
     return outputs
 
 
@@ -67,7 +69,9 @@ def fit_backward(
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
     fitted = Parents(mass, parents, variances)
-    grads: FitInputs = _kernels(poses).fit_backward(inputs, fitted, grad_outputs, inner, damping, min_variance)
+    grads: FitInputs = _kernels(poses).fit_backward(
+        inputs, fitted, grad_outputs, inner, damping, min_variance
+    )
     return grads
 
 
@@ -89,7 +93,9 @@ fit.register_autograd(_fit_gradient, setup_context=_keep_fit)
 
 
 @custom_op("capsule_lab::distances", mutates_args=())
-def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
+def distances(
+    poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int
+) -> Tensor:
     """Compute half the squared distance of each vote in units of its parent's variance."""
     return _kernels(poses).distances(poses, weight, parents, variances, inner)
 
@@ -108,7 +114,9 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
 
 @weighted_sum.register_fake
 def _(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
-    return poses.new_empty(*couplings.shape[:2], poses.shape[1] // inner * (weight.shape[1] // inner))
+    return poses.new_empty(
+        *couplings.shape[:2], poses.shape[1] // inner * (weight.shape[1] // inner)
+    )
 
 
 @custom_op("capsule_lab::agreement", mutates_args=())
@@ -122,7 +130,11 @@ agreement.register_fake(_per_child)
 
 @custom_op("capsule_lab::contraction", mutates_args=())
 def contraction(
-    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
+    poses: Tensor,
+    weight: Tensor,
+    by_child: Sequence[Tensor],
+    by_component: Sequence[Tensor],
+    inner: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of poses and weight if the gradient of the votes is a sum of outer products."""
     return _kernels(poses).contraction(poses, weight, by_child, by_component, inner)
@@ -138,13 +150,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _weighted_sum_gradient(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, couplings = ctx.saved_tensors
-    grad_couplings = agreement(poses, weight, grad_sums, ctx.inner) if ctx.needs_input_grad[2] else None
+    grad_couplings = (
+        agreement(poses, weight, grad_sums, ctx.inner) if ctx.needs_input_grad[2] else None
+    )
     return *contraction(poses, weight, [couplings], [grad_sums], ctx.inner), grad_couplings, None
 
 
 def _agreement_gradient(ctx: Any, grad_agreement: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, parents = ctx.saved_tensors
-    grad_parents = weighted_sum(poses, weight, grad_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
+    grad_parents = (
+        weighted_sum(poses, weight, grad_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
+    )
     return *contraction(poses, weight, [grad_agreement], [parents], ctx.inner), grad_parents, None
 
 
@@ -165,7 +181,9 @@ softmax_by_child.register_fake(_like_first)
 
 
 @custom_op("capsule_lab::softmax_by_child_backward", mutates_args=())
-def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def softmax_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the log-couplings."""
     return _kernels(couplings).softmax_by_child_backward(couplings, grad_couplings, child, children)
 
@@ -198,7 +216,9 @@ def _(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Te
 
 
 @custom_op("capsule_lab::e_step_by_child_backward", mutates_args=())
-def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def e_step_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
     return _kernels(couplings).e_step_by_child_backward(couplings, grad_couplings, child, children)
 

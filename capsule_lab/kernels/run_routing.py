@@ -16,7 +16,9 @@ from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.types import OnIteration, Votes
 
-VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes computed at a time on a CPU; fastest in 1 to 1000 MB
+VOTES_IN_CACHE = (
+    8 * 2**20
+)  # ours: bytes of votes computed at a time on a CPU; fastest in 1 to 1000 MB
 
 Procedure = Callable[[AbstractVotes, Any], tuple[Tensor, ...]]
 """A routing algorithm: function from votes and activations of the children (or ``None``) to tensors of parents."""
@@ -37,7 +39,9 @@ def route(
     Raise ``ValueError`` if votes do not have 4 dimensions.
     """
     if isinstance(votes, Tensor) and votes.ndim != 4:
-        raise ValueError(f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")
+        raise ValueError(
+            f"votes have shape {tuple(votes.shape)}; expected (batch, child, parent, dim)"
+        )
     choice = select_backend(backend, votes)
     if not isinstance(votes, Votes):
         return procedure((PlainVotes if choice == "reference" else MatmulVotes)(votes), activations)
@@ -45,7 +49,9 @@ def route(
         return procedure(FusedVotes(votes), activations)
     if choice == "reference":
         return procedure(PlainVotes(dense_votes(votes.poses, votes.weight)), activations)
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():  # a split would fix the size of the batch
+    if (
+        torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    ):  # a split would fix the size of the batch
         return procedure(MatmulVotes(dense_votes(votes.poses, votes.weight)), activations)
     rows = votes.poses.shape[0]
     if votes.poses.device.type == "cpu" and on_iteration is None:
@@ -56,7 +62,11 @@ def route(
         procedure(MatmulVotes(dense_votes(poses, votes.weight)), of_chunk)
         for poses, of_chunk in zip(chunks, of_chunks, strict=True)
     ]
-    return parents[0] if len(parents) == 1 else tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
+    return (
+        parents[0]
+        if len(parents) == 1
+        else tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
+    )
 
 
 def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
@@ -72,4 +82,8 @@ def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor
     if torch.compiler.is_exporting():  # other programs do not have our operators
         return None
     kernels = fused_kernels(log_couplings.device.type)
-    return ops.softmax_by_child(log_couplings, child, children) if hasattr(kernels, "softmax_by_child") else None
+    return (
+        ops.softmax_by_child(log_couplings, child, children)
+        if hasattr(kernels, "softmax_by_child")
+        else None
+    )

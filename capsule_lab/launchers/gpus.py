@@ -20,7 +20,11 @@ def visible_gpus() -> list[str]:
     import torch  # slow to import, and reports do not need it
 
     count = torch.cuda.device_count()
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    names = [
+        name.strip()
+        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if name.strip()
+    ]
     return names[:count] if names else [str(number) for number in range(count)]
 
 
@@ -58,7 +62,9 @@ def check_sharing(jobs: Sequence[Job], gpus: Sequence[str], per_gpu: int) -> Non
             f"hydra.launcher.per_gpu is {per_gpu}, but CUDA shows no GPU; expected a machine with one, or "
             f"hydra.launcher.jobs={per_gpu} for as many runs at a time on the processor"
         )
-    available = min(torch.cuda.get_device_properties(number).total_memory for number in range(len(gpus)))
+    available = min(
+        torch.cuda.get_device_properties(number).total_memory for number in range(len(gpus))
+    )
     share = available / per_gpu
     checked: set[str] = set()
     for job in jobs:

@@ -22,16 +22,22 @@ from capsule_lab.system.terminal import differences
 class GridSweeper(Sweeper):
     """Sweeper that checks all configurations before the first run, and prints a table of the runs at the end."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         self.options = config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
         """Train every combination of these overrides; when all have ended, raise an error if a run failed."""
-        from capsule_lab.config.check import check  # slow imports: Hydra imports this module in every command
+        from capsule_lab.config.check import (
+            check,
+        )  # slow imports: Hydra imports this module in every command
         from capsule_lab.runs.directories import config_hash
         from capsule_lab.runs.summary import listed
 
-        batch = combinations([argument for argument in arguments if not argument.startswith("launcher=")])
+        batch = combinations(
+            [argument for argument in arguments if not argument.startswith("launcher=")]
+        )
         configs = [compose(self.options.job.config_name, overrides) for overrides in batch]
         for config in configs:
             check(config)
@@ -39,15 +45,23 @@ class GridSweeper(Sweeper):
         for overrides, config in zip(batch, configs, strict=True):
             command = ("-m", "capsule_lab.train", *overrides, *search_override())
             in_tables = config.ckpt is None and config.train.directory is None
-            jobs.append(Job(shlex.join(overrides), command, config, config_hash(config), in_tables=in_tables))
+            jobs.append(
+                Job(
+                    shlex.join(overrides), command, config, config_hash(config), in_tables=in_tables
+                )
+            )
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            table, finished = listed([shlex.join(overrides) for overrides in differences(batch)[1]], configs)
+            table, finished = listed(
+                [shlex.join(overrides) for overrides in differences(batch)[1]], configs
+            )
             sys.stdout.write(f"\n{table}\n")
         missing = [job for job, is_finished in zip(jobs, finished, strict=True) if not is_finished]
-        if failed := [f"{job.name}: {error}" for job in missing if (error := failures.get(job.fingerprint))]:
+        if failed := [
+            f"{job.name}: {error}" for job in missing if (error := failures.get(job.fingerprint))
+        ]:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 
 
@@ -57,5 +71,7 @@ def combinations(arguments: list[str]) -> list[list[str]]:
     for override in OverridesParser.create().parse_overrides(arguments):
         key = override.get_key_element()
         values = override.sweep_string_iterator() if override.is_sweep_override() else None
-        choices[key] = [f"{key}={value}" for value in values] if values else [str(override.input_line)]
+        choices[key] = (
+            [f"{key}={value}" for value in values] if values else [str(override.input_line)]
+        )
     return [list(combination) for combination in itertools.product(*choices.values())]

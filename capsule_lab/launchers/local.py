@@ -39,7 +39,9 @@ class LocalLauncher:
         show: whether to print this output, too.
     """
 
-    def __init__(self, jobs: int | None = None, per_gpu: int = 1, logs: str = "logs", show: bool = False) -> None:
+    def __init__(
+        self, jobs: int | None = None, per_gpu: int = 1, logs: str = "logs", show: bool = False
+    ) -> None:
         if jobs is not None:
             _check_count("jobs", jobs, " or more, or null")
         _check_count("per_gpu", per_gpu, " or more runs that share a GPU")
@@ -56,9 +58,13 @@ class LocalLauncher:
             check_sharing(jobs, gpus, self.per_gpu)
             more[PER_GPU_VARIABLE] = str(self.per_gpu)
         self.logs.mkdir(parents=True, exist_ok=True)
-        places = min(self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2), len(jobs))  # ours: see above
+        places = min(
+            self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2), len(jobs)
+        )  # ours: see above
         if places > 1:
-            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // places))
+            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(
+                max(1, cores // places)
+            )
         if deadline < math.inf:
             more[DEADLINE_VARIABLE] = str(deadline)
         ended: dict[str, str | None] = {}
@@ -79,7 +85,9 @@ class LocalLauncher:
                     else:
                         if locks is None:  # other jobs or sweeps use them
                             break
-                        running.append(_start(job, label, self.logs / f"{job.fingerprint}.log", locks, more))
+                        running.append(
+                            _start(job, label, self.logs / f"{job.fingerprint}.log", locks, more)
+                        )
                     waiting.pop(0)
                 time.sleep(_POLL_SECONDS)
                 over = [process for process in running if process.popen.poll() is not None]
@@ -124,15 +132,25 @@ class _Process:
             return None
         with self.log_file.open("rb") as file:
             file.seek(self.first_byte)
-            messages = re.findall(r"^capsule_lab: (.+)$", file.read().decode(errors="replace"), re.MULTILINE)
+            messages = re.findall(
+                r"^capsule_lab: (.+)$", file.read().decode(errors="replace"), re.MULTILINE
+            )
         if status < 0:
             return f"a run was killed by {signal.Signals(-status).name}; its log is {self.log_file}"
-        return messages[-1] if messages else f"a run ended with status {status}; its log is {self.log_file}"
+        return (
+            messages[-1]
+            if messages
+            else f"a run ended with status {status}; its log is {self.log_file}"
+        )
 
 
-def _start(job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]) -> _Process:
+def _start(
+    job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]
+) -> _Process:
     environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
-    environment.pop("SLURM_JOB_ID", None)  # the sweep itself requeues its job when all runs are saved
+    environment.pop(
+        "SLURM_JOB_ID", None
+    )  # the sweep itself requeues its job when all runs are saved
     if locks:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
     log.info("%s: log %s", label, log_file)

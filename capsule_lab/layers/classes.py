@@ -68,7 +68,9 @@ def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveFie
     return (rows - height / 2) / 100, (columns - width / 2) / 100
 
 
-def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:
+def coordinate_addition(
+    *, axes: Axes, entries: tuple[int, int], dim: int
+) -> Float[Tensor, "position dim"]:
     """Return the vectors of ``dim`` components added to the votes of each position (Hinton 2018, section 4).
 
     ``entries`` are the components for the row and the column coordinate; ``axes`` contains these coordinates.
@@ -115,13 +117,19 @@ class ClassCapsules(nn.Module):
     ) -> None:
         super().__init__()
         if child_dim % rows or dim % rows:
-            raise ValueError(f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows")
+            raise ValueError(
+                f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows"
+            )
         self.positions = positions
         self.child_count, self.child_dim = positions * child_types, child_dim
-        layer = LayerInfo(classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types)
+        layer = LayerInfo(
+            classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types
+        )
         built_routing = build_routing(routing, layer)
         shape = (child_types, child_dim // rows, classes, dim // rows if built_routing.poses else 0)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses)
+        self.weight = nn.Parameter(
+            truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses
+        )
         self.routing = built_routing
         self.register_buffer("coordinates", coordinates, persistent=False)
 
@@ -133,9 +141,13 @@ class ClassCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        votes = Votes(poses, self.weight.repeat(self.positions, 1, 1, 1))  # weight [position·type q k c]
+        votes = Votes(
+            poses, self.weight.repeat(self.positions, 1, 1, 1)
+        )  # weight [position·type q k c]
         if self.coordinates is not None and self.routing.poses:
-            added = self.coordinates.unsqueeze(1).expand(-1, self.weight.shape[2], -1)  # [position k d]
+            added = self.coordinates.unsqueeze(1).expand(
+                -1, self.weight.shape[2], -1
+            )  # [position k d]
             votes = add_to_votes(votes, added.repeat_interleave(len(self.weight), 0))
         return self.routing(votes, activations, on_iteration=on_iteration)
 

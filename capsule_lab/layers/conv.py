@@ -59,7 +59,9 @@ class ConvCapsules(nn.Module):
         super().__init__()
         check_number("padding", padding, 0)
         if child_dim % rows or parent_dim % rows:
-            raise ValueError(f"poses have {child_dim} and {parent_dim} components; expected a multiple of {rows} rows")
+            raise ValueError(
+                f"poses have {child_dim} and {parent_dim} components; expected a multiple of {rows} rows"
+            )
         self.size, self.padding = size, padding
         self.child_count, self.child_dim = size[0] * size[1] * child_types, child_dim
         height, width = (n + 2 * padding for n in size)
@@ -67,10 +69,14 @@ class ConvCapsules(nn.Module):
         places = self.windows.places
         shape = (places, child_dim // rows, parent_types, parent_dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
-        layer = LayerInfo(parent_types, parent_dim, places, child_dim, shared=True, child_types=places)
+        layer = LayerInfo(
+            parent_types, parent_dim, places, child_dim, shared=True, child_types=places
+        )
         self.routing = build_routing(routing, layer)
         if self.routing.leaky:
-            raise ValueError("routing.leaky is true; expected false: convolutional capsules have no leaky softmax")
+            raise ValueError(
+                "routing.leaky is true; expected false: convolutional capsules have no leaky softmax"
+            )
         if not self.routing.poses:
             raise ValueError(
                 "routing.poses is false; expected true, since the next layer reads poses of convolutional capsules; "
@@ -87,7 +93,10 @@ class ConvCapsules(nn.Module):
     ) -> Capsules:
         """Compute the capsules of this layer; the batch of ``on_iteration`` is windows, ordered (image, position)."""
         if self.padding:
-            poses, activations = self._padded(poses), self._padded(activations.unsqueeze(2)).squeeze(2)
+            poses, activations = (
+                self._padded(poses),
+                self._padded(activations.unsqueeze(2)).squeeze(2),
+            )
         parents = self.routing(
             Votes(self.windows.poses(poses), self.weight),
             self.windows.activations(activations),
@@ -141,10 +150,17 @@ class ConvStack(nn.ModuleList):
         initialise: Callable[[nn.Parameter], None] | None = None,
     ) -> None:
         super().__init__()
-        check_widths("the stack of convolutional capsules", types=types, strides=strides, kernel_size=[kernel_size])
+        check_widths(
+            "the stack of convolutional capsules",
+            types=types,
+            strides=strides,
+            kernel_size=[kernel_size],
+        )
         check_number("weight_std", weight_std, above=0)
         if len(types) != len(strides):
-            raise ValueError(f"there are {len(types)} types and {len(strides)} strides; expected equal numbers")
+            raise ValueError(
+                f"there are {len(types)} types and {len(strides)} strides; expected equal numbers"
+            )
         self.grid, self.types = grid, child_types
         self.kernels = tuple((kernel_size, stride) for stride in strides)
         for parent_types, stride in zip(types, strides, strict=True):

@@ -47,7 +47,9 @@ class Decoder(nn.Module):
             truncated_normal_(linear.weight, weight_std)
             nn.init.constant_(linear.bias, 0.1)  # official code
             layers += [linear, nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])  # the last layer is followed by the sigmoid in forward
+        self.layers = nn.Sequential(
+            *layers[:-1]
+        )  # the last layer is followed by the sigmoid in forward
 
     @checks_shapes
     def forward(

@@ -38,10 +38,14 @@ class DenseCapsules(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
-        layer = LayerInfo(parents, parent_dim, children, child_dim, shared=False, child_types=children)
+        layer = LayerInfo(
+            parents, parent_dim, children, child_dim, shared=False, child_types=children
+        )
         built_routing = build_routing(routing, layer)
         shape = (children, child_dim, parents, parent_dim if built_routing.poses else 0)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses)
+        self.weight = nn.Parameter(
+            truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses
+        )
         self.routing = built_routing
 
     @checks_shapes
@@ -84,7 +88,9 @@ class UntransformedCapsules(nn.Module):
         layer = LayerInfo(parents, dim, positions, parents * dim, shared=True, child_types=1)
         self.routing = build_routing(routing, layer)
         identity = torch.eye(parents * dim).view(1, parents * dim, parents, dim)
-        self.register_buffer("identity", identity if self.routing.poses else identity[..., :0], persistent=False)
+        self.register_buffer(
+            "identity", identity if self.routing.poses else identity[..., :0], persistent=False
+        )
 
     @checks_shapes
     def forward(
@@ -94,7 +100,9 @@ class UntransformedCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        by_position = poses.unflatten(1, (self.positions, self.parents)).flatten(2)  # [b position j·d]
+        by_position = poses.unflatten(1, (self.positions, self.parents)).flatten(
+            2
+        )  # [b position j·d]
         present = activations.unflatten(1, (self.positions, self.parents)).mean(2)  # [b position]
         votes = Votes(by_position, self.identity.expand(self.positions, -1, -1, -1))
         return self.routing(votes, present, on_iteration=on_iteration)

@@ -39,7 +39,9 @@ class WindowNormaliser(Normaliser):
 
     def _by_type(self, log_couplings: Tensor) -> Float[Tensor, "batch position parent place type"]:
         windows = self.windows
-        return log_couplings.view(-1, windows.positions, log_couplings.shape[1], windows.kernel_size**2, windows.types)
+        return log_couplings.view(
+            -1, windows.positions, log_couplings.shape[1], windows.kernel_size**2, windows.types
+        )
 
 
 class AllParents(WindowNormaliser):
@@ -52,7 +54,9 @@ class AllParents(WindowNormaliser):
         super().__init__(windows)
         self.by_child = windows.child, windows.child_count
 
-    def fused(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+    def fused(
+        self, log_couplings: Float[Tensor, "window parent place"]
+    ) -> Float[Tensor, "window parent place"]:
         couplings = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
         return self(log_couplings) if couplings is None else couplings
 
@@ -62,7 +66,9 @@ class AllParents(WindowNormaliser):
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
         log_largest = log_here.new_full((log_here.shape[0], windows.child_count), -torch.inf)
-        log_largest = log_largest.scatter_reduce(1, child.expand(log_here.shape[0], -1), log_here.detach(), "amax")
+        log_largest = log_largest.scatter_reduce(
+            1, child.expand(log_here.shape[0], -1), log_here.detach(), "amax"
+        )
         log_largest = log_largest.index_select(1, child)
         total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)
         log_total = (log_largest + total.log()).view(-1, 1, windows.places)
@@ -100,10 +106,14 @@ class OfficialLegacy(WindowNormaliser):
     def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
         windows, child = self.windows, self.windows.child_at_stride_1.flatten()
         by_type = self._by_type(log_couplings)
-        weights = (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)  # [b position j place]
+        weights = (
+            (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)
+        )  # [b position j place]
         of_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
         mass = self._per_child(of_parent, child).index_select(1, child) + EPS
-        shares = (of_parent / mass).view(-1, log_couplings.shape[1], windows.positions, windows.places)
+        shares = (of_parent / mass).view(
+            -1, log_couplings.shape[1], windows.positions, windows.places
+        )
         return shares.transpose(1, 2).reshape(log_couplings.shape)
 
 

@@ -64,7 +64,13 @@ class PrimaryCapsules(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
-        check_sizes("the layer of primary capsules", types=types, dim=dim, kernel_size=kernel_size, stride=stride)
+        check_sizes(
+            "the layer of primary capsules",
+            types=types,
+            dim=dim,
+            kernel_size=kernel_size,
+            stride=stride,
+        )
         check_number("weight_std", weight_std, above=0)
         check_choice("padding", padding, get_args(Padding))
         check_choice("squash", squash, get_args(functional.Squash))
@@ -75,15 +81,20 @@ class PrimaryCapsules(nn.Module):
         self.squash = functional.SQUASHES[squash]
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
-        self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
+        self.bias = (
+            nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None
+        )  # 0.1: official code
         functional.truncated_normal_(self.conv.weight, weight_std)
 
     @checks_shapes
-    def forward(self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]) -> Capsules:
+    def forward(
+        self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]
+    ) -> Capsules:
         if self.padding == "same":
             size = (features.shape[2], features.shape[3])
             features = nn.functional.pad(
-                features, functional.same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
+                features,
+                functional.same_padding(size, self.conv.kernel_size[0], self.conv.stride[0]),
             )
         total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
@@ -125,29 +136,39 @@ class DepthwisePrimaryCapsules(nn.Module):
         kernel = size if kernel_size is None else (kernel_size, kernel_size)
         check_sizes("the layer of primary capsules", dim=dim, kernel_size=kernel[0], stride=stride)
         if channels % dim:
-            raise ValueError(f"there are {channels} channels for capsules of {dim} components; expected a multiple")
+            raise ValueError(
+                f"there are {channels} channels for capsules of {dim} components; expected a multiple"
+            )
         if kernel_size is not None and kernel_size > min(size):
             raise ValueError(
                 f"feature maps are {size[0]}x{size[1]}, smaller than the {kernel[0]}x{kernel[1]} kernel of the primary "
                 "capsules; expected larger images or a smaller kernel"
             )
         self.dim = dim
-        positions = math.prod((n - width) // stride + 1 for n, width in zip(size, kernel, strict=True))
+        positions = math.prod(
+            (n - width) // stride + 1 for n, width in zip(size, kernel, strict=True)
+        )
         self.count = channels // dim * positions
         self.conv = nn.Conv2d(channels, channels, kernel, stride, groups=channels)
         nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
         nn.init.zeros_(cast(Tensor, self.conv.bias))
 
     @checks_shapes
-    def forward(self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]) -> Capsules:
-        if features.shape[2:] == self.conv.weight.shape[2:]:  # one position; faster backward than conv
+    def forward(
+        self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]
+    ) -> Capsules:
+        if (
+            features.shape[2:] == self.conv.weight.shape[2:]
+        ):  # one position; faster backward than conv
             product = (features * self.conv.weight.squeeze(1)).sum((2, 3), keepdim=True)
             total = _float32_of_half(product) + cast(Tensor, self.conv.bias)[:, None, None]
         else:
             total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = functional.exponential_squash(total)
-        return Capsules(poses, functional.length(poses), functional.exponential_squash_logits(total))
+        return Capsules(
+            poses, functional.length(poses), functional.exponential_squash_logits(total)
+        )
 
 
 class LinearPrimaryCapsules(nn.Module):
@@ -200,7 +221,9 @@ class LinearPrimaryCapsules(nn.Module):
             nn.init.zeros_(cast(Tensor, self.activation.bias))
 
     @checks_shapes
-    def forward(self, features: Float[Tensor, "batch {self.pose.in_channels} height width"]) -> Capsules:
+    def forward(
+        self, features: Float[Tensor, "batch {self.pose.in_channels} height width"]
+    ) -> Capsules:
         poses = self.pose(features)  # [b type·dim h w]
         if self.norm_per_type:
             poses = self.pose_norm(poses.unflatten(1, (self.types, self.dim))).flatten(1, 2)
@@ -230,12 +253,17 @@ class ComposedPrimaryCapsules(nn.Module):
 
     @checks_shapes
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
+        poses, logits = (
+            self.pose(features),
+            self.activation(features),
+        )  # [b type·dim h w], [b type h w]
         return _by_position(_float32_of_half(poses), _float32_of_half(logits), self.types)
 
 
 def _by_position(
-    poses: Float[Tensor, "batch component height width"], logits: Float[Tensor, "batch type height width"], types: int
+    poses: Float[Tensor, "batch component height width"],
+    logits: Float[Tensor, "batch type height width"],
+    types: int,
 ) -> Capsules:
     """Return feature maps as capsules, ordered ``(y, x, type)``."""
     poses = poses.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
@@ -279,7 +307,11 @@ class _Conv2d(torch.autograd.Function):
         return conv2d(features, weight, stride=stride)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, tuple[int, int]], output: Tensor) -> None:  # noqa: ARG004
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, tuple[int, int]],
+        output: Tensor,  # noqa: ARG004
+    ) -> None:
         features, weight, ctx.stride = inputs
         ctx.save_for_backward(features, weight)
 
@@ -292,8 +324,11 @@ class _Conv2d(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             # drop rows and columns that no window reaches: the gradient would be larger than the kernel
             height, width = (
-                (n - 1) * s + k for n, s, k in zip(grad.shape[2:], ctx.stride, weight.shape[2:], strict=True)
+                (n - 1) * s + k
+                for n, s, k in zip(grad.shape[2:], ctx.stride, weight.shape[2:], strict=True)
             )
             reached = features[:, :, :height, :width].transpose(0, 1).contiguous()
-            of_weight = conv2d(reached, grad.transpose(0, 1).contiguous(), dilation=ctx.stride).transpose(0, 1)
+            of_weight = conv2d(
+                reached, grad.transpose(0, 1).contiguous(), dilation=ctx.stride
+            ).transpose(0, 1)
         return of_features, of_weight, None

@@ -17,7 +17,11 @@ IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: first convolution
 STEMS: dict[str, list[list[int]]] = {
     "conv2": [[32, 5, 2], [64, 3, 2]],  # ours: the first two convolutions of SmallCNN
     "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all convolutions of SmallCNN
-    "resnet": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: as conv3, but residual blocks after the first
+    "resnet": [
+        [32, 5, 2],
+        [64, 3, 2],
+        [64, 3, 2],
+    ],  # ours: as conv3, but residual blocks after the first
 }
 
 
@@ -37,7 +41,12 @@ class Stem(nn.Sequential):
     """
 
     def __init__(
-        self, stem: str | Sequence[Sequence[int]], in_channels: int, size: tuple[int, int], *, batch_norm: bool = True
+        self,
+        stem: str | Sequence[Sequence[int]],
+        in_channels: int,
+        size: tuple[int, int],
+        *,
+        batch_norm: bool = True,
     ) -> None:
         if isinstance(stem, str):
             check_choice("stem", stem, ("paper", "padded", *STEMS))
@@ -60,8 +69,12 @@ class Stem(nn.Sequential):
             if stem == "resnet" and number:
                 self.add_block(outputs, stride)
             else:
-                conv = nn.Conv2d(self.channels, outputs, kernel, stride, kernel // 2, bias=not batch_norm)
-                self.extend([conv, nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [conv, nn.ReLU()])
+                conv = nn.Conv2d(
+                    self.channels, outputs, kernel, stride, kernel // 2, bias=not batch_norm
+                )
+                self.extend(
+                    [conv, nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [conv, nn.ReLU()]
+                )
                 self._grow(outputs, stride)
             outside += step * (kernel // 2)
             step *= stride
@@ -73,7 +86,9 @@ class Stem(nn.Sequential):
 
         With a stride, the input passes through ``shortcut``, by default a normalised 1x1 convolution.
         """
-        from torchvision.models.resnet import BasicBlock  # imported here because only residual stems need torchvision
+        from torchvision.models.resnet import (
+            BasicBlock,
+        )  # imported here because only residual stems need torchvision
 
         if stride > 1 and shortcut is None:
             conv = nn.Conv2d(self.channels, outputs, 1, stride, bias=False)
@@ -92,7 +107,9 @@ class PaperConvolution(nn.Conv2d):
     ``padded`` surrounds the image with zeros, like ``"same"`` in TensorFlow.
     """
 
-    def __init__(self, channels: int, in_channels: int, size: tuple[int, int], *, padded: bool = False) -> None:
+    def __init__(
+        self, channels: int, in_channels: int, size: tuple[int, int], *, padded: bool = False
+    ) -> None:
         super().__init__(in_channels, channels, IMAGE_KERNEL, IMAGE_STRIDE)
         truncated_normal_(self.weight, 0.05)  # official code
         assert self.bias is not None
@@ -101,7 +118,10 @@ class PaperConvolution(nn.Conv2d):
         self.outside = same_padding(size, IMAGE_KERNEL, IMAGE_STRIDE) if padded else (0, 0, 0, 0)
         left, right, top, bottom = self.outside
         height, width = size[0] + top + bottom, size[1] + left + right
-        self.grid = (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1, (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1
+        self.grid = (
+            (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+            (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+        )
         self.field = ReceptiveField(size, ((IMAGE_KERNEL, IMAGE_STRIDE),), self.outside)
 
     @checks_shapes

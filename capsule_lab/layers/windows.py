@@ -35,10 +35,14 @@ class Windows(nn.Module):
     child: Int64[Tensor, "position place"]
     child_at_stride_1: Int64[Tensor, "position place"]
 
-    def __init__(self, size: tuple[int, int], types: int, *, kernel_size: int = 3, stride: int = 1) -> None:
+    def __init__(
+        self, size: tuple[int, int], types: int, *, kernel_size: int = 3, stride: int = 1
+    ) -> None:
         super().__init__()
         if min(types, kernel_size, stride) < 1:
-            raise ValueError(f"types, kernel_size and stride are {types}, {kernel_size}, {stride}; expected 1 or more")
+            raise ValueError(
+                f"types, kernel_size and stride are {types}, {kernel_size}, {stride}; expected 1 or more"
+            )
         if min(size) < kernel_size:
             raise ValueError(
                 f"the grid of children is {size[0]}x{size[1]}, smaller than the {kernel_size}x{kernel_size} window of "
@@ -58,12 +62,18 @@ class Windows(nn.Module):
 
     def _child_at(self, stride: int) -> Tensor:
         window = torch.arange(self.kernel_size)
-        y, x = (stride * torch.arange(n)[:, None] + window for n in self.grid)  # [position, place] along each axis
-        place = (y[:, None, :, None] * self.size[1] + x[None, :, None, :]).reshape(self.positions, -1)
+        y, x = (
+            stride * torch.arange(n)[:, None] + window for n in self.grid
+        )  # [position, place] along each axis
+        place = (y[:, None, :, None] * self.size[1] + x[None, :, None, :]).reshape(
+            self.positions, -1
+        )
         return (place[:, :, None] * self.types + torch.arange(self.types)).flatten(1)
 
     @checks_shapes
-    def poses(self, poses: Float[Tensor, "batch {self.child_count} dim"]) -> Float[Tensor, "window place dim"]:
+    def poses(
+        self, poses: Float[Tensor, "batch {self.child_count} dim"]
+    ) -> Float[Tensor, "window place dim"]:
         """Return the poses of the children of each window; windows are ordered (image, position).
 
         In memory the components of a window's children follow each other, ``(window, dim, place)``, as the fused
@@ -73,11 +83,15 @@ class Windows(nn.Module):
         return components_first.reshape(-1, poses.shape[2], self.places).transpose(1, 2)
 
     @checks_shapes
-    def activations(self, activations: Float[Tensor, "batch {self.child_count}"]) -> Float[Tensor, "window place"]:
+    def activations(
+        self, activations: Float[Tensor, "batch {self.child_count}"]
+    ) -> Float[Tensor, "window place"]:
         """Return the activations of the children of each window."""
         return self._unfold(activations.unsqueeze(2)).reshape(-1, self.places)
 
     def _unfold(self, values: Tensor) -> Tensor:
         grid = values.unflatten(1, (*self.size, self.types))  # [b h w type dim]
-        windows = grid.unfold(1, self.kernel_size, self.stride).unfold(2, self.kernel_size, self.stride)
+        windows = grid.unfold(1, self.kernel_size, self.stride).unfold(
+            2, self.kernel_size, self.stride
+        )
         return windows.permute(0, 1, 2, 5, 6, 3, 4)  # [b h' w' kh kw type dim]

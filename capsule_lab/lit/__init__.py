@@ -5,4 +5,10 @@ from capsule_lab.lit.capsnet import CapsNetModule
 from capsule_lab.lit.classification import AbstractClassifierModule, ClassifierModule
 from capsule_lab.lit.pairs import PairsModule
 
-__all__ = ["AbstractClassifierModule", "AbstractModule", "CapsNetModule", "ClassifierModule", "PairsModule"]
+__all__ = [
+    "AbstractClassifierModule",
+    "AbstractModule",
+    "CapsNetModule",
+    "ClassifierModule",
+    "PairsModule",
+]

@@ -104,7 +104,9 @@ class AbstractModule(LightningModule):
             )
 
     @abstractmethod
-    def loss_terms(self, batch: Batch, output: Any, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+    def loss_terms(
+        self, batch: Batch, output: Any, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
         """Return the terms of the loss by name: weighted scalars whose sum is the loss."""
 
     @abstractmethod
@@ -123,7 +125,9 @@ class AbstractModule(LightningModule):
         """Return the term ``l2`` of the network's kernels, if its weight is not 0."""
         if not self.l2:
             return {}
-        kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
+        kernels = (
+            kernel for name, kernel in self.network.named_parameters() if name.endswith("weight")
+        )
         return {"l2": l2_loss(kernels, weight=self.l2)}
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -135,14 +139,18 @@ class AbstractModule(LightningModule):
         else:
             with self.metrics.in_place("train") if self.step_graphs.enabled else nullcontext():
                 terms, _ = self._step(batch, "train")
-        self._count(batch, "train", self.trainer.world_size)  # training batches have equal sizes in all processes
+        self._count(
+            batch, "train", self.trainer.world_size
+        )  # training batches have equal sizes in all processes
         if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
             self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
         else:
             show_to_callbacks(self.trainer, "loss", terms["loss"].detach())
         return terms
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+    def validation_step(
+        self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, Any]:
         split = ("val", *self.further_validations)[dataloader_idx]
         self._count(batch, split)
         if dataloader_idx == 0:
@@ -175,7 +183,9 @@ class AbstractModule(LightningModule):
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return the terms of the loss for a batch, and the network's output."""
         output = self(*self.inputs_of(batch))
-        values: Any = self.schedule_values() if self.schedule_on_device is None else self.schedule_on_device
+        values: Any = (
+            self.schedule_values() if self.schedule_on_device is None else self.schedule_on_device
+        )
         return self.loss_terms(batch, output, values), output
 
     def captured_terms(self, batch: Batch, schedule: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -234,7 +244,11 @@ class AbstractModule(LightningModule):
         for split in splits:
             for name, metric in self.metrics.of_split(split):
                 result = metric.compute()  # synchronised by torchmetrics
-                several = {f"{split}/{key}": value for key, value in result.items()} if isinstance(result, dict) else {}
+                several = (
+                    {f"{split}/{key}": value for key, value in result.items()}
+                    if isinstance(result, dict)
+                    else {}
+                )
                 for quantity, value in (several or {name: result}).items():
                     self.log(quantity, value, prog_bar=quantity.endswith("/error"))
             self.metrics.reset(split)
@@ -242,8 +256,14 @@ class AbstractModule(LightningModule):
     def test_results(self) -> dict[str, float]:
         """Return the results of the last test: its quantities, and ``<part>/<quantity>`` for every part."""
         logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
-        parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
-        return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
+        parts = {
+            name: value
+            for name, value in logged.items()
+            if name.partition("/")[0] in self.test_parts
+        }
+        return {
+            name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")
+        } | parts
 
     def test_predictions(self) -> dict[str, Any]:
         """Return arrays with a prediction for each image of the last test; empty for a network without classes."""
@@ -265,13 +285,17 @@ class AbstractModule(LightningModule):
             max_steps=(trainer.max_steps, self.max_steps),
         )
         self._schedule_of_run = {
-            name: value.for_run(self.steps_per_epoch, self.total_steps) for name, value in self.schedule.items()
+            name: value.for_run(self.steps_per_epoch, self.total_steps)
+            for name, value in self.schedule.items()
         }
         optimizer = self.build_optimizer(clipped=trainer.gradient_clip_val is not None)
         rate = self._schedule_of_run["learning_rate"]
         # a plain function: LambdaLR would save the attributes of a callable object, and overwrite them on resuming
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def build_optimizer(self, *, clipped: bool = False) -> Optimizer:
         """Build the optimizer; with weight decay, its parameters are in groups that exempt biases and scales.
@@ -285,7 +309,9 @@ class AbstractModule(LightningModule):
             optimizer = self.optimizer(self.network.parameters(), lr=1.0, **options)
         if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
             return optimizer
-        return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options)
+        return self.optimizer(
+            parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options
+        )
 
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
@@ -329,7 +355,9 @@ class AbstractModule(LightningModule):
         if self.trainer.gradient_clip_val is not None and not self._replays_update:
             super().configure_gradient_clipping(optimizer, *args, **kwargs)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         if self._replays_update:
             self.step_graphs.update(self.trainer, optimizer.optimizer, optimizer_closure)
         else:
@@ -344,7 +372,9 @@ class AbstractModule(LightningModule):
         """Clip the gradients and step the optimizer, without hooks; for a graph."""
         trainer = self.trainer
         if trainer.gradient_clip_val is not None:
-            self.clip_gradients(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+            self.clip_gradients(
+                optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            )
         optimizer.step()
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -363,7 +393,9 @@ class AbstractModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")
-        if self.trainer.world_size > 1:  # only process 0 writes, but each has seen other images of the epoch
+        if (
+            self.trainer.world_size > 1
+        ):  # only process 0 writes, but each has seen other images of the epoch
             checkpoint["metrics_of_processes"] = self.all_gather(checkpoint["metrics"])
         checkpoint["image_counts"] = dict(self.image_counts)
 
@@ -373,15 +405,21 @@ class AbstractModule(LightningModule):
         if of_processes and self.trainer.world_size > 1:
             metrics = _of_process(of_processes, self.global_rank)
         self.metrics.load_state(metrics, self.device)
-        if self.trainer.state.fn == "fit":  # the weights of a test may be older than the end of training
+        if (
+            self.trainer.state.fn == "fit"
+        ):  # the weights of a test may be older than the end of training
             self.image_counts = dict(checkpoint.get("image_counts", {}))
 
 
-def _of_process(gathered: Mapping[str, Mapping[str, Tensor]], rank: int) -> dict[str, dict[str, Tensor]]:
+def _of_process(
+    gathered: Mapping[str, Mapping[str, Tensor]], rank: int
+) -> dict[str, dict[str, Tensor]]:
     """Return the states of metrics in process ``rank`` from those of all processes, ``(process, ...)``."""
     states = {}
     for name, of_metric in gathered.items():
-        states[name] = {state: values[rank] for state, values in of_metric.items() if rank < len(values)}
+        states[name] = {
+            state: values[rank] for state, values in of_metric.items() if rank < len(values)
+        }
     return states
 
 
@@ -403,5 +441,7 @@ def training_length(
     if max_epochs != -1:
         limits.append(per_epoch * max(max_epochs, 1))
     if not limits:
-        raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps; schedules scale to it")
+        raise ValueError(
+            "the run has no end: set trainer.max_epochs or trainer.max_steps; schedules scale to it"
+        )
     return per_epoch, min(limits)

@@ -39,7 +39,11 @@ class CapsNetModule(AbstractClassifierModule):
     ) -> None:
         super().__init__(network, **options)
         check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
-        if network.decoder is not None and not network.masked_decoder and options.get("labels_per_image", 1) > 1:
+        if (
+            network.decoder is not None
+            and not network.masked_decoder
+            and options.get("labels_per_image", 1) > 1
+        ):
             raise ValueError(
                 "masked_decoder is false, but images have several digits, which only a masked decoder can separate; "
                 "expected model.masked_decoder=true, or model.decoder=null"
@@ -47,15 +51,22 @@ class CapsNetModule(AbstractClassifierModule):
         self.reconstruction = reconstruction
         self.decode_at_test = decode_at_test
 
-    def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+    def loss_terms(
+        self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
         terms = self.classification_term(batch, output, schedule)
         if self.reconstruction is not None and self.network.decoder is not None:
             labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
             by_label = self.training or self.decode_at_test == "label"
             classes = labels if by_label else predictions_by_label(output.ranking, labels)
             parts = batch.parts
-            targets = in_unit_range(batch.images).unsqueeze(1) if parts is None else parts  # [b label c h w]
+            targets = (
+                in_unit_range(batch.images).unsqueeze(1) if parts is None else parts
+            )  # [b label c h w]
             pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
-            losses = [self.reconstruction(self.network.reconstruct(output, labels), target) for labels, target in pairs]
+            losses = [
+                self.reconstruction(self.network.reconstruct(output, labels), target)
+                for labels, target in pairs
+            ]
             terms["reconstruction"] = torch.stack(losses).sum()
         return terms

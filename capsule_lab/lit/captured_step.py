@@ -135,7 +135,9 @@ class StepGraphs:
         """Raise a ``ConfigError`` if graphs are required, and this Trainer cannot have them."""
         reason = self._obstacle(trainer)
         if self.use is True and reason:
-            raise ConfigError(f"module.cuda_graphs is true, but {reason}; expected module.cuda_graphs=auto")
+            raise ConfigError(
+                f"module.cuda_graphs is true, but {reason}; expected module.cuda_graphs=auto"
+            )
 
     def start(self, trainer: L.Trainer) -> None:
         """Begin a ``fit``: the weights may have moved in memory since the last one."""
@@ -197,10 +199,14 @@ class StepGraphs:
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
         self._batch = batch if is_static else cuda_graphs.copied(batch)
         # float64: together with float32 they are rounded where numbers of Python would be
-        on_device = functools.partial(torch.tensor, dtype=torch.float64, device=module.trainer.strategy.root_device)
+        on_device = functools.partial(
+            torch.tensor, dtype=torch.float64, device=module.trainer.strategy.root_device
+        )
         self._schedule = {name: on_device(value) for name, value in values.items()}
         self._values = dict(values)
-        module.scheduled_routing.set({**values, **module.scheduled_routing.real_numbers(self._schedule)})
+        module.scheduled_routing.set(
+            {**values, **module.scheduled_routing.real_numbers(self._schedule)}
+        )
         try:
             self._captured = self._captured_step()
         except Exception as error:  # of any kind, from a network or a loss of the user's
@@ -210,7 +216,9 @@ class StepGraphs:
             module.scheduled_routing.set(values)
         self._key = key
         if self._captured.without_update:
-            log.info("the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200])
+            log.info(
+                "the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200]
+            )
 
     def _captured_step(self) -> CapturedStep:
         module, trainer = self._module[0], self._module[0].trainer
@@ -225,8 +233,12 @@ class StepGraphs:
             return terms["loss"], torch.stack([term.detach() for term in terms.values()])
 
         (optimizer,) = trainer.optimizers
-        update = functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
-        return CapturedStep(forward, module.network.parameters(), update, trainer.strategy.root_device)
+        update = (
+            functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
+        )
+        return CapturedStep(
+            forward, module.network.parameters(), update, trainer.strategy.root_device
+        )
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False

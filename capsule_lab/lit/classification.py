@@ -42,13 +42,21 @@ class AbstractClassifierModule(AbstractModule):
     network: AbstractNetwork
 
     def __init__(
-        self, network: AbstractNetwork, *, loss: Loss, num_classes: int, labels_per_image: int = 1, **options: Any
+        self,
+        network: AbstractNetwork,
+        *,
+        loss: Loss,
+        num_classes: int,
+        labels_per_image: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
         _check_bounded(network, loss)
         self.loss = loss
         self._tested: list[tuple[Batch, Tensor, int]] = []
-        self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
+        self.scheduled_arguments = (
+            self.schedule.keys() & inspect.signature(_function(loss)).parameters
+        )
 
     def classification_term(
         self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
@@ -85,7 +93,9 @@ class AbstractClassifierModule(AbstractModule):
         self.metrics.update_errors(split, output.ranking, batch.classes)
         if self.metrics.counts_present(split):
             logits = self.network.scores_are == "logits"
-            self.metrics.update_present(split, output.scores.sigmoid() if logits else output.scores, batch.classes)
+            self.metrics.update_present(
+                split, output.scores.sigmoid() if logits else output.scores, batch.classes
+            )
 
     def add_split(self, split: str) -> None:
         self.metrics.add_error(split, self.device)
@@ -108,18 +118,25 @@ class AbstractClassifierModule(AbstractModule):
         if not self._tested or self.trainer.world_size > 1:
             return {}
         batches, rankings, parts = zip(*self._tested, strict=True)
-        labels, ranking = torch.cat([batch.labels for batch in batches]), torch.cat(rankings).float()
+        labels, ranking = (
+            torch.cat([batch.labels for batch in batches]),
+            torch.cat(rankings).float(),
+        )
         several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
         is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, several, True)
         lowest = ranking.masked_fill(~is_label, torch.inf).amin(1)
         found = {
             "label": several.sort(1).values.reshape(labels.shape),
-            "prediction": ranking.topk(several.shape[1]).indices.sort(1).values.reshape(labels.shape),
+            "prediction": ranking.topk(several.shape[1])
+            .indices.sort(1)
+            .values.reshape(labels.shape),
             "margin": lowest - ranking.masked_fill(is_label, -torch.inf).amax(1),
         }
         spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
         if "instance" in spec.factors:
-            instance = torch.cat([batch.factors for batch in batches])[:, spec.factors.index("instance")]
+            instance = torch.cat([batch.factors for batch in batches])[
+                :, spec.factors.index("instance")
+            ]
             found["cluster"] = labels * (int(instance.max()) + 1) + instance
         if self.test_parts:
             sizes = torch.tensor([len(batch.labels) for batch in batches])
@@ -133,22 +150,34 @@ class AbstractClassifierModule(AbstractModule):
         if batch.images.ndim < 5:
             return super().terms(batch)
         # one crop of all images at a time: this takes no more memory than a single crop
-        crops = [AbstractModule.terms(self, batch._replace(images=crop)) for crop in batch.images.unbind(1)]
-        terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
+        crops = [
+            AbstractModule.terms(self, batch._replace(images=crop))
+            for crop in batch.images.unbind(1)
+        ]
+        terms = {
+            name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]
+        }
         scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
-        return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
+        return terms, CapsuleOutput(
+            combine_crops(scores, logits=self.network.scores_are == "logits")
+        )
 
 
 class ClassifierModule(AbstractClassifierModule):
     """Classification alone (baselines of Sabour 2017, section 5; Hinton 2018, section 4)."""
 
-    def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+    def loss_terms(
+        self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
         return self.classification_term(batch, output, schedule)
 
 
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     function = _function(loss)
-    if not isinstance(network, AbstractCapsuleNetwork) or getattr(function, "expects", None) != "activations":
+    if (
+        not isinstance(network, AbstractCapsuleNetwork)
+        or getattr(function, "expects", None) != "activations"
+    ):
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)

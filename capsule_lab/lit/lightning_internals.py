@@ -16,7 +16,9 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.fabric.utilities.exceptions import MisconfigurationException as MisconfigurationException
+from lightning.fabric.utilities.exceptions import (
+    MisconfigurationException as MisconfigurationException,
+)
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason as EarlyStoppingReason
 from lightning.pytorch.loggers import WandbLogger
@@ -108,7 +110,9 @@ class _NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def _arguments_of_training_step(arguments: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
+def _arguments_of_training_step(
+    arguments: OrderedDict[str, Any], batch: Any, batch_idx: int
+) -> OrderedDict[str, Any]:
     """Add the arguments of ``training_step``; Lightning's function looks at its signature at every step."""
     arguments["batch"] = batch
     arguments["batch_idx"] = batch_idx
@@ -157,7 +161,9 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     stops = trainer.should_stop and loop._can_stop_early
-    return not (trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+    return not (
+        trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+    )
 
 
 def limit_waiting(trainer: L.Trainer) -> None:
@@ -169,7 +175,9 @@ def limit_waiting(trainer: L.Trainer) -> None:
     strategy: Any = trainer.strategy
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = COLLECTIVE_TIMEOUT
-    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(
+        logging.INFO
+    )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         end_with_parent(grace=10.0)  # ours: gloo detects a lost process at once, NCCL does not
 
@@ -180,12 +188,17 @@ def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:
     All processes must call it, as the metrics may be synchronised.
     """
     metrics = trainer._logger_connector.metrics["log"]
-    return {**metrics, "epoch": trainer.current_epoch}, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+    return {
+        **metrics,
+        "epoch": trainer.current_epoch,
+    }, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:
     """Return whether a callback with a ``stopping_reason`` has reached its threshold, also before an interruption."""
-    reasons = [getattr(callback, "stopping_reason", None) for callback in cast(Any, trainer).callbacks]
+    reasons = [
+        getattr(callback, "stopping_reason", None) for callback in cast(Any, trainer).callbacks
+    ]
     return EarlyStoppingReason.STOPPING_THRESHOLD in reasons
 
 
@@ -196,7 +209,9 @@ def stop_reason(trainer: L.Trainer, steps: int) -> str:
         return "steps"
     if stopped_at_threshold(trainer):
         return "threshold"
-    return "time limit" if any((timer.time_remaining() or 1) <= 0 for timer in timers) else "callback"
+    return (
+        "time limit" if any((timer.time_remaining() or 1) <= 0 for timer in timers) else "callback"
+    )
 
 
 def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[str, Any]:
@@ -207,4 +222,9 @@ def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[st
     names = ("best_model_path", "kth_best_model_path", "last_model_path")
     paths = {name: path if state.get(name) else "" for name in names}
     scores = list(state["best_k_models"].values())
-    return {**state, **paths, "dirpath": directory, "best_k_models": dict(zip([path], scores, strict=False))}
+    return {
+        **state,
+        **paths,
+        "dirpath": directory,
+        "best_k_models": dict(zip([path], scores, strict=False)),
+    }

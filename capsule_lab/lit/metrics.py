@@ -114,5 +114,7 @@ class SplitMetrics(nn.ModuleDict):
 
     def _mean(self, name: str, device: torch.device) -> Metric:
         if name not in self:
-            self[name] = MeanMetric(nan_strategy="disable").to(device)  # NonFiniteGuard stops at NaN
+            self[name] = MeanMetric(nan_strategy="disable").to(
+                device
+            )  # NonFiniteGuard stops at NaN
         return self._metric(name)

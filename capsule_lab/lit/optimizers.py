@@ -29,10 +29,14 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
             decays = name.endswith("weight") and parameter.ndim > 1
-            groups.setdefault((_rows(module, parameter) if decays else 0, decays or decay_all), []).append(parameter)
+            groups.setdefault(
+                (_rows(module, parameter) if decays else 0, decays or decay_all), []
+            ).append(parameter)
     return [
         {"params": parameters, "rows": rows, **({} if decays else {"weight_decay": 0.0})}
-        for (rows, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+        for (rows, decays), parameters in sorted(
+            groups.items(), key=lambda group: group[0], reverse=True
+        )
     ]
 
 
@@ -44,10 +48,14 @@ def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
     """
     for group in optimizer.param_groups:
         rate = float(group["lr"])
-        on_device = cuda_graphs.is_supported(device) and ("capturable" in group or bool(group.get("fused")))
+        on_device = cuda_graphs.is_supported(device) and (
+            "capturable" in group or bool(group.get("fused"))
+        )
         group["lr"] = torch.tensor(rate, device=device) if on_device else rate
         if "capturable" in group:
-            group["capturable"] = on_device and device.type != "cpu"  # a CPU counts steps on the host
+            group["capturable"] = (
+                on_device and device.type != "cpu"
+            )  # a CPU counts steps on the host
         if group.get("capturable"):
             for state in (optimizer.state.get(parameter, {}) for parameter in group["params"]):
                 if "step" in state:
@@ -96,16 +104,26 @@ class Muon(Optimizer):
         momentum: float = 0.95,  # Jordan 2024
         nesterov: bool = True,  # Jordan 2024
         ns_steps: int = 5,  # Jordan 2024
-        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] = "match_rms_adamw",
+        adjust_lr_fn: Literal[
+            "original", "match_rms_adamw", "spectral_unclamped"
+        ] = "match_rms_adamw",
         betas: tuple[float, float] = (0.9, 0.95),  # Jordan 2024, for AdamW
         eps: float = 1e-8,  # Kingma and Ba 2015
     ) -> None:
         check_number("optimizer.ns_steps", ns_steps, 1)
         empty: list[dict[str, Any]] = [{"params": []}]
         self._muon = torch.optim.Muon(
-            empty, lr, weight_decay, momentum, nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn
+            empty,
+            lr,
+            weight_decay,
+            momentum,
+            nesterov,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
         )
-        self._adamw = torch.optim.AdamW([{"params": []}], lr, (betas[0], betas[1]), eps, weight_decay)
+        self._adamw = torch.optim.AdamW(
+            [{"params": []}], lr, (betas[0], betas[1]), eps, weight_decay
+        )
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -116,12 +134,24 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+            with_gradient = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
             rows = [group.get("rows", int(parameter.ndim > 1)) for parameter in with_gradient]
             matrices = [_Matrix(*pair) for pair in zip(with_gradient, rows, strict=True) if pair[1]]
-            others = [parameter for parameter, number in zip(with_gradient, rows, strict=True) if not number]
-            self._step_of(self._muon, group, {matrix.matrix: self.state[matrix.parameter] for matrix in matrices})
-            self._step_of(self._adamw, group, {parameter: self.state[parameter] for parameter in others})
+            others = [
+                parameter
+                for parameter, number in zip(with_gradient, rows, strict=True)
+                if not number
+            ]
+            self._step_of(
+                self._muon,
+                group,
+                {matrix.matrix: self.state[matrix.parameter] for matrix in matrices},
+            )
+            self._step_of(
+                self._adamw, group, {parameter: self.state[parameter] for parameter in others}
+            )
             for matrix in matrices:
                 matrix.write()
         return loss

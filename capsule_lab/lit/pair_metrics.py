@@ -94,7 +94,8 @@ class PresenceMetrics(PairMetric):
         deviation = (self.squares / self.pairs - mean.square()).clamp_min(0).sqrt()
         used = (self.largest >= 0.01) & (self.energy >= 0.01 * self.energy.mean())
         return {
-            "presence_change": (self.changes / self.pairs).sum() / deviation.sum().clamp_min(_SMALL),
+            "presence_change": (self.changes / self.pairs).sum()
+            / deviation.sum().clamp_min(_SMALL),
             "dead_capsules": 100 * (~used).to(WIDEST).mean(),
         }
 
@@ -114,9 +115,17 @@ class ShiftMetrics(PairMetric):
 
     def __init__(self, capsules: int) -> None:
         matrices = (capsules, 2, 2)
-        super().__init__(seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=())
+        super().__init__(
+            seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=()
+        )
 
-    def update(self, moved: Poses, shift: Float[Tensor, "batch 2"], presences: PerCapsule, others: PerCapsule) -> None:
+    def update(
+        self,
+        moved: Poses,
+        shift: Float[Tensor, "batch 2"],
+        presences: PerCapsule,
+        others: PerCapsule,
+    ) -> None:
         """Add pairs: changes of poses, the shifts, and presences in the first and second images."""
         moved, shift = moved.to(WIDEST), shift.to(WIDEST)
         present = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
@@ -125,7 +134,9 @@ class ShiftMetrics(PairMetric):
         self.cross += torch.einsum("bk,bki,bj->kij", present, moved, shift)
         self.moments += torch.einsum("bk,bi,bj->kij", present, shift, shift)
         weights = presences.to(WIDEST) * others.to(WIDEST)
-        estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(_SMALL)
+        estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(
+            _SMALL
+        )
         self.residual += (estimate - shift).square().sum()
         self.total += shift.sum(0)
         self.squares += shift.square().sum()
@@ -134,13 +145,20 @@ class ShiftMetrics(PairMetric):
         variance = self.squares - self.total.square().sum() / self.pairs
         results = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
         # not solvable if all shifts are along one line
-        solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(dim1=1, dim2=2).prod(1).clamp_min(1)
+        solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(
+            dim1=1, dim2=2
+        ).prod(1).clamp_min(1)
         chosen = (self.seen >= 0.01 * self.pairs) & (self.seen > 0) & solvable
-        slopes, seen = torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
+        slopes, seen = (
+            torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False),
+            self.seen[chosen],
+        )
         results["slope_capsules"] = seen.new_tensor(float(len(seen)))
         if len(seen):
             mean = (seen.view(-1, 1, 1) * slopes).sum(0) / seen.sum()
-            away = (slopes - torch.eye(2, dtype=slopes.dtype, device=slopes.device)).abs().amax((1, 2))
+            away = (
+                (slopes - torch.eye(2, dtype=slopes.dtype, device=slopes.device)).abs().amax((1, 2))
+            )
             results |= {"slope_right": mean[0, 0], "slope_down": mean[1, 1]}
             results["slope_error"] = (seen * away).sum() / seen.sum()
         return results
@@ -161,7 +179,9 @@ class MatrixMetrics(PairMetric):
 
     def update(self, poses: Poses, changed: Poses, others: Poses, presences: PerCapsule) -> None:
         """Add pairs: poses of the first image, the same after the change, poses of the second image, and presences."""
-        poses, changed, others, presences = (tensor.to(WIDEST) for tensor in (poses, changed, others, presences))
+        poses, changed, others, presences = (
+            tensor.to(WIDEST) for tensor in (poses, changed, others, presences)
+        )
         self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
         self.unchanged += (presences * torch.linalg.vector_norm(others - poses, dim=2)).sum()
         self.size += (presences * torch.linalg.vector_norm(poses, dim=2)).sum()
@@ -176,7 +196,9 @@ def pair_metrics(network: Any) -> dict[str, PairMetric]:
     metrics: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
         metrics["presences"] = PresenceMetrics(network.capsules)
-        metrics["poses"] = ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
+        metrics["poses"] = (
+            ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
+        )
     return metrics
 
 
@@ -198,7 +220,9 @@ def update_pair_metrics(
     poses, presences = output.poses, output.presences
     others, later = network.recognise(targets)
     changed = network.changed(poses, change)
-    cast(PresenceMetrics, metrics["presences"]).update(presences, later, network.energies(changed, presences))
+    cast(PresenceMetrics, metrics["presences"]).update(
+        presences, later, network.energies(changed, presences)
+    )
     if isinstance(of_poses := metrics["poses"], ShiftMetrics):
         of_poses.update(others - poses, change, presences, later)
     else:

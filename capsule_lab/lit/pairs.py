@@ -25,7 +25,9 @@ class PairsModule(AbstractModule):
 
     network: AbstractPairNetwork
 
-    def __init__(self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any) -> None:
+    def __init__(
+        self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any
+    ) -> None:
         super().__init__(network, metrics=SplitMetrics(), **options)
         self.reconstruction = reconstruction
         for split in ("val", "test"):
@@ -42,7 +44,9 @@ class PairsModule(AbstractModule):
         assert batch.change is not None  # build.check_together
         return batch.images, batch.change
 
-    def loss_terms(self, batch: Batch, output: TransformedImages, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+    def loss_terms(
+        self, batch: Batch, output: TransformedImages, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
         return {"reconstruction": self.reconstruction(output.images, batch.targets)}
 
     def measure(self, split: str, batch: Batch, output: TransformedImages) -> None:
@@ -52,7 +56,9 @@ class PairsModule(AbstractModule):
         assert batch.change is not None
         metrics = {name.partition("/")[2]: metric for name, metric in self.metrics.of_split(split)}
         with torch.no_grad():
-            pair_metrics.update_pair_metrics(metrics, self.network, batch.images, batch.change, batch.targets, output)
+            pair_metrics.update_pair_metrics(
+                metrics, self.network, batch.images, batch.change, batch.targets, output
+            )
 
     def add_split(self, split: str) -> None:
         for name, metric in pair_metrics.pair_metrics(self.network).items():

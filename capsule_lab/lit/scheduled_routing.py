@@ -31,7 +31,9 @@ class ScheduledRouting:
         routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
         for name in self.names:
             if not routings:
-                raise ValueError(f"schedule.{name} is set, but {type(network).__name__} does not route; expected null")
+                raise ValueError(
+                    f"schedule.{name} is set, but {type(network).__name__} does not route; expected null"
+                )
             for routing in routings:
                 _check(name, schedule[name], routing)
         self._configured = [
@@ -61,13 +63,18 @@ class ScheduledRouting:
         for routing, name, configured in self._configured:
             option = name.removeprefix(_PREFIX)
             value = values.get(name, configured)
-            routing.scheduled_options()[option] = round(float(value)) if routing.scheduled[option] is int else value
+            routing.scheduled_options()[option] = (
+                round(float(value)) if routing.scheduled[option] is int else value
+            )
 
 
 def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:
     option, there = name.removeprefix(_PREFIX), routing.scheduled
     if option not in there:
-        expected = " or ".join(f"{_PREFIX}{option}" for option in there) or "null, as it has no such options"
+        expected = (
+            " or ".join(f"{_PREFIX}{option}" for option in there)
+            or "null, as it has no such options"
+        )
         raise ValueError(
             f"schedule.{name} is set, but {type(routing).__name__} has no {option} that may change during training; "
             f"expected {expected}"

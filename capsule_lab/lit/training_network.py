@@ -44,7 +44,9 @@ class TrainingNetwork:
         if not self.compile:
             return self.network
         # the method: compiling the module would rename every weight, or also affect validation
-        return torch.compile(self.network.forward, mode=None if self.compile is True else self.compile)
+        return torch.compile(
+            self.network.forward, mode=None if self.compile is True else self.compile
+        )
 
     def check(self, trainer: L.Trainer) -> None:
         """Raise a ``ConfigError`` if the options do not work with this Trainer."""

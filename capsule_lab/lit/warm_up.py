@@ -23,7 +23,9 @@ def compile_kernels(module: Any) -> None:
     batch_size = getattr(module.trainer.datamodule, "batch_size", None)
     if module.device.type != "cuda" or batch_size is None or isinstance(fused_kernels("cuda"), str):
         return
-    from capsule_lab.kernels.gpu.warm_up import compile_ahead  # imports Triton, which only a GPU needs
+    from capsule_lab.kernels.gpu.warm_up import (
+        compile_ahead,
+    )  # imports Triton, which only a GPU needs
 
     images = torch.zeros(batch_size, *module.network.image_shape, device=module.device)
     autocast = module.trainer.precision_plugin.forward_context
@@ -31,7 +33,9 @@ def compile_kernels(module: Any) -> None:
 
 
 def first_step(
-    network: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    network: nn.Module,
+    images: Tensor,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
     """Compute the forward pass of a copy of ``network`` in ``autocast``, and the backward pass outside of it."""
     devices = [images.device] if images.is_cuda else []

@@ -6,7 +6,12 @@ The package exports every network in a file of this folder; a new file needs no 
 
 from typing import TYPE_CHECKING
 
-from capsule_lab.networks.base import AbstractNetwork, AbstractPairNetwork, Reconstructs, reconstructs
+from capsule_lab.networks.base import (
+    AbstractNetwork,
+    AbstractPairNetwork,
+    Reconstructs,
+    reconstructs,
+)
 from capsule_lab.system.discovery import classes_in
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not run ``classes_in``
@@ -18,7 +23,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run ``classes_i
     from capsule_lab.networks.heinsen import HeinsenNet
     from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
     from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
-    from capsule_lab.networks.transforming_autoencoder import PairAutoencoder, TransformingAutoencoder
+    from capsule_lab.networks.transforming_autoencoder import (
+        PairAutoencoder,
+        TransformingAutoencoder,
+    )
     from capsule_lab.networks.vb_caps import VBCaps
 else:
     _found = classes_in(__name__, AbstractNetwork, AbstractPairNetwork)

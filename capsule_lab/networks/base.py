@@ -23,11 +23,15 @@ class AbstractImageNetwork(nn.Module, ABC):
 
     image_shape: tuple[int, int, int]
 
-    def set_image_shape(self, image_shape: tuple[int, int, int], smallest: int = 1) -> tuple[int, int, int]:
+    def set_image_shape(
+        self, image_shape: tuple[int, int, int], smallest: int = 1
+    ) -> tuple[int, int, int]:
         """Check, store and return ``image_shape``; ``smallest`` is the minimum height and width."""
         is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
         if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
-            raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), such as (1, 28, 28)")
+            raise ValueError(
+                f"image_shape is {image_shape!r}; expected (channel, height, width), such as (1, 28, 28)"
+            )
         channel, height, width = image_shape
         if min(height, width) < smallest:
             name = type(self).__name__
@@ -49,7 +53,9 @@ class AbstractImageNetwork(nn.Module, ABC):
             )
         if images.shape[1:] != self.image_shape:
             shape = ", ".join(map(str, self.image_shape))
-            raise ValueError(f"{name} received images of shape {tuple(images.shape)}; expected (batch, {shape})")
+            raise ValueError(
+                f"{name} received images of shape {tuple(images.shape)}; expected (batch, {shape})"
+            )
         weights = next(self.parameters(), images)
         if images.dtype != weights.dtype and not torch.is_autocast_enabled(images.device.type):
             raise TypeError(
@@ -106,7 +112,9 @@ class AbstractCapsuleNetwork(AbstractNetwork):
     """
 
     @abstractmethod
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         """Compute scores and class capsules; ``on_iteration`` observes the routing of the class capsules."""
 
     @abstractmethod
@@ -214,13 +222,19 @@ def decode_one(
 
 
 def build_decoder(
-    decoder: Sequence[int] | None, classes: nn.Module, num_classes: int, dim: int, image_shape: tuple[int, int, int]
+    decoder: Sequence[int] | None,
+    classes: nn.Module,
+    num_classes: int,
+    dim: int,
+    image_shape: tuple[int, int, int],
 ) -> Decoder | None:
     """Build the decoder of class capsules with hidden layers of these widths; ``None`` for no decoder."""
     if decoder is None:
         return None
     if not cast(AbstractRouting, classes.routing).poses:
-        raise ValueError("routing.poses is false; expected true or model.decoder=null, since the decoder reads poses")
+        raise ValueError(
+            "routing.poses is false; expected true or model.decoder=null, since the decoder reads poses"
+        )
     check_widths("the network", decoder=decoder)
     return Decoder(num_classes, dim, image_shape, hidden=decoder)
 

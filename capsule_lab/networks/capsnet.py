@@ -75,7 +75,13 @@ class CapsNet(AbstractReconstructingNetwork):
         masked_decoder: bool = True,  # Sabour 2017, section 4.1
     ) -> None:
         super().__init__()
-        check_sizes("CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size, class_dim=class_dim)
+        check_sizes(
+            "CapsNet",
+            num_classes=num_classes,
+            channels=channels,
+            kernel_size=kernel_size,
+            class_dim=class_dim,
+        )
         _check_hidden(hidden, transformation)
         check_choice("padding", padding, get_args(Padding))
         check_choice("transformation", transformation, get_args(Transformation))
@@ -87,7 +93,9 @@ class CapsNet(AbstractReconstructingNetwork):
         nn.init.constant_(cast(Tensor, self.conv.bias), 0.1)  # official code
 
         options = {"kernel_size": kernel_size, "stride": STRIDE, "padding": padding}
-        with torch.device("meta"):  # draws no random numbers: the weights of the next layer are drawn first
+        with torch.device(
+            "meta"
+        ):  # draws no random numbers: the weights of the next layer are drawn first
             sizes = primary(channels, **options)
         types, dim = sizes.types, sizes.dim
         if transformation == "none" and (types, dim) != (num_classes, class_dim):
@@ -100,7 +108,9 @@ class CapsNet(AbstractReconstructingNetwork):
         self.hidden = nn.ModuleList()
         children, child_dim = types * positions, dim
         for parents, parent_dim in hidden:
-            self.hidden.append(DenseCapsules(children, child_dim, parents, parent_dim, routing=routing))
+            self.hidden.append(
+                DenseCapsules(children, child_dim, parents, parent_dim, routing=routing)
+            )
             children, child_dim = parents, parent_dim
         digits: DenseCapsules | ClassCapsules | UntransformedCapsules
         if transformation == "per_pair":
@@ -118,21 +128,29 @@ class CapsNet(AbstractReconstructingNetwork):
         self.masked_decoder = masked_decoder
         self.decoder = build_decoder(decoder, digits, num_classes, class_dim, self.image_shape)
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         if self.padding == "same":
-            images = nn.functional.pad(images, same_padding(self.image_shape[1:], self.conv.kernel_size[0], 1))
+            images = nn.functional.pad(
+                images, same_padding(self.image_shape[1:], self.conv.kernel_size[0], 1)
+            )
         capsules: Capsules = self.primary(self.conv(images).relu())  # [b i c]
         if not isinstance(self.digits, DenseCapsules):
             capsules = self._by_position(capsules)
         for layer in self.hidden:
             capsules = layer(capsules.poses, capsules.activations)
-        digits = self.digits(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        digits = self.digits(
+            capsules.poses, capsules.activations, on_iteration=on_iteration
+        )  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def _by_position(self, primary: Capsules) -> Capsules:
         """Reorder capsules from (type, position) to (position, type), as layers that share weights expect."""
-        poses, activations = (tensor.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for tensor in primary[:2])
+        poses, activations = (
+            tensor.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for tensor in primary[:2]
+        )
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
@@ -140,9 +158,15 @@ class CapsNet(AbstractReconstructingNetwork):
 
 
 def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
-    pairs = [each if isinstance(each, Sequence) else () for each in hidden] if isinstance(hidden, Sequence) else [()]
+    pairs = (
+        [each if isinstance(each, Sequence) else () for each in hidden]
+        if isinstance(hidden, Sequence)
+        else [()]
+    )
     if not all(len(each) == 2 and all(type(n) is int and n > 0 for n in each) for each in pairs):
-        raise ValueError(f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]")
+        raise ValueError(
+            f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]"
+        )
     if hidden and transformation != "per_pair":
         raise ValueError(
             f"transformation is {transformation!r}, and hidden capsules, which have no positions, are "

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice, check_number, check_sizes, check_widths
 from capsule_lab.layers import Decoder
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractNetwork, check_equal_lengths, decode_one, he_conv, smallest_side
+from capsule_lab.networks.base import (
+    AbstractNetwork,
+    check_equal_lengths,
+    decode_one,
+    he_conv,
+    smallest_side,
+)
 from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch
 
 
@@ -26,7 +32,9 @@ class AbstractCNN(AbstractNetwork):
 
     def forward(self, images: ImageBatch) -> CapsuleOutput:
         self.check_images(images)
-        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
+        scores = self.classifier(self.features(images).flatten(1)).to(
+            images.dtype
+        )  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
 
@@ -77,14 +85,21 @@ class BaselineCNN(AbstractCNN):
             )
         check_widths("BaselineCNN", kernel_size=sizes)
         check_choice("padding", padding, get_args(Padding))
-        check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)), pooling=pooling)
+        check_sizes(
+            "BaselineCNN",
+            num_classes=num_classes,
+            layers=min(len(channels), len(hidden)),
+            pooling=pooling,
+        )
         smallest = 1  # side of an image that shrinks to one pixel
         lost = [size - 1 if padding == "valid" else 0 for size in sizes]
         for pixels in reversed(lost):
             smallest = smallest * pooling + pixels
         channel, height, width = self.set_image_shape(image_shape, smallest)
         features: list[nn.Module] = []
-        for (inputs, outputs), size, pixels in zip(pairwise((channel, *channels)), sizes, lost, strict=True):
+        for (inputs, outputs), size, pixels in zip(
+            pairwise((channel, *channels)), sizes, lost, strict=True
+        ):
             features += [nn.Conv2d(inputs, outputs, size, padding=padding), nn.ReLU()]
             height, width = (height - pixels) // pooling, (width - pixels) // pooling
             if pooling > 1:
@@ -93,7 +108,9 @@ class BaselineCNN(AbstractCNN):
         for inputs, outputs in pairwise((channels[-1] * height * width, *hidden)):
             classifier += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.features = nn.Sequential(*features)
-        self.classifier = nn.Sequential(*classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes))
+        self.classifier = nn.Sequential(
+            *classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes)
+        )
 
 
 class SmallCNN(AbstractCNN):
@@ -132,17 +149,30 @@ class SmallCNN(AbstractCNN):
         check_number("dropout", dropout, 0, below=1)
         check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
-            raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd sizes, as channels")
-        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), pooled=1 if pooled is None else pooled)
+            raise ValueError(
+                f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd sizes, as channels"
+            )
+        check_sizes(
+            "SmallCNN",
+            num_classes=num_classes,
+            layers=len(channels),
+            pooled=1 if pooled is None else pooled,
+        )
         channel, height, width = self.set_image_shape(image_shape)
         features: list[nn.Module] = []
-        for inputs, outputs, size in zip((channel, *channels), channels, kernel_sizes, strict=False):
+        for inputs, outputs, size in zip(
+            (channel, *channels), channels, kernel_sizes, strict=False
+        ):
             features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
             features += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
             height, width = (height + 1) // 2, (width + 1) // 2
         inputs = channels[-1] * height * width
         if pooled is not None:
-            features += [nn.Conv2d(channels[-1], pooled, 1, bias=False), nn.BatchNorm2d(pooled), nn.ReLU()]
+            features += [
+                nn.Conv2d(channels[-1], pooled, 1, bias=False),
+                nn.BatchNorm2d(pooled),
+                nn.ReLU(),
+            ]
             features.append(nn.AdaptiveAvgPool2d(1))
             inputs = pooled
         self.features = nn.Sequential(*features)
@@ -198,15 +228,24 @@ class MatchedCNN(AbstractNetwork):
         check_sizes(name, num_classes=num_classes, layers=len(channels), class_dim=units)
         check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
         if depthwise and len({*channels[-2:]}) > 1:
-            raise ValueError(f"channels are {list(channels)}; a depthwise convolution needs the last two to be equal")
+            raise ValueError(
+                f"channels are {list(channels)}; a depthwise convolution needs the last two to be equal"
+            )
         if decoder is not None and class_dim is None:
-            raise ValueError("class_dim is None, but there is a decoder, which reads the units; expected a number")
-        channel, height, width = self.set_image_shape(image_shape, smallest_side(kernel_sizes, strides))
+            raise ValueError(
+                "class_dim is None, but there is a decoder, which reads the units; expected a number"
+            )
+        channel, height, width = self.set_image_shape(
+            image_shape, smallest_side(kernel_sizes, strides)
+        )
         features: list[nn.Module] = []
         for index, (size, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
             last = index + 1 == len(channels)
             inputs, outputs = (channels[index - 1] if index else channel), channels[index]
-            features += [he_conv(inputs, outputs, size, stride, inputs if depthwise and last else 1), nn.ReLU()]
+            features += [
+                he_conv(inputs, outputs, size, stride, inputs if depthwise and last else 1),
+                nn.ReLU(),
+            ]
             if batch_norm and not last:
                 features.append(nn.BatchNorm2d(outputs, eps=1e-3))  # as EfficientCapsNet
             height, width = ((n - size) // stride + 1 for n in (height, width))
@@ -214,7 +253,11 @@ class MatchedCNN(AbstractNetwork):
         self.features = nn.Sequential(*features)
         inputs = channels[-1] * (1 if averaged else height * width)
         self.units = None if class_dim is None else nn.Linear(inputs, num_classes * class_dim)
-        self.classifier = nn.Linear(inputs, num_classes) if class_dim is None else _ClassLogits(num_classes, class_dim)
+        self.classifier = (
+            nn.Linear(inputs, num_classes)
+            if class_dim is None
+            else _ClassLogits(num_classes, class_dim)
+        )
         self.decoder = None
         if decoder is not None and class_dim is not None:
             check_widths("the network", decoder=decoder)
@@ -227,7 +270,12 @@ class MatchedCNN(AbstractNetwork):
         if self.units is None:
             logits = self.classifier(features).to(images.dtype)
             return CapsuleOutput(logits.sigmoid(), logits=logits)
-        units = self.units(features).relu().to(images.dtype).unflatten(1, (self.classifier.num_classes, -1))  # [b k d]
+        units = (
+            self.units(features)
+            .relu()
+            .to(images.dtype)
+            .unflatten(1, (self.classifier.num_classes, -1))
+        )  # [b k d]
         logits = self.classifier(units)
         scores = logits.sigmoid()
         return CapsuleOutput(scores, Capsules(units, scores, logits), logits)
@@ -235,7 +283,9 @@ class MatchedCNN(AbstractNetwork):
     def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
         """Decode each image from the units of one class, see ``AbstractReconstructingNetwork``."""
         if self.decoder is None or output.capsules is None:
-            raise ValueError("this MatchedCNN has no decoder; build it with decoder=(512, 1024) to reconstruct")
+            raise ValueError(
+                "this MatchedCNN has no decoder; build it with decoder=(512, 1024) to reconstruct"
+            )
         return decode_one(self.decoder, output.capsules.poses, classes)
 
 

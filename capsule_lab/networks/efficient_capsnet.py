@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 LEAK = 0.3  # Keras's default
 _LARGE_KERNEL = 16  # ours: 9 at the paper's size of MNIST, 13 at 36x36
 NORMALISATION_EPS = 1e-3  # Keras's default
-INITIAL_SCALE = 0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
+INITIAL_SCALE = (
+    0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
+)
 
 
 class EfficientCapsNet(base.AbstractReconstructingNetwork):
@@ -68,7 +70,9 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
         strides: Sequence[int] = (1, 1, 1, 2),  # Mazzia 2021
         activation: Activation = "relu",
         normalisation: Normalisation = "batch",
-        primary: Callable[[int, tuple[int, int]], DepthwisePrimaryCapsules] = DepthwisePrimaryCapsules,
+        primary: Callable[
+            [int, tuple[int, int]], DepthwisePrimaryCapsules
+        ] = DepthwisePrimaryCapsules,
         class_dim: int = 16,  # Mazzia 2021
         decoder: Sequence[int] | None = (512, 1024),  # as Sabour 2017
     ) -> None:
@@ -78,11 +82,17 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
         check_widths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
         check_choice("activation", activation, get_args(Activation))
         check_choice("normalisation", normalisation, get_args(Normalisation))
-        base.check_equal_lengths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
-        channel, height, width = self.set_image_shape(image_shape, base.smallest_side(kernel_sizes, strides))
+        base.check_equal_lengths(
+            name, channels=channels, kernel_sizes=kernel_sizes, strides=strides
+        )
+        channel, height, width = self.set_image_shape(
+            image_shape, base.smallest_side(kernel_sizes, strides)
+        )
 
         features: list[nn.Module] = []
-        for (inputs, outputs), size, stride in zip(pairwise((channel, *channels)), kernel_sizes, strides, strict=True):
+        for (inputs, outputs), size, stride in zip(
+            pairwise((channel, *channels)), kernel_sizes, strides, strict=True
+        ):
             conv = base.he_conv(inputs, outputs, size, stride)  # official code
             rectifier = nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK)
             features += [conv, rectifier, _normalisation(normalisation, outputs)]
@@ -98,14 +108,24 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
                 columns,
             )
         children, dim = self.primary.count, self.primary.dim
-        weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras derives it from the shape
-        self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)
-        self.decoder = base.build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
+        weight_std = he_std(
+            num_classes * children * dim
+        )  # official code: fan-in as Keras derives it from the shape
+        self.digits = DenseCapsules(
+            children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std
+        )
+        self.decoder = base.build_decoder(
+            decoder, self.digits, num_classes, class_dim, self.image_shape
+        )
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         primary = self.primary(self.features(images))  # [b i c]
-        digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
+        digits = self.digits(
+            primary.poses, primary.activations, on_iteration=on_iteration
+        )  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:

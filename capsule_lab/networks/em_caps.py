@@ -22,9 +22,20 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from capsule_lab.errors import check_choice, check_sizes
-from capsule_lab.layers import ClassCapsules, ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules, Stem
+from capsule_lab.layers import (
+    ClassCapsules,
+    ConvStack,
+    CoordinateClassCapsules,
+    LinearPrimaryCapsules,
+    Stem,
+)
 from capsule_lab.layers.stem import IMAGE_KERNEL, PaperConvolution
-from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder, numbered, with_options
+from capsule_lab.networks.base import (
+    AbstractReconstructingNetwork,
+    build_decoder,
+    numbered,
+    with_options,
+)
 from capsule_lab.routing import EMRouting, RoutingFactory
 from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
@@ -88,9 +99,13 @@ class EMCaps(AbstractReconstructingNetwork):
         self.primary = primary(self.conv.channels)
         dim = self.primary.dim
         if math.isqrt(dim) ** 2 != dim:
-            raise ValueError(f"poses have {dim} components; expected a square number, such as 16 for matrices of 4x4")
+            raise ValueError(
+                f"poses have {dim} components; expected a square number, such as 16 for matrices of 4x4"
+            )
         rows = math.isqrt(dim) if pose == "matrix" else 1
-        self.conv_capsules = conv(self.conv.grid, self.primary.types, dim, routing=routing, rows=rows)
+        self.conv_capsules = conv(
+            self.conv.grid, self.primary.types, dim, routing=routing, rows=rows
+        )
         self.classes = classes(
             self.conv_capsules.grid, self.conv_capsules.types, dim, num_classes,
             routing=with_options(routing, class_routing), rows=rows,
@@ -98,12 +113,20 @@ class EMCaps(AbstractReconstructingNetwork):
         )  # fmt: skip
         self.decoder = build_decoder(decoder, self.classes, num_classes, dim, self.image_shape)
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         features = self.norm(self.conv(images)).relu()  # [b channels h w]
         capsules = self.conv_capsules(*self.primary(features)[:2])  # [b i c]
-        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        classes = self.classes(
+            capsules.poses, capsules.activations, on_iteration=on_iteration
+        )  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        return {"primary": self.primary, **numbered("conv_capsules", self.conv_capsules), "classes": self.classes}
+        return {
+            "primary": self.primary,
+            **numbered("conv_capsules", self.conv_capsules),
+            "classes": self.classes,
+        }

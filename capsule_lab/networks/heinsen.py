@@ -60,7 +60,13 @@ class HeinsenNet(AbstractCapsuleNetwork):
         pose_size: int = 4,  # Heinsen 2019, section 4
     ) -> None:
         super().__init__()
-        check_sizes("HeinsenNet", num_classes=num_classes, channels=channels, parts=parts, pose_size=pose_size)
+        check_sizes(
+            "HeinsenNet",
+            num_classes=num_classes,
+            channels=channels,
+            parts=parts,
+            pose_size=pose_size,
+        )
         check_widths("HeinsenNet", strides=strides)
         smallest = 1  # side of an image that shrinks to one pixel
         for stride in reversed(strides):
@@ -69,8 +75,16 @@ class HeinsenNet(AbstractCapsuleNetwork):
         features: list[nn.Module] = []
         inputs = channel + 2  # 2: row and column
         for stride in strides:
-            features += [nn.BatchNorm2d(inputs), nn.Conv2d(inputs, channels, KERNEL, stride), nn.SiLU()]
-            inputs, height, width = channels, (height - KERNEL) // stride + 1, (width - KERNEL) // stride + 1
+            features += [
+                nn.BatchNorm2d(inputs),
+                nn.Conv2d(inputs, channels, KERNEL, stride),
+                nn.SiLU(),
+            ]
+            inputs, height, width = (
+                channels,
+                (height - KERNEL) // stride + 1,
+                (width - KERNEL) // stride + 1,
+            )
         self.features = nn.Sequential(*features)
         dim, children = pose_size**2, height * width * parts
         self.primary = ComposedPrimaryCapsules(
@@ -83,10 +97,16 @@ class HeinsenNet(AbstractCapsuleNetwork):
         self.classes = ClassCapsules(1, parts, dim, num_classes, dim, routing=last, rows=pose_size)
         for capsules in (self.parts, self.classes):
             nn.init.normal_(capsules.weight, std=1 / pose_size)  # official code
-        axes = (torch.linspace(-1, 1, side) for side in self.image_shape[1:])  # Heinsen 2019, section 4
-        self.register_buffer("coordinates", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False)
+        axes = (
+            torch.linspace(-1, 1, side) for side in self.image_shape[1:]
+        )  # Heinsen 2019, section 4
+        self.register_buffer(
+            "coordinates", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False
+        )
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         coordinates = self.coordinates.to(images.dtype).expand(images.shape[0], -1, -1, -1)
         capsules = self.primary(self.features(torch.cat([images, coordinates], 1)))  # [b i c]

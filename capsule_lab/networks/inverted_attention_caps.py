@@ -73,7 +73,9 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         sizes = {"num_classes": num_classes, "stages": len(channels)}
         check_sizes(name, **sizes, primary_types=primary_types, pose_size=pose_size)
         if len(channels) != len(blocks):
-            raise ValueError(f"there are {len(channels)} channels and {len(blocks)} blocks; expected equal numbers")
+            raise ValueError(
+                f"there are {len(channels)} channels and {len(blocks)} blocks; expected equal numbers"
+            )
         channel, height, width = self.set_image_shape(image_shape)
         dim = pose_size**2
         self.features = Stem([[channels[0], 3, 1]], channel, (height, width))
@@ -95,16 +97,22 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         self.dense_capsules = nn.ModuleList(dense[:-1])
         self.classes = dense[-1]
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         capsules = self.conv_capsules(*self.primary(self.features(images))[:2])  # [b i c]
         for layer in self.dense_capsules:
             capsules = layer(capsules.poses, capsules.activations)
-        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        classes = self.classes(
+            capsules.poses, capsules.activations, on_iteration=on_iteration
+        )  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        layers = numbered("conv_capsules", self.conv_capsules) | numbered("dense_capsules", self.dense_capsules)
+        layers = numbered("conv_capsules", self.conv_capsules) | numbered(
+            "dense_capsules", self.dense_capsules
+        )
         return {"primary": self.primary, **layers, "classes": self.classes}
 
 
@@ -121,7 +129,9 @@ class NormalisedPrimaryCapsules(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses = self.pose(features).unflatten(1, (self.types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+        poses = (
+            self.pose(features).unflatten(1, (self.types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)
+        )  # [b i c]
         poses = self.norm(poses.float() if poses.dtype in HALF else poses)  # autocast ends here
         return Capsules(poses, torch.ones_like(poses[..., 0]))
 

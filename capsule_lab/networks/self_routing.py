@@ -25,7 +25,12 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
-from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, numbered, with_options
+from capsule_lab.networks.base import (
+    AbstractCapsuleNetwork,
+    AbstractNetwork,
+    numbered,
+    with_options,
+)
 from capsule_lab.routing import RoutingFactory, SelfRouting
 from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
@@ -73,37 +78,62 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         class_dim: int = 16,  # official code, for its other routings
     ) -> None:
         super().__init__()
-        check_sizes("SelfRoutingNet", num_classes=num_classes, planes=planes, types=types, dim=dim, class_dim=class_dim)
+        check_sizes(
+            "SelfRoutingNet",
+            num_classes=num_classes,
+            planes=planes,
+            types=types,
+            dim=dim,
+            class_dim=class_dim,
+        )
         check_widths("SelfRoutingNet", conv_strides=conv_strides)
         self.set_image_shape(image_shape)
         self.trunk = build_trunk(trunk, self.image_shape, planes)
         channels, grid = self.trunk.channels, self.trunk.grid
-        self.primary = ComposedPrimaryCapsules(conv3x3(channels, types * dim), conv3x3(channels, types), types=types)
+        self.primary = ComposedPrimaryCapsules(
+            conv3x3(channels, types * dim), conv3x3(channels, types), types=types
+        )
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
-            layer = ConvCapsules(grid, types, dim, types, dim, routing=routing, stride=stride, padding=1)
-            bound = (6 / (types * dim * dim)) ** 0.5  # official code: Kaiming with all numbers of a child as fan-in
+            layer = ConvCapsules(
+                grid, types, dim, types, dim, routing=routing, stride=stride, padding=1
+            )
+            bound = (
+                6 / (types * dim * dim)
+            ) ** 0.5  # official code: Kaiming with all numbers of a child as fan-in
             nn.init.uniform_(layer.weight, -bound, bound)
             self.conv_capsules.append(layer)
             self.norms.append(nn.BatchNorm1d(types * dim))
             grid = layer.windows.grid
         self.classes = DenseCapsules(
-            grid[0] * grid[1] * types, dim, num_classes, class_dim, routing=with_options(routing, class_routing)
+            grid[0] * grid[1] * types,
+            dim,
+            num_classes,
+            class_dim,
+            routing=with_options(routing, class_routing),
         )
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
         capsules = self.primary(self.trunk(images))  # [b i c]
         for layer, norm in zip(self.conv_capsules, self.norms, strict=True):
             capsules = layer(*capsules[:2])
-            by_position = capsules.poses.unflatten(1, (-1, self.primary.types)).flatten(2)  # [b position type·c]
+            by_position = capsules.poses.unflatten(1, (-1, self.primary.types)).flatten(
+                2
+            )  # [b position type·c]
             poses = norm(by_position.transpose(1, 2)).transpose(1, 2).reshape(capsules.poses.shape)
             capsules = capsules._replace(poses=poses)
         classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        return {"primary": self.primary, **numbered("conv_capsules", self.conv_capsules), "classes": self.classes}
+        return {
+            "primary": self.primary,
+            **numbered("conv_capsules", self.conv_capsules),
+            "classes": self.classes,
+        }
 
 
 class AveragePoolingNet(AbstractNetwork):
@@ -132,7 +162,9 @@ class AveragePoolingNet(AbstractNetwork):
 
     def forward(self, images: ImageBatch) -> CapsuleOutput:
         self.check_images(images)
-        scores = self.classifier(self.trunk(images).mean((2, 3))).to(images.dtype)  # autocast ends here
+        scores = self.classifier(self.trunk(images).mean((2, 3))).to(
+            images.dtype
+        )  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
 
@@ -158,10 +190,16 @@ def build_trunk(trunk: Trunk, image_shape: tuple[int, int, int], planes: int) ->
     check_choice("trunk", trunk, get_args(Trunk))
     channel, height, width = image_shape
     convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())
-    layers = Stem([[multiple * planes, 3, stride] for multiple, stride in convolutions], channel, (height, width))
+    layers = Stem(
+        [[multiple * planes, 3, stride] for multiple, stride in convolutions],
+        channel,
+        (height, width),
+    )
     for multiple, stride in blocks:
         added = multiple * planes - layers.channels
-        layers.add_block(multiple * planes, stride, PaddedShortcut(added, stride) if added else None)
+        layers.add_block(
+            multiple * planes, stride, PaddedShortcut(added, stride) if added else None
+        )
     return layers.apply(initialise)
 
 

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from torch.nn.functional import fold, pad, unfold
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
-from capsule_lab.networks.base import CHANGES, AbstractPairNetwork, Pose, Poses, Presences, TransformedImages
+from capsule_lab.networks.base import (
+    CHANGES,
+    AbstractPairNetwork,
+    Pose,
+    Poses,
+    Presences,
+    TransformedImages,
+)
 from capsule_lab.shapes import checks_shapes
 from capsule_lab.types import Change, ImageBatch
 
@@ -82,7 +89,9 @@ class TransformingAutoencoder(AbstractPairNetwork):
         check_sizes(name, generation=generation, stride=stride, patch=patch)
         check_widths(name, recognition=recognition)
         if not recognition:
-            raise ValueError("recognition is empty; expected the units of at least one layer, such as (10,)")
+            raise ValueError(
+                "recognition is empty; expected the units of at least one layer, such as (10,)"
+            )
         if (capsules is None) == (window is None):
             raise ValueError(
                 f"capsules is {capsules} and window is {window}; expected one of the two: a number of capsules that "
@@ -90,7 +99,9 @@ class TransformingAutoencoder(AbstractPairNetwork):
             )
         check_sizes(name, **({"window": window} if capsules is None else {"capsules": capsules}))
         if window is not None and patch < window:
-            raise ValueError(f"patch is {patch} and window is {window}; expected a patch at least as large")
+            raise ValueError(
+                f"patch is {patch} and window is {window}; expected a patch at least as large"
+            )
         channel, height, width = self.set_image_shape(image_shape, window or 1)
         self.pose: Pose = pose
         self.window, self.stride, self.patch = window, stride, patch
@@ -117,12 +128,16 @@ class TransformingAutoencoder(AbstractPairNetwork):
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         """Compute the images after ``change``."""
         poses, presences = self.recognise(images)
-        return TransformedImages(self.generate(self.changed(poses, change), presences), poses, presences)
+        return TransformedImages(
+            self.generate(self.changed(poses, change), presences), poses, presences
+        )
 
     def recognise(self, images: ImageBatch) -> tuple[Poses, Presences]:
         """Compute poses and presences."""
         self.check_images(images)
-        units = self._windows(images).transpose(0, 1)  # [k b pixel], k is 1 if all see the whole image
+        units = self._windows(images).transpose(
+            0, 1
+        )  # [k b pixel], k is 1 if all see the whole image
         for layer in self.recognition:
             units = self.activation(layer(units))
         poses, presences = self.where(units), self.presence(units).sigmoid()
@@ -130,7 +145,9 @@ class TransformingAutoencoder(AbstractPairNetwork):
 
     @checks_shapes
     def changed(
-        self, poses: Float[Tensor, "batch {self.capsules} {self.where.weight.shape[2]}"], change: Change
+        self,
+        poses: Float[Tensor, "batch {self.capsules} {self.where.weight.shape[2]}"],
+        change: Change,
     ) -> Poses:
         """Return poses after the change: ``c + (right, down)`` or ``T A``."""
         self.check_change(change)
@@ -211,7 +228,9 @@ class _PerCapsule(nn.Module):
         self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None
 
-    def forward(self, units: Float[Tensor, "seen batch inputs"]) -> Float[Tensor, "capsule batch outputs"]:
+    def forward(
+        self, units: Float[Tensor, "seen batch inputs"]
+    ) -> Float[Tensor, "capsule batch outputs"]:
         if len(units) == 1 < len(self.weight):  # all capsules see the same input: one product
             joined = units[0] @ self.weight.movedim(0, 1).flatten(1)
             outputs = joined.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
@@ -262,7 +281,9 @@ class PairAutoencoder(AbstractPairNetwork):
         drawing = self.decoder(torch.cat([code.flatten(1), change.flatten(1)], 1))
         return TransformedImages(drawing.unflatten(1, self.image_shape), code, there)
 
-    def recognise(self, images: ImageBatch) -> tuple[Float[Tensor, "batch 1 code"], Float[Tensor, "batch 1"]]:
+    def recognise(
+        self, images: ImageBatch
+    ) -> tuple[Float[Tensor, "batch 1 code"], Float[Tensor, "batch 1"]]:
         self.check_images(images)
         code = self.encoder(images.flatten(1)).unsqueeze(1)
         return code, torch.ones_like(code[..., 0])
@@ -271,4 +292,6 @@ class PairAutoencoder(AbstractPairNetwork):
 def _layers(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     linear = [nn.Linear(*sizes) for sizes in pairwise(widths)]
-    return nn.Sequential(*[part for layer in linear[:-1] for part in (layer, nn.ReLU())], linear[-1])
+    return nn.Sequential(
+        *[part for layer in linear[:-1] for part in (layer, nn.ReLU())], linear[-1]
+    )

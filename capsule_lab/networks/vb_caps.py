@@ -51,10 +51,14 @@ class VBCaps(AbstractCapsuleNetwork):
         kernel_size: int = 3,  # official code
     ) -> None:
         super().__init__()
-        check_sizes("VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types)
+        check_sizes(
+            "VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types
+        )
         channel, height, width = self.set_image_shape(image_shape, IMAGE_KERNEL)
         dim = POSE_SIZE**2
-        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False)  # official code
+        self.conv = nn.Conv2d(
+            channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False
+        )  # official code
         nn.init.kaiming_uniform_(self.conv.weight)  # official code
         self.norm = nn.BatchNorm2d(channels)
         self.primary = LinearPrimaryCapsules(
@@ -62,7 +66,10 @@ class VBCaps(AbstractCapsuleNetwork):
         )
         for conv in (self.primary.pose, self.primary.activation):
             nn.init.xavier_uniform_(conv.weight)  # official code
-        grid = ((height - IMAGE_KERNEL) // IMAGE_STRIDE + 1, (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1)
+        grid = (
+            (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+            (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+        )
         self.conv_capsules = ConvStack(
             grid, primary_types, dim, routing=routing, rows=POSE_SIZE, types=conv_types, strides=conv_strides,
             kernel_size=kernel_size,
@@ -70,25 +77,45 @@ class VBCaps(AbstractCapsuleNetwork):
         )  # fmt: skip
         grid, types = self.conv_capsules.grid, self.conv_capsules.types
         rows, columns = grid_coordinates(grid)
-        rows, columns = rows + 0.5 / grid[0], columns + 0.5 / grid[1]  # official code: (i + 1) / n, not the centres
+        rows, columns = (
+            rows + 0.5 / grid[0],
+            columns + 0.5 / grid[1],
+        )  # official code: (i + 1) / n, not the centres
         coordinates = coordinate_addition(
             axes=(rows / 10, columns / 10),  # 10: official code
             entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: right-hand column
             dim=dim,
         )
         self.classes = ClassCapsules(
-            grid[0] * grid[1], types, dim, num_classes, dim, routing=routing, rows=POSE_SIZE, coordinates=coordinates
+            grid[0] * grid[1],
+            types,
+            dim,
+            num_classes,
+            dim,
+            routing=routing,
+            rows=POSE_SIZE,
+            coordinates=coordinates,
         )
         glorot_uniform_(self.classes.weight, types * dim, num_classes * dim)
 
-    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+    def forward(
+        self, images: ImageBatch, *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
         self.check_images(images)
-        capsules = self.conv_capsules(*self.primary(self.norm(self.conv(images)).relu())[:2])  # [b i c]
-        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        capsules = self.conv_capsules(
+            *self.primary(self.norm(self.conv(images)).relu())[:2]
+        )  # [b i c]
+        classes = self.classes(
+            capsules.poses, capsules.activations, on_iteration=on_iteration
+        )  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        return {"primary": self.primary, **numbered("conv_capsules", self.conv_capsules), "classes": self.classes}
+        return {
+            "primary": self.primary,
+            **numbered("conv_capsules", self.conv_capsules),
+            "classes": self.classes,
+        }
 
 
 def glorot_uniform_(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:

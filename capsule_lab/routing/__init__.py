@@ -24,7 +24,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop be
     from capsule_lab.routing.variational_bayes import *
 else:
     __all__ = []
-    for _file in ("base", *(file.name for file in pkgutil.iter_modules(__path__) if file.name != "base")):
+    for _file in (
+        "base",
+        *(file.name for file in pkgutil.iter_modules(__path__) if file.name != "base"),
+    ):
         _module = importlib.import_module(f"{__name__}.{_file}")
         for _name in getattr(_module, "__all__", ()):
             globals()[_name] = getattr(_module, _name)

@@ -45,11 +45,15 @@ class Normaliser:
     def __init__(self, *, leaky: bool = False) -> None:
         self.leaky = leaky
 
-    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def __call__(
+        self, log_couplings: Float[Tensor, "batch parent child"]
+    ) -> Float[Tensor, "batch parent child"]:
         """Compute couplings; log-couplings need only be correct up to a constant per child."""
         return softmax_over_parents(log_couplings, leaky=self.leaky)
 
-    def fused(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def fused(
+        self, log_couplings: Float[Tensor, "batch parent child"]
+    ) -> Float[Tensor, "batch parent child"]:
         """Compute the same couplings with a fused kernel, if one is available."""
         return self(log_couplings)
 
@@ -61,7 +65,9 @@ class Normaliser:
 def leaky_normaliser(leaky: bool, normalise: Normaliser | None) -> Normaliser:
     """Return ``normalise`` or, by default, a softmax over the parents of the call."""
     if leaky and normalise is not None:
-        raise ValueError("routing is leaky and has a normaliser; expected only one, since the normaliser sets the leak")
+        raise ValueError(
+            "routing is leaky and has a normaliser; expected only one, since the normaliser sets the leak"
+        )
     return normalise or Normaliser(leaky=leaky)
 
 
@@ -78,7 +84,9 @@ class LayerInfo:
 
     parents: int  # in one call: of the layer or, if convolutional, of one position
     dim: int  # components of a parent's pose
-    children: int  # seen by each parent: all or, if convolutional, a window ordered (row, column, type)
+    children: (
+        int  # seen by each parent: all or, if convolutional, a window ordered (row, column, type)
+    )
     child_dim: int  # components of a child's pose
     shared: bool  # whether positions of parents (convolution) or of children (classes) share transformations
     child_types: int
@@ -183,14 +191,18 @@ class AbstractRouting(nn.Module, ABC):
     def require_activations(self, activations: Tensor | None) -> Tensor:
         """Return the activations of the children; raise ``ValueError`` if they are missing."""
         if activations is None:
-            raise ValueError(f"{type(self).__name__} received no activations; expected (batch, child) in [0, 1]")
+            raise ValueError(
+                f"{type(self).__name__} received no activations; expected (batch, child) in [0, 1]"
+            )
         return activations
 
     def require_parameter(self, name: str) -> Tensor:
         """Return a parameter or buffer that ``build`` creates; raise ``ValueError`` if ``build`` was not called."""
         tensor = getattr(self, name, None)
         if tensor is None:
-            raise ValueError(f"{type(self).__name__} has no {name} yet; call build(LayerInfo(…)), as capsule layers do")
+            raise ValueError(
+                f"{type(self).__name__} has no {name} yet; call build(LayerInfo(…)), as capsule layers do"
+            )
         return tensor
 
 
@@ -202,11 +214,15 @@ def check_iterations(iterations: int) -> None:
 def check_child_types(types: int, children: int) -> int:
     """Return the number of positions of the children; raise ``ValueError`` if it is not a whole number."""
     if children % types:
-        raise ValueError(f"there are {children} children of {types} types; expected a multiple of the number of types")
+        raise ValueError(
+            f"there are {children} children of {types} types; expected a multiple of the number of types"
+        )
     return children // types
 
 
-def prior_of_every_child(prior: Float[Tensor, "parent type"], votes: AbstractVotes) -> Float[Tensor, "parent child"]:
+def prior_of_every_child(
+    prior: Float[Tensor, "parent type"], votes: AbstractVotes
+) -> Float[Tensor, "parent child"]:
     """Repeat a prior of each parent and kind of child for children ordered (position, type)."""
     return prior.repeat(1, check_child_types(prior.shape[1], votes.shape[1]))
 
@@ -219,7 +235,9 @@ def build_routing(routing: RoutingFactory, layer: LayerInfo) -> AbstractRouting:
     """Build the routing of a layer. A routing that is already built is refused, because layers would share it."""
     if isinstance(routing, nn.Module):
         name = type(routing).__name__
-        raise TypeError(f"routing is a {name} that is already built; expected the class {name} or a partial of it")
+        raise TypeError(
+            f"routing is a {name} that is already built; expected the class {name} or a partial of it"
+        )
     built_routing = routing(parents=layer.parents, dim=layer.dim)
     built_routing.build(layer)
     return built_routing

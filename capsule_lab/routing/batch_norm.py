@@ -19,12 +19,18 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, rows: Float[Tensor, "row feature"]) -> Float[Tensor, "row feature"]:
-        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        several = (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
         if self.training and several:
             return batch_norm_of_all_processes(self, rows)
         if self.training and len(rows) > 1:
             return super().forward(rows)
-        return nn.functional.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return nn.functional.batch_norm(
+            rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 def batch_norm_of_all_processes(
@@ -48,7 +54,9 @@ def batch_norm_of_all_processes(
         with torch.no_grad():
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked += 1
-            share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked  # None: a plain mean
+            share = (
+                norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked
+            )  # None: a plain mean
             norm.running_mean.lerp_(mean.to(norm.running_mean), share)
             norm.running_var.lerp_((squares / (count - 1)).to(norm.running_var), share)
     scale = (squares / count + norm.eps).rsqrt()

@@ -115,13 +115,24 @@ class DynamicRouting(base.AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         _check(iterations, update, gradient, squash)
-        options: dict[str, Any] = {"update": update, "leaky": leaky, "gradient": gradient, "squash": squash}
-        super().__init__(backend=backend, iterations=iterations, learned_prior=learned_prior, **options)
+        options: dict[str, Any] = {
+            "update": update,
+            "leaky": leaky,
+            "gradient": gradient,
+            "squash": squash,
+        }
+        super().__init__(
+            backend=backend, iterations=iterations, learned_prior=learned_prior, **options
+        )
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+        self.bias = (
+            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
+        )  # 0.1: official code
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]
+    ) -> Capsules:
         options = {"bias": self.bias, "prior": self.built_prior, **self.options}
         return dynamic_routing(votes, **options, backend=self.backend, **call)
 

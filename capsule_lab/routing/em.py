@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
 from capsule_lab.routing import em_costs
-from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    EqualOverTypes,
+    Normalisation,
+    Normaliser,
+)
 from capsule_lab.routing.em_costs import LOG_2PI, Activation, Cost, Initial, Temperature
 from capsule_lab.shapes import check_probabilities, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -31,7 +37,9 @@ class Gaussians(NamedTuple):
     mass: Float[Tensor, "batch parent"]
     poses: Float[Tensor, "batch parent dim"]  # means
     variances: Float[Tensor, "batch parent dim"]
-    squared: Float[Tensor, "batch parent child dim"]  # deviations of the votes from the means, for the next E-step
+    squared: Float[
+        Tensor, "batch parent child dim"
+    ]  # deviations of the votes from the means, for the next E-step
 
 
 def m_step(
@@ -51,16 +59,22 @@ def m_step(
     if damping:
         poses = (1 - damping) * poses + (0.0 if previous is None else damping * previous)
     squared = (votes - poses.unsqueeze(2)).square()  # (V_ij - mu_j)^2 [b j i d]
-    variances = min_variance + (weights.unsqueeze(2) @ squared).squeeze(2)  # sigma_j^2: bji,bjid->bjd
+    variances = min_variance + (weights.unsqueeze(2) @ squared).squeeze(
+        2
+    )  # sigma_j^2: bji,bjid->bjd
     return Gaussians(mass, poses, variances, squared)
 
 
-def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normalise: Normaliser) -> Tensor:
+def e_step(
+    parents: Gaussians, log_height: Float[Tensor, "batch parent"], normalise: Normaliser
+) -> Tensor:
     """E-step: compute couplings R_ij ``(batch, parent, child)``, the posteriors of parent j given vote ij.
 
     ``ln (a_j p_ij) = log_height_j - sum_d (V_ijd - mu_jd)^2 / (2 sigma_jd^2)``, normalised over the parents of a child.
     """
-    distances = (parents.squared @ (0.5 / parents.variances).unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
+    distances = (parents.squared @ (0.5 / parents.variances).unsqueeze(3)).squeeze(
+        3
+    )  # bjid,bjd->bji
     return normalise(log_height.unsqueeze(2) - distances)
 
 
@@ -74,7 +88,9 @@ def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> A
         # E-step: children are assigned to the parents whose Gaussians explain their votes
         couplings = normalise(votes.zero_logits()) if before is None else e_step(*before, normalise)
         # M-step: the Gaussians are fitted to the votes of their assigned children
-        return couplings, m_step(dense, couplings, activations, before and before[0].poses, **options)
+        return couplings, m_step(
+            dense, couplings, activations, before and before[0].poses, **options
+        )
 
     return em_step
 
@@ -124,7 +140,11 @@ def em_routing(
     tensor([[0.5271, 0.5271]])
     """
     em_costs.check_options(
-        iterations, cost=cost, activation=activation, temperature_schedule=temperature_schedule, initial=initial
+        iterations,
+        cost=cost,
+        activation=activation,
+        temperature_schedule=temperature_schedule,
+        initial=initial,
     )
     check_probabilities("em_routing", "activations", activations)
     normalise = normalise or Normaliser()
@@ -132,7 +152,9 @@ def em_routing(
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dim = votes.shape[3]
-        em_step = make_em_step(votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps)
+        em_step = make_em_step(
+            votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps
+        )
         before, competition = None, EqualOverTypes() if initial == "types" else normalise
         for iteration in range(iterations):
             # E-step and M-step: R_ij [b j i]; sum_i R_ij a_i [b j], mu_j and sigma_j^2 [b j d]
@@ -147,7 +169,9 @@ def em_routing(
             log_activation, parent_activations = em_costs.activate(logit, activation)
             result = parents.poses, parent_activations, logit
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *result, parents.variances))
+                on_iteration(
+                    RoutingTrace(iteration, couplings.transpose(1, 2), *result, parents.variances)
+                )
             # logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): activation times height of the Gaussian
             log_height = log_activation - 0.5 * (log_variance + dim * LOG_2PI)
             before, competition = (parents, log_height), normalise
@@ -166,7 +190,10 @@ class EMRouting(AbstractRouting):
         normalisation, backend: see ``AbstractRouting``; the others: see ``em_routing``.
     """
 
-    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "inverse_temperature": float}
+    scheduled: Mapping[str, type[int] | type[float]] = {
+        "iterations": int,
+        "inverse_temperature": float,
+    }
 
     def __init__(
         self,
@@ -188,7 +215,9 @@ class EMRouting(AbstractRouting):
         shared_betas: bool = False,
         backend: Backend = "auto",
     ) -> None:
-        beta_u, beta_a, inverse_temperature = em_costs.initial_values(cost, beta_u, beta_a, inverse_temperature)
+        beta_u, beta_a, inverse_temperature = em_costs.initial_values(
+            cost, beta_u, beta_a, inverse_temperature
+        )
         super().__init__(
             backend=backend, normalisation=normalisation, iterations=iterations, cost=cost, activation=activation,
             inverse_temperature=inverse_temperature, temperature_schedule=temperature_schedule, initial=initial,
@@ -196,11 +225,20 @@ class EMRouting(AbstractRouting):
         )  # fmt: skip
         em_costs.check_options(**self.options)
         betas, learned = (1 if shared_betas else parents,), activation == "description_length"
-        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions use none
+        self.beta_u = nn.Parameter(
+            torch.full(betas, beta_u), requires_grad=learned
+        )  # mixing proportions use none
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         learned = self.beta_u, self.beta_a
         return em_routing(
-            votes, self.require_activations(activations), *learned, **self.options, backend=self.backend, **call
+            votes,
+            self.require_activations(activations),
+            *learned,
+            **self.options,
+            backend=self.backend,
+            **call,
         )

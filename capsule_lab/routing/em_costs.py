@@ -17,7 +17,12 @@ Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
 Activation = Literal["description_length", "mixing_proportions"]
 Temperature = Literal["saturating", "linear", "increment", "constant"]
 Initial = Literal["parents", "types"]
-CHOICES = {"cost": Cost, "activation": Activation, "temperature_schedule": Temperature, "initial": Initial}
+CHOICES = {
+    "cost": Cost,
+    "activation": Activation,
+    "temperature_schedule": Temperature,
+    "initial": Initial,
+}
 
 LOG_2PI = math.log(2 * math.pi)
 INITIAL: dict[Cost, dict[str, float]] = {
@@ -25,7 +30,11 @@ INITIAL: dict[Cost, dict[str, float]] = {
     "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # official code
     # ours: official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
-    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, mid-range
+    "standardised": {
+        "inverse_temperature": 1.0,
+        "beta_u": 0.0,
+        "beta_a": 0.0,
+    },  # tutorial; betas: ours, mid-range
 }
 """Initial values for each cost. Each cost has different units; with other values a layer may start dead."""
 
@@ -85,7 +94,9 @@ def activate(logit: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
     return nn.functional.logsigmoid(logit), logit.sigmoid()
 
 
-def inverse_temperatures(iterations: int, final: float | Tensor, schedule: Temperature) -> list[float | Tensor]:
+def inverse_temperatures(
+    iterations: int, final: float | Tensor, schedule: Temperature
+) -> list[float | Tensor]:
     """Return lambda for each iteration t = 0, 1, …
 
     - ``"saturating"``: ``final (1 - 0.95^(t + 1))``, official code;
@@ -110,7 +121,9 @@ def initial_values(
     for name, value in (("beta_u", beta_u), ("beta_a", beta_a)):
         check_number(f"routing {name}", 0.0 if value is None else value)
     given = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": inverse_temperature}
-    values = [INITIAL[cost][name] if value is None else float(value) for name, value in given.items()]
+    values = [
+        INITIAL[cost][name] if value is None else float(value) for name, value in given.items()
+    ]
     return values[0], values[1], values[2]
 
 

@@ -34,7 +34,9 @@ def _is_one(temperature: float | Tensor) -> bool:
 class Adjusted(base.Normaliser):
     """Normaliser of log-couplings after division by a temperature and addition of a prior, ``(parent, child)``."""
 
-    def __init__(self, normalise: base.Normaliser, temperature: float | Tensor, prior: Tensor | None) -> None:
+    def __init__(
+        self, normalise: base.Normaliser, temperature: float | Tensor, prior: Tensor | None
+    ) -> None:
         super().__init__()
         self.normalise, self.temperature, self.prior = normalise, temperature, prior
         self.rows_per_image = normalise.rows_per_image
@@ -80,14 +82,18 @@ def em_evidence(
         shift = None if prior is None else base.prior_of_every_child(prior, votes)
         plain = _is_one(temperature) and shift is None
         normalise = of_the_layer if plain else Adjusted(of_the_layer, temperature, shift)
-        em_step = make_em_step(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
+        em_step = make_em_step(
+            votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps
+        )
         before = None
         for iteration in range(iterations):
             couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)
             log_variance = parents.variances.log().sum(2)  # [b j]
             if on_iteration is not None:
                 by_child = couplings.transpose(1, 2)
-                on_iteration(RoutingTrace(iteration, by_child, parents.poses, variances=parents.variances))
+                on_iteration(
+                    RoutingTrace(iteration, by_child, parents.poses, variances=parents.variances)
+                )
             # logarithm of a parent's mass over sqrt(prod_d 2 pi sigma_jd^2)
             before = parents, parents.mass.log() - 0.5 * (log_variance + dim * LOG_2PI)
         return parents.poses, -0.5 * log_variance
@@ -130,16 +136,24 @@ class NormalisedEMRouting(base.AbstractRouting):
         for name, number in numbers.items():
             check_number(f"routing {name}", number, above=0)
         super().__init__(
-            backend=backend, normalisation=normalisation, learned_prior=learned_prior, iterations=iterations, **numbers
+            backend=backend,
+            normalisation=normalisation,
+            learned_prior=learned_prior,
+            iterations=iterations,
+            **numbers,
         )
         self.evidence_norm = BatchNorm(parents)
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]
+    ) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
         given = votes, self.require_activations(activations)
-        poses, evidence = em_evidence(*given, prior=self.built_prior, **self.options, backend=self.backend, **call)
+        poses, evidence = em_evidence(
+            *given, prior=self.built_prior, **self.options, backend=self.backend, **call
+        )
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)

@@ -62,9 +62,15 @@ def heinsen_routing(
         before = None
         for iteration in range(iterations):
             # E-step and M-step: as in EM routing
-            couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)  # R_ij [b j i]
+            couplings, parents = em_step(
+                before, normalise, last=iteration == iterations - 1
+            )  # R_ij [b j i]
             if isinstance(votes, FusedVotes):  # the same couplings, with a gradient
-                couplings = normalise(votes.zero_logits()) if before is None else votes.e_step(before, normalise)
+                couplings = (
+                    normalise(votes.zero_logits())
+                    if before is None
+                    else votes.e_step(before, normalise)
+                )
             # D-step: the share of each child that a parent uses and ignores, and the score of the parent
             use = activations.unsqueeze(1) * couplings  # [b j i]
             ignore = activations.unsqueeze(1) - use
@@ -73,7 +79,10 @@ def heinsen_routing(
                 result = parents.poses, scores.sigmoid(), scores, parents.variances
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *result))
             # logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
-            before = parents, nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2)
+            before = (
+                parents,
+                nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2),
+            )
         return parents.poses, scores.sigmoid(), scores
 
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
@@ -107,11 +116,17 @@ class HeinsenRouting(base.AbstractRouting):
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.with_bias = bias
-        for name in ("beta_use", "beta_ignore", "bias"):  # fixes the order in the saved state of an optimiser
+        for name in (
+            "beta_use",
+            "beta_ignore",
+            "bias",
+        ):  # fixes the order in the saved state of an optimiser
             self.register_parameter(name, None)
 
     def build(self, layer: base.LayerInfo) -> None:
-        self.beta_use = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
+        self.beta_use = nn.Parameter(
+            torch.zeros(layer.child_types, layer.parents)
+        )  # 0: official code
         self.beta_ignore = nn.Parameter(torch.zeros(layer.child_types, layer.parents))
         if self.with_bias:
             self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.dim))
@@ -119,7 +134,11 @@ class HeinsenRouting(base.AbstractRouting):
     def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]
+    ) -> Capsules:
         given = votes, self.require_activations(activations)
         betas = self.require_parameter("beta_use"), self.require_parameter("beta_ignore")
-        return heinsen_routing(*given, *betas, bias=self.bias, **self.options, backend=self.backend, **call)
+        return heinsen_routing(
+            *given, *betas, bias=self.bias, **self.options, backend=self.backend, **call
+        )

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    Normalisation,
+    Normaliser,
+    check_iterations,
+)
 from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -64,7 +70,11 @@ def inverted_attention(
                 logits = votes.agreement(poses) / math.sqrt(dim)
             if on_iteration is not None:
                 evidence = (total * poses).sum(2) / math.sqrt(dim)  # [b j]
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, evidence.sigmoid(), evidence))
+                on_iteration(
+                    RoutingTrace(
+                        iteration, couplings.transpose(1, 2), poses, evidence.sigmoid(), evidence
+                    )
+                )
         return poses, (total * poses).sum(2) / math.sqrt(dim)
 
     poses, logits = route(procedure, votes, None, normalise, on_iteration, backend)
@@ -96,13 +106,17 @@ class InvertedAttention(AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         if dim < 2:
-            raise ValueError("poses have 1 component, which layer normalisation makes 0; expected 2 or more")
+            raise ValueError(
+                "poses have 1 component, which layer normalisation makes 0; expected 2 or more"
+            )
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.scale = nn.Parameter(torch.ones(dim))
         self.shift = nn.Parameter(torch.zeros(dim))
         self.head = nn.Linear(dim, 1) if head else None
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         options = {**self.options, "scale": self.scale, "shift": self.shift}
         parents = inverted_attention(votes, **options, backend=self.backend, **call)
         if self.head is None:

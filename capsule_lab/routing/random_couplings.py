@@ -55,6 +55,12 @@ class RandomCouplings(UniformRouting):
         logits = self.spread * torch.randn(layer.parents, layer.children, generator=generator)
         self.register_buffer("log_couplings", logits)
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        fixed = {"log_couplings": self.require_parameter("log_couplings"), **self.options, "backend": self.backend}
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
+        fixed = {
+            "log_couplings": self.require_parameter("log_couplings"),
+            **self.options,
+            "backend": self.backend,
+        }
         return uniform_routing(votes, bias=self.bias, **fixed, **call)

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    Normalisation,
+    Normaliser,
+    check_iterations,
+)
 from capsule_lab.shapes import check_range, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -48,13 +54,17 @@ def scaled_distance_agreement(
             kind of capsules; but the vote tensor is always computed.
     """
     normalise = normalise or Normaliser()
-    check_range("scaled_distance_agreement", "lengths", lengths, 0, math.inf, "lengths of poses, 0 or more")
+    check_range(
+        "scaled_distance_agreement", "lengths", lengths, 0, math.inf, "lengths of poses, 0 or more"
+    )
 
     def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, ...]:
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
         entries = normalise.rows_per_image * parent * child
-        log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # one parent: coupling 1
+        log_ratio = (
+            math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0
+        )  # one parent: coupling 1
         dense = votes.dense()  # [b i j d]
         shortened = _shortened(dense, lengths)
         logits = votes.zero_logits()  # [b j i]
@@ -65,7 +75,9 @@ def scaled_distance_agreement(
             poses = squash(total)  # [b j d]
             if iteration < iterations - 1:
                 distances = length(poses.unsqueeze(1) - shortened).transpose(1, 2)  # [b j i]
-                mean = normalise.total(distances.sum(2)).unsqueeze(2) / entries  # d_o of the image [b 1 1]
+                mean = (
+                    normalise.total(distances.sum(2)).unsqueeze(2) / entries
+                )  # d_o of the image [b 1 1]
                 logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
             if on_iteration is not None:
                 parents = poses, length(poses), squash_logits(total)
@@ -75,7 +87,9 @@ def scaled_distance_agreement(
     return Capsules(*route(procedure, votes, lengths, normalise, on_iteration, backend))
 
 
-def _shortened(votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]) -> Tensor:
+def _shortened(
+    votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]
+) -> Tensor:
     """Shorten votes to at most the length of their child's pose."""
     return votes * (lengths.unsqueeze(2) / length(votes)).clamp_max(1).unsqueeze(3)
 
@@ -103,16 +117,24 @@ class ScaledDistanceAgreement(AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         _check(iterations, share, parents)
-        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, share=share)
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+        super().__init__(
+            backend=backend, normalisation=normalisation, iterations=iterations, share=share
+        )
+        self.bias = (
+            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
+        )  # 0.1: official code
 
     def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         dense = super().counted_votes(votes)
         return dense if activations is None else _shortened(dense, activations)
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         given = votes, self.require_activations(activations)
-        return scaled_distance_agreement(*given, bias=self.bias, **self.options, backend=self.backend, **call)
+        return scaled_distance_agreement(
+            *given, bias=self.bias, **self.options, backend=self.backend, **call
+        )
 
 
 def _check(iterations: int, share: float, parents: int) -> None:

@@ -14,9 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
+from capsule_lab.functional import (
+    exponential_squash,
+    exponential_squash_logits,
+    float32_under_autocast,
+    length,
+)
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, prior_of_every_child
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    Normalisation,
+    Normaliser,
+    prior_of_every_child,
+)
 from capsule_lab.shapes import checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -50,7 +61,9 @@ def self_attention_routing(
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
         every = torch.ones_like(votes.zero_logits())  # [b j i]
-        attention = votes.agreement(votes.weighted_sum(every)) / math.sqrt(votes.shape[3])  # sum_k A_j[i, k]: [b j i]
+        attention = votes.agreement(votes.weighted_sum(every)) / math.sqrt(
+            votes.shape[3]
+        )  # sum_k A_j[i, k]: [b j i]
         couplings = normalise(attention)  # [b j i]
         if prior is not None:
             couplings = couplings + prior_of_every_child(prior, votes)
@@ -82,7 +95,11 @@ class SelfAttentionRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
-        super().__init__(backend=backend, normalisation=normalisation, learned_prior=prior)  # zeros: official code
+        super().__init__(
+            backend=backend, normalisation=normalisation, learned_prior=prior
+        )  # zeros: official code
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         return self_attention_routing(votes, prior=self.built_prior, backend=self.backend, **call)

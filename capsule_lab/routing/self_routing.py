@@ -11,7 +11,14 @@ from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, Normalisation, Normaliser, check_child_types
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    LayerInfo,
+    Normalisation,
+    Normaliser,
+    check_child_types,
+)
 from capsule_lab.shapes import check_range, checks_routing
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -46,7 +53,14 @@ def self_routing(
         weight, bias: ``W^route`` and its bias for each child type; children are ordered (position, type).
         normalise, on_iteration, backend: see ``AbstractRouting``.
     """
-    check_range("self_routing", "activations", activations, 0, math.inf, "activations, 0 or more, not logits")
+    check_range(
+        "self_routing",
+        "activations",
+        activations,
+        0,
+        math.inf,
+        "activations, 0 or more, not logits",
+    )
     normalise = normalise or Normaliser()
     children, (types, _, child_dim) = votes.child_poses, weight.shape
     check_child_types(types, children.shape[1])
@@ -57,16 +71,23 @@ def self_routing(
     by_type = einsum("bptc,tjc->bjpt", children.unflatten(1, (-1, types)), weight)
     couplings = normalise((by_type + bias.t().unsqueeze(1)).flatten(2))  # c_ij [b j i]
     total = activations.sum(1, keepdim=True)  # [b 1]
-    share = torch.where(total > EPS, activations / total.clamp_min(EPS), 1 / activations.shape[1])  # [b i]
+    share = torch.where(
+        total > EPS, activations / total.clamp_min(EPS), 1 / activations.shape[1]
+    )  # [b i]
     assigned = couplings * share.unsqueeze(1)  # [b j i]
     parent_activations = assigned.sum(2)  # a_j [b j]
     if votes.weight.shape[3] == 0:
         poses = assigned.new_zeros(*parent_activations.shape, 0)
     else:
         weights = assigned / parent_activations.clamp_min(EPS).unsqueeze(2)
-        poses = route(lambda votes, weights: (votes.weighted_sum(weights),), votes, weights, normalise, None, backend)[
-            0
-        ]
+        poses = route(
+            lambda votes, weights: (votes.weighted_sum(weights),),
+            votes,
+            weights,
+            normalise,
+            None,
+            backend,
+        )[0]
     logits = parent_activations.clamp_min(torch.finfo(poses.dtype).tiny).log()
     if on_iteration is not None:
         on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, parent_activations, logits))
@@ -95,11 +116,19 @@ class SelfRouting(AbstractRouting):
         self.poses = poses
 
     def build(self, layer: LayerInfo) -> None:
-        self.weight = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.child_dim))  # 0: official code
+        self.weight = nn.Parameter(
+            torch.zeros(layer.child_types, layer.parents, layer.child_dim)
+        )  # 0: official code
         self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         if not isinstance(votes, Votes):
-            raise ValueError("self-routing received a tensor of votes; expected Votes(poses, weight)")  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004
+                "self-routing received a tensor of votes; expected Votes(poses, weight)"
+            )
         learned = self.require_parameter("weight"), self.require_parameter("bias")
-        return self_routing(votes, self.require_activations(activations), *learned, backend=self.backend, **call)
+        return self_routing(
+            votes, self.require_activations(activations), *learned, backend=self.backend, **call
+        )

@@ -92,8 +92,14 @@ class UniformRouting(base.AbstractRouting):
         super().__init__(backend=backend, leaky=leaky, squash=squash)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+        self.bias = (
+            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
+        )  # 0.1: official code
         self.gain = nn.Parameter(torch.ones(())) if learned_gain else None
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]) -> Capsules:
-        return uniform_routing(votes, bias=self.bias, gain=self.gain, **self.options, backend=self.backend, **call)
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]
+    ) -> Capsules:
+        return uniform_routing(
+            votes, bias=self.bias, gain=self.gain, **self.options, backend=self.backend, **call
+        )

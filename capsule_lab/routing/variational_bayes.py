@@ -17,7 +17,14 @@ from torch import Tensor
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser, check_iterations
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    EqualOverTypes,
+    Normalisation,
+    Normaliser,
+    check_iterations,
+)
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em_costs import Initial
 from capsule_lab.shapes import check_probabilities, checks_routing
@@ -85,14 +92,20 @@ def variational_bayes_routing(
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
             if iteration < iterations - 1:
                 # posterior of the assignment of a child: ln R_ij up to a constant
-                distances = (squared @ (nu.unsqueeze(2) / inverse_scale).unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
+                distances = (squared @ (nu.unsqueeze(2) / inverse_scale).unsqueeze(3)).squeeze(
+                    3
+                )  # bjid,bjd->bji
                 log_height = log_share + 0.5 * log_precision - 0.5 * dim / kappa  # [b j]
                 couplings = normalise(log_height.unsqueeze(2) - 0.5 * distances)
-        entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - log_precision)  # of a Gaussian [b j]
+        entropy = 0.5 * (
+            dim * math.log(2 * math.pi * math.e) - log_precision
+        )  # of a Gaussian [b j]
         logits = -log_share.exp() * entropy
         return poses, logits.sigmoid(), logits
 
-    dense: Backend = "reference" if backend == "reference" else "matmul"  # no kernel sums squared votes
+    dense: Backend = (
+        "reference" if backend == "reference" else "matmul"
+    )  # no kernel sums squared votes
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, dense))
 
 
@@ -121,11 +134,15 @@ class VariationalBayesRouting(AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         check_choice("routing initial", initial, get_args(Initial))
-        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, initial=initial)
+        super().__init__(
+            backend=backend, normalisation=normalisation, iterations=iterations, initial=initial
+        )
         self.pose_norm = BatchNorm(parents, affine=False)  # official code
         self.logit_norm = BatchNorm(parents, affine=affine)
 
-    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+    def forward(
+        self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
+    ) -> Capsules:
         """See ``AbstractRouting``; ``on_iteration`` receives poses before normalisation."""
         given = votes, self.require_activations(activations)
         parents = variational_bayes_routing(*given, **self.options, backend=self.backend, **call)

@@ -42,7 +42,14 @@ def read(path: Path) -> dict[str, Any]:
         if not _begins_as_archive(path):  # torch would explain how files are mapped
             reason = "it does not begin as files of torch.save do"
         others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt") if name != path.name]
-        instead = next((f"continue from ckpt={checkpoint}, or " for checkpoint in others if checkpoint.is_file()), "")
+        instead = next(
+            (
+                f"continue from ckpt={checkpoint}, or "
+                for checkpoint in others
+                if checkpoint.is_file()
+            ),
+            "",
+        )
         raise RunError(
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}give a file that `python -m capsule_lab.train` wrote, or remove it and train again"
@@ -69,7 +76,9 @@ def _check_file(path: Path) -> None:
 def check(record: Any, path: Path) -> None:
     """Check the record in a file, which has exact types, see ``check_record``."""
     if type(record) is not dict or type(record.get("format")) is not int:
-        raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
+        raise RunError(
+            f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`"
+        )
     if record["format"] != FORMAT:
         raise RunError(
             f"{path} was written by capsule_lab {record.get('version')} in checkpoint format {record['format']}; this "
@@ -136,7 +145,9 @@ def _check_header(length: bytes) -> None:
         raise ValueError(f"its header has {header} bytes; expected at most {_LARGEST_HEADER}")
 
 
-def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:
+def checkpoint_to_resume(
+    config: DictConfig, directory: Path, provenance: dict[str, Any]
+) -> Path | None:
     """Return the checkpoint to continue: when resuming, the run's last one; else ``ckpt=``; else ``None``."""
     path = _last(directory) if config.train.resume else None
     if path is None and config.ckpt:
@@ -144,17 +155,29 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     if path is None:
         return None
     if refuses_pickles(config.get("trust")):
-        raise RunError(f"{path} is a pickle, which trust=safetensors refuses; expected a new run, or a file you trust")
+        raise RunError(
+            f"{path} is a pickle, which trust=safetensors refuses; expected a new run, or a file you trust"
+        )
     record = read(path)["capsule_lab"]
-    check_same_source(path, record["provenance"], provenance, "start a new run without ckpt=, on these data")
+    check_same_source(
+        path, record["provenance"], provenance, "start a new run without ckpt=, on these data"
+    )
     if record["provenance"] != provenance:
-        raise RunError(f"{path} was trained on another split or version of the data; restore it, or start a new run")
+        raise RunError(
+            f"{path} was trained on another split or version of the data; restore it, or start a new run"
+        )
     before, now = record["config"]["model"], to_container(config.model)
     differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
     if differ:
-        keys = ["_target_"] if "_target_" in differ else differ  # another class differs in all options
-        there, here = (", ".join(f"{key}={model.get(key)}" for key in keys) for model in (before, now))
-        raise RunError(f"{path} has another network, {there}; this configuration builds {here}: use the same model=…")
+        keys = (
+            ["_target_"] if "_target_" in differ else differ
+        )  # another class differs in all options
+        there, here = (
+            ", ".join(f"{key}={model.get(key)}" for key in keys) for model in (before, now)
+        )
+        raise RunError(
+            f"{path} has another network, {there}; this configuration builds {here}: use the same model=…"
+        )
     return path
 
 
@@ -171,7 +194,9 @@ def _last(directory: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any], instead: str) -> None:
+def check_same_source(
+    path: Path, before: dict[str, Any], now: dict[str, Any], instead: str
+) -> None:
     """Check that the data is the same as in training, since real data and stand-in data must not be mixed.
 
     The message offers to restore the data of training, or ``instead``.

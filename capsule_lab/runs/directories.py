@@ -63,7 +63,9 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
             f"{path} is the name of ready weights, which cannot be trained further as they have no optimizer's state; "
             "expected a .ckpt file or the directory of a run, runs/… (evaluate, predict and the like take the name)"
         )
-    raise RunError(f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…")
+    raise RunError(
+        f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…"
+    )
 
 
 def directory_of(checkpoint: Path) -> Path:
@@ -74,7 +76,11 @@ def directory_of(checkpoint: Path) -> Path:
 
 def attempts(fingerprint: str) -> list[Path]:
     """Return the directories of all runs with this ``config_hash``, the latest first."""
-    paths = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
+    paths = (
+        path
+        for path in root().glob(f"*-{fingerprint}*")
+        if path.is_dir() and is_attempt(path, fingerprint)
+    )
     return sorted(paths, key=_number, reverse=True)
 
 
@@ -85,7 +91,9 @@ def is_attempt(directory: Path, fingerprint: str) -> bool:
 
 def continues_another(config: DictConfig) -> bool:
     """Return whether ``ckpt=…`` belongs to another configuration; such a run does not count for its configuration."""
-    return bool(config.ckpt) and not _has_hash(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
+    return bool(config.ckpt) and not _has_hash(
+        directory_of(find_checkpoint(config.ckpt)), config_hash(config)
+    )
 
 
 def _has_hash(directory: Path, fingerprint: str) -> bool:
@@ -111,7 +119,9 @@ def own_directory(config: DictConfig) -> Path | None:
     return expanded(str(config.train.directory)).absolute() if config.train.directory else None
 
 
-def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False) -> Path:
+def choose_directory(
+    config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False
+) -> Path:
     """Return the directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
     Nothing is created. Later processes that Lightning starts read the directory from the environment. ``name`` is the
@@ -119,7 +129,9 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
     must not be resumed, so that a new one starts.
     """
     own_name = config.get("name")
-    if own_name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)):
+    if own_name is not None and not re.fullmatch(
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)
+    ):
         raise RunError(
             f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
         )
@@ -140,7 +152,8 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
             return before
     ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
     existing = sorted(  # with any beginning of the name
-        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_number
+        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)),
+        key=_number,
     )
     if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
@@ -155,7 +168,10 @@ def read_overrides(directory: Path) -> list[str]:
         with open_regular(file, inside=directory) as lines:
             first = lines.readline(_LONGEST_LINE).decode()
         return shlex.split(first.removeprefix(_OVERRIDES)) if first.startswith(_OVERRIDES) else []
-    except (OSError, ValueError) as error:  # ValueError: of the decoding, or quotes that do not match
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: of the decoding, or quotes that do not match
         reason = getattr(error, "strerror", None) or one_line(error)
         log.warning("%s cannot be read (%s); its overrides are unknown", file, reason)
     return []
@@ -173,7 +189,9 @@ def check_links(directory: Path) -> None:
 
 def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
     """Create the run's directory, or continue in it; the first process writes the configuration and the overrides."""
-    continues = config.train.resume or (config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory)
+    continues = config.train.resume or (
+        config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory
+    )
     if is_first_process() and not continues and (directory / "config.yaml").exists():
         raise RunError(
             f"{directory} already contains a run; continue it with train.resume=true, or set another train.directory=…"
@@ -181,7 +199,9 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if is_first_process():
-            for leftover in directory.glob("checkpoints/.*.ckpt"):  # from a process that was killed while saving
+            for leftover in directory.glob(
+                "checkpoints/.*.ckpt"
+            ):  # from a process that was killed while saving
                 leftover.unlink()
             with atomically(directory / "config.yaml") as temporary:
                 text = f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}"

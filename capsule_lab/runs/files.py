@@ -33,7 +33,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise RunError(f"cannot write {path} ({reason}); expected a writable folder with free space") from error
+        raise RunError(
+            f"cannot write {path} ({reason}); expected a writable folder with free space"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,7 +72,9 @@ def read_record(path: Path, schema: TypeAdapter[Any], inside: Path) -> dict[str,
     Return ``None`` if it is missing or, with a warning, if it is damaged or outside of the folder.
     """
     try:
-        content: dict[str, Any] = cleaned(json.loads(read_regular(path, inside=inside, most=_LARGEST_RECORD)))
+        content: dict[str, Any] = cleaned(
+            json.loads(read_regular(path, inside=inside, most=_LARGEST_RECORD))
+        )
         schema.validate_python(content)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -70,7 +70,8 @@ def train_lock(config: DictConfig) -> Iterator[None]:
             lock = cell_lock(fingerprint)
         elif directory:
             lock = _hold(
-                directory / ".lock", lambda: f"another process already trains in {directory}; wait for it or stop it"
+                directory / ".lock",
+                lambda: f"another process already trains in {directory}; wait for it or stop it",
             )
     with lock:
         yield
@@ -102,7 +103,9 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the release: filelock notices a removed file and tries again
+        path.unlink(
+            missing_ok=True
+        )  # before the release: filelock notices a removed file and tries again
         lock.release()
         with suppress(OSError):  # not empty
             for folder in dict.fromkeys((path.parent, *missing)):
@@ -122,8 +125,12 @@ def _is_held(path: Path) -> bool:
 @contextmanager
 def _recorded(fingerprint: str) -> Iterator[None]:
     """Record that this process trains, and if it fails, the reason."""
-    job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM requeues a job whose machine fails
-    record = LockRecord(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job)
+    job = (
+        slurm.this_job() if slurm.is_batch_job() else None
+    )  # SLURM requeues a job whose machine fails
+    record = LockRecord(
+        f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job
+    )
     try:
         _write_record(fingerprint, record)
         yield
@@ -131,8 +138,14 @@ def _recorded(fingerprint: str) -> Iterator[None]:
     except BaseException as error:
         with suppress(RunError, OSError):  # the disk may be full, which is then the error
             if record.log or attempts(fingerprint):
-                again = job if isinstance(error, InterruptError) and slurm.goes_back(error.signum) else None
-                _write_record(fingerprint, replace(record, error=describe_error(error), queued=again))
+                again = (
+                    job
+                    if isinstance(error, InterruptError) and slurm.goes_back(error.signum)
+                    else None
+                )
+                _write_record(
+                    fingerprint, replace(record, error=describe_error(error), queued=again)
+                )
             else:  # rejected before anything was written; the terminal shows the reason
                 _record_file(fingerprint).unlink(missing_ok=True)
         raise
@@ -141,9 +154,13 @@ def _recorded(fingerprint: str) -> Iterator[None]:
 def record_failure(fingerprint: str, error: str) -> None:
     """Record why a job failed if it could not record this itself: it was killed, or failed before training."""
     record = read_record(fingerprint)
-    finished = any(read_result(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
+    finished = any(
+        read_result(directory, fingerprint) for directory in attempts(fingerprint)
+    )  # by another process
     if (record is None or record.error is None) and not finished and not is_locked(fingerprint):
-        _write_record(fingerprint, replace(record or LockRecord("unknown", None), error=error, queued=None))
+        _write_record(
+            fingerprint, replace(record or LockRecord("unknown", None), error=error, queued=None)
+        )
 
 
 def record_queued(fingerprint: str, job: str, log: str) -> None:

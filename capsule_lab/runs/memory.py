@@ -23,7 +23,9 @@ OF_CUDA = 1e9
 """Ours: bytes of a GPU that each process needs for CUDA, its libraries and compiled kernels."""
 
 _MUCH = 1e9  # ours: bytes that are mentioned however much is free
-_PER_PIXEL = 1500  # ours: numbers for each pixel of a batch; our networks store at most half as many
+_PER_PIXEL = (
+    1500  # ours: numbers for each pixel of a batch; our networks store at most half as many
+)
 _SMALLEST = 16  # ours: pixels a side; smaller pictures show little
 _MEMINFO, _STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
@@ -37,12 +39,17 @@ class Estimate(NamedTuple):
     activations: int  # all other tensors that exist at the same time during a step
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items() if value)
+        parts = ", ".join(
+            f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items() if value
+        )
         return f"{sum(self) / 1e9:.1f} GB ({parts})"
 
 
 def estimate(
-    module: Any, image_shape: tuple[int, int, int], batch_size: int, context: AbstractContextManager[Any]
+    module: Any,
+    image_shape: tuple[int, int, int],
+    batch_size: int,
+    context: AbstractContextManager[Any],
 ) -> Estimate:
     """Estimate the memory of the training steps of a classifier, see ``run_without_values``.
 
@@ -57,7 +64,10 @@ def estimate(
     peaks: list[int] = []
 
     def step(fake: Any, peak: Any) -> None:
-        fakes = {name: fake(value.detach()).requires_grad_(value.requires_grad) for name, value in state.items()}
+        fakes = {
+            name: fake(value.detach()).requires_grad_(value.requires_grad)
+            for name, value in state.items()
+        }
         images = torch.zeros(batch_size, *image_shape)
         with context:
             output = torch.func.functional_call(network, fakes, (images,))
@@ -85,7 +95,9 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
     limit = min(_MUCH, free / 4)
     weights = sum(parameter.nbytes for parameter in module.network.parameters())
     pixels = config.data.batch_size * spec.image_shape[1] * spec.image_shape[2]
-    if 4 * weights + 4 * _PER_PIXEL * pixels < limit:  # the estimate takes a second; 4 bytes, and Adam's two states
+    if (
+        4 * weights + 4 * _PER_PIXEL * pixels < limit
+    ):  # the estimate takes a second; 4 bytes, and Adam's two states
         return
     try:
         context = trainer.precision_plugin.forward_context()
@@ -96,7 +108,10 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
     if sum(need) > limit:
         log.info("training needs about %s; %.1f GB are free", need, free / 1e9)
     if sum(need) > free:
-        log.warning("this is more than is free; the cheapest change is %s", cheapest_change(config, spec, need, free))
+        log.warning(
+            "this is more than is free; the cheapest change is %s",
+            cheapest_change(config, spec, need, free),
+        )
 
 
 def need_of(config: DictConfig, enough: float) -> Estimate | None:
@@ -111,7 +126,9 @@ def need_of(config: DictConfig, enough: float) -> Estimate | None:
             _, height, width = spec.image_shape
             bound = _need_of_weights(config, spec)
             if bound is not None:
-                bound = bound._replace(activations=4 * _PER_PIXEL * config.data.batch_size * height * width)
+                bound = bound._replace(
+                    activations=4 * _PER_PIXEL * config.data.batch_size * height * width
+                )
                 if sum(bound) <= enough:
                     return bound
             module = build.build_module(config, spec)
@@ -151,7 +168,9 @@ def _need_of_weights(config: DictConfig, spec: DataSpec) -> Estimate | None:
             states = _states(module)
     except Exception:  # of any kind, from a network of the user's; the real one raises it again
         return None
-    weights = sum(value.nbytes for value in (*module.network.parameters(), *module.network.buffers()))
+    weights = sum(
+        value.nbytes for value in (*module.network.parameters(), *module.network.buffers())
+    )
     gradients = sum(value.nbytes for value in module.network.parameters() if value.requires_grad)
     return Estimate(weights, gradients, gradients * states, 0)
 
@@ -179,7 +198,11 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     import resource  # Unix only
 
-    line = next(line for line in _MEMINFO.read_text(encoding="utf-8").splitlines() if line.startswith("MemAvailable:"))
+    line = next(
+        line
+        for line in _MEMINFO.read_text(encoding="utf-8").splitlines()
+        if line.startswith("MemAvailable:")
+    )
     available = 1024 * int(line.split()[1])  # in kB
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
     if limit == resource.RLIM_INFINITY:

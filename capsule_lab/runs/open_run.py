@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch, DataSpec
 
 _MOST_ITERATIONS = 1000  # ours: a hundred times as many as anybody uses; a billion would never end
-_MORE_BYTES = 2**28  # ours: for buffers that are not saved; our networks have at most a thousandth of it
+_MORE_BYTES = (
+    2**28
+)  # ours: for buffers that are not saved; our networks have at most a thousandth of it
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +63,9 @@ class Run:
     @property
     def network(self) -> AbstractNetwork:
         """The plain ``nn.Module`` in ``module``."""
-        return cast("AbstractNetwork", self.module.network)  # or a pair network, for commands that support it
+        return cast(
+            "AbstractNetwork", self.module.network
+        )  # or a pair network, for commands that support it
 
     def check_classifies(self, command: str) -> None:
         """Check that the network classifies images, as most commands require, and was not trained on pairs."""
@@ -112,10 +116,14 @@ class Run:
         data.prepare_data()
         if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
             checkpoints.check_same_source(
-                self.checkpoint, self.provenance, data.provenance, "choose other data with data=<name>"
+                self.checkpoint,
+                self.provenance,
+                data.provenance,
+                "choose other data with data=<name>",
             )
         network, other = (
-            (spec.image_shape, spec.num_classes, spec.labels_per_image) for spec in (self.spec, data.spec)
+            (spec.image_shape, spec.num_classes, spec.labels_per_image)
+            for spec in (self.spec, data.spec)
         )
         if network != other:
             raise RunError(
@@ -142,7 +150,11 @@ class Run:
         """Return data options for at most ``images`` images of a split, or fewer if ``options`` limit them further."""
         recorded = None if "_target_" in options else plain_value(self.config, "data.eval_images")
         fewer = options.get("eval_images", recorded)
-        return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
+        return (
+            {}
+            if images is None
+            else {"eval_images": images if fewer is None else min(images, fewer)}
+        )
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Yield every ``Batch`` of a split of ``data`` as network input: transformed, not augmented, on the CPU.
@@ -190,7 +202,11 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     """
     file = directories.find_checkpoint(ready_weights.locate(path))
     checkpoints.check_pickles(file, trust)
-    directory = directories.root() / str(path) if str(path) in ready_weights.index() else directories.directory_of(file)
+    directory = (
+        directories.root() / str(path)
+        if str(path) in ready_weights.index()
+        else directories.directory_of(file)
+    )
     directories.check_links(directory)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
@@ -240,22 +256,34 @@ def _parsed(record: dict[str, Any]) -> tuple[DictConfig, DataSpec]:
     config = OmegaConf.create(record["config"])
     config.module.compile = False
     facts: dict[str, Any] = record["spec"]
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    facts = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
     return config, DataSpec(**facts)
 
 
 def _built(
-    file: Path, directory: Path, checkpoint: dict[str, Any], record: dict[str, Any], without_pickles: bool
+    file: Path,
+    directory: Path,
+    checkpoint: dict[str, Any],
+    record: dict[str, Any],
+    without_pickles: bool,
 ) -> Run:
     from capsule_lab.config import build  # torch and Lightning
 
     config, spec = _parsed(record)
     stored = checkpoint["state_dict"]
     if (kind := type(stored)) not in (dict, OrderedDict):
-        raise RunError(f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint")
+        raise RunError(
+            f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint"
+        )
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
-    if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # a tensor can repeat one number
-        raise RunError(f"{file} is smaller than its weights, so it was changed: use another checkpoint")
+    if (
+        sum(value.nbytes for value in weights.values()) > file.stat().st_size
+    ):  # a tensor can repeat one number
+        raise RunError(
+            f"{file} is smaller than its weights, so it was changed: use another checkpoint"
+        )
     _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
     _check_record(spec, module.network)
@@ -278,14 +306,20 @@ def _check_record(spec: DataSpec, network: torch.nn.Module) -> None:
     from capsule_lab.routing import AbstractRouting
 
     names = spec.classes
-    if names and not (len(names) == spec.num_classes and all(isinstance(name, str) for name in names)):
+    if names and not (
+        len(names) == spec.num_classes and all(isinstance(name, str) for name in names)
+    ):
         raise ValueError(f"{len(names)} names of classes; expected {spec.num_classes} texts")
     for routing in (part for part in network.modules() if isinstance(part, AbstractRouting)):
         if (iterations := routing.options.get("iterations", 1)) > _MOST_ITERATIONS:
-            raise ValueError(f"{iterations} iterations of routing; expected at most {_MOST_ITERATIONS}")
+            raise ValueError(
+                f"{iterations} iterations of routing; expected at most {_MOST_ITERATIONS}"
+            )
 
 
-def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path) -> None:
+def _check_weights(
+    config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path
+) -> None:
     """Check that the network in a record matches the weights in the file, before memory is allocated.
 
     The network is built on torch's meta device, which stores no values. Parameters and buffers are counted meanwhile,
@@ -296,14 +330,18 @@ def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, tor
 
     from capsule_lab.config import build
 
-    most_bytes = 2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES  # ours: a factor of 2 is ample
+    most_bytes = (
+        2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES
+    )  # ours: a factor of 2 is ample
     registered, size = 0, 0
 
     def count(_: object, name: str, value: torch.Tensor | None) -> None:
         nonlocal registered, size
         registered, size = registered + 1, size + (0 if value is None else value.nbytes)
         if registered > 2 * len(weights) + 100 or size > most_bytes:
-            raise RunError(f"its network has more than the {len(weights)} weights in this file, or a larger {name}")
+            raise RunError(
+                f"its network has more than the {len(weights)} weights in this file, or a larger {name}"
+            )
 
     parameters = hooks.register_module_parameter_registration_hook(count)
     buffers = hooks.register_module_buffer_registration_hook(count)
@@ -323,4 +361,8 @@ def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, tor
 
 
 def _described(weight: torch.Tensor | None) -> str:
-    return "nothing" if weight is None else f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"
+    return (
+        "nothing"
+        if weight is None
+        else f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"
+    )

@@ -57,7 +57,13 @@ class Predictions:
         if not chosen.any():
             return None
         cluster = None if self.cluster is None else self.cluster[chosen]
-        return Predictions(self.label[chosen], self.prediction[chosen], self.margin[chosen], cluster, self.part[chosen])
+        return Predictions(
+            self.label[chosen],
+            self.prediction[chosen],
+            self.margin[chosen],
+            cluster,
+            self.part[chosen],
+        )
 
 
 def write(directory: Path, file: str, arrays: Mapping[str, Array]) -> dict[str, str]:
@@ -86,14 +92,20 @@ def read(directory: Path, record: Mapping[str, Any]) -> Predictions | None:
         return None
     except (OSError, ValueError) as error:  # ValueError: a name with NUL
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise RunError(f"{printable(str(path))} cannot be read ({reason}); evaluate the run again") from error
+        raise RunError(
+            f"{printable(str(path))} cannot be read ({reason}); evaluate the run again"
+        ) from error
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise RunError(f"{path} is not the file of the run's test (another SHA-256); evaluate the run again")
+        raise RunError(
+            f"{path} is not the file of the run's test (another SHA-256); evaluate the run again"
+        )
     try:
         return _checked(Predictions(**_arrays(content)))
     except Exception as error:  # numpy and zipfile raise many types of errors for files of others
         reason = one_line(error)[:200] or type(error).__name__
-        raise RunError(f"{path} is no file of predictions ({reason}); evaluate the run again") from error
+        raise RunError(
+            f"{path} is no file of predictions ({reason}); evaluate the run again"
+        ) from error
 
 
 def _arrays(content: bytes) -> dict[str, Array]:
@@ -107,7 +119,9 @@ def _arrays(content: bytes) -> dict[str, Array]:
             name = member.filename.removesuffix(".npy")
             if name in arrays or name == member.filename:
                 raise ValueError(f"{printable(member.filename)} twice, or no array of numpy")
-            arrays[name] = np.lib.format.read_array(io.BytesIO(packed.read(member)), allow_pickle=False)
+            arrays[name] = np.lib.format.read_array(
+                io.BytesIO(packed.read(member)), allow_pickle=False
+            )
     return arrays
 
 
@@ -118,10 +132,17 @@ def _checked(found: Predictions) -> Predictions:
         raise ValueError(f"label of shape {label.shape}")
     if margin.dtype.kind != "f" or np.isnan(margin).any():
         raise ValueError(f"margin of {margin.dtype}, or NaN in it")
-    numbers = {"label": label, "prediction": found.prediction, "cluster": found.cluster, "part": found.part}
+    numbers = {
+        "label": label,
+        "prediction": found.prediction,
+        "cluster": found.cluster,
+        "part": found.part,
+    }
     for name, array in numbers.items():
         if array is not None and (array.dtype.kind != "i" or array.min(initial=0) < 0):
-            raise ValueError(f"{name} of {array.dtype}, or a number below 0 in it; expected integers from 0")
+            raise ValueError(
+                f"{name} of {array.dtype}, or a number below 0 in it; expected integers from 0"
+            )
     if found.prediction.shape != label.shape:
         raise ValueError(f"prediction of shape {found.prediction.shape}; expected {label.shape}")
     for name, array in {"margin": margin, "cluster": found.cluster, "part": found.part}.items():

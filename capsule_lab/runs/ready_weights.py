@@ -42,7 +42,9 @@ def locate(path: str | Path) -> Path:
     if (found := expanded(path)).exists():
         return found
     known = suggest(str(path), entries) if entries else "this version has no ready weights"
-    raise RunError(f"{path} is neither the name of ready weights nor a run directory or file; {known}")
+    raise RunError(
+        f"{path} is neither the name of ready weights nor a run directory or file; {known}"
+    )
 
 
 def _file(name: str, entry: Mapping[str, Any]) -> Path:
@@ -54,7 +56,9 @@ def _file(name: str, entry: Mapping[str, Any]) -> Path:
         return path
     has = f"{size} bytes" if digest is None else f"SHA-256 {digest}"
     wanted = f"{entry['bytes']} bytes" if digest is None else entry["sha256"]
-    raise RunError(f"{path} has {has}, but the index expects {wanted} for {name}: remove the file and fetch it again")
+    raise RunError(
+        f"{path} has {has}, but the index expects {wanted} for {name}: remove the file and fetch it again"
+    )
 
 
 def _download(name: str, entry: Mapping[str, Any]) -> Path:
@@ -65,7 +69,9 @@ def _download(name: str, entry: Mapping[str, Any]) -> Path:
 
     url = str(entry["url"])
     if not url.startswith("https://"):
-        raise RunError(f"the weights {name} have the address {url}; expected one with https://: use another name")
+        raise RunError(
+            f"the weights {name} have the address {url}; expected one with https://: use another name"
+        )
     server, slash, file = url.rpartition("/")
     folder = Path(pooch.os_cache("capsule_lab")) / "weights"
     try:

@@ -66,7 +66,9 @@ class _PredictionFile(BaseModel, strict=True):
 
 _Seconds = Annotated[float, Field(ge=0, le=1e100)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # ours: statistics square numbers, which must not overflow
+_Number = Annotated[
+    float, Field(ge=-1e100, le=1e100)
+]  # ours: statistics square numbers, which must not overflow
 _Quantities = dict[str, _Number | None]
 
 
@@ -106,14 +108,27 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
         """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
         if not self.attack or "targeted" not in self.model_fields_set:
             return self  # it is not drawn
-        if missing := {"space", "couplings", "source", "options", "split", "images"} - self.model_fields_set:
+        if (
+            missing := {"space", "couplings", "source", "options", "split", "images"}
+            - self.model_fields_set
+        ):
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         for epsilon in {key.partition("/")[0] for key in self.attack}:
-            drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
+            drawn = {
+                f"{epsilon}/{name}"
+                for name in ("accuracy", *(["success"] if self.targeted else []))
+            }
             if not math.isfinite(float(epsilon)) or not drawn <= {*self.attack}:
-                raise ValueError(f"an attack with epsilon {epsilon} without {', '.join(sorted(drawn))}")
-        if "error" not in (self.test if self.split == "test" else self.val) or "_target_" not in self.options:
-            raise ValueError(f"an attack without its name, or without the error of unchanged {self.split} images")
+                raise ValueError(
+                    f"an attack with epsilon {epsilon} without {', '.join(sorted(drawn))}"
+                )
+        if (
+            "error" not in (self.test if self.split == "test" else self.val)
+            or "_target_" not in self.options
+        ):
+            raise ValueError(
+                f"an attack without its name, or without the error of unchanged {self.split} images"
+            )
         return self
 
 
@@ -181,16 +196,24 @@ def describe_pause(status: Mapping[str, Any]) -> str:
     return f"{PAUSED} {100 * status['steps'] // max(status['planned_steps'], 1)} %"
 
 
-def write_pause(directory: Path, steps: int, planned_steps: int, tested: Mapping[str, Any] | None = None) -> None:
+def write_pause(
+    directory: Path, steps: int, planned_steps: int, tested: Mapping[str, Any] | None = None
+) -> None:
     """Write ``status.json`` of a paused run: its steps so far, the planned steps, and the record if it was tested."""
     progress = {"status": PAUSED, "steps": steps, "planned_steps": planned_steps}
     write_record(directory / STATUS, {**(tested or {}), **progress})
 
 
-def write_heartbeat(directory: Path, steps: int, planned_steps: int, seconds_left: float | None) -> None:
+def write_heartbeat(
+    directory: Path, steps: int, planned_steps: int, seconds_left: float | None
+) -> None:
     """Write the progress of a training run, and that it trains now."""
     beat = Heartbeat(
-        time=time.time(), host=socket.gethostname(), steps=steps, planned_steps=planned_steps, seconds_left=seconds_left
+        time=time.time(),
+        host=socket.gethostname(),
+        steps=steps,
+        planned_steps=planned_steps,
+        seconds_left=seconds_left,
     )
     write_record(directory / HEARTBEAT, beat.model_dump())
 
@@ -239,7 +262,9 @@ def check_finite(metrics: Mapping[str, float], what: str) -> None:
 def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
     """Return logged metrics of one split as plain numbers: ``{"val/error": tensor(3.6)}`` -> ``{"error": 3.6}``."""
     return {
-        name.removeprefix(f"{split}/"): float(value) for name, value in metrics.items() if name.startswith(f"{split}/")
+        name.removeprefix(f"{split}/"): float(value)
+        for name, value in metrics.items()
+        if name.startswith(f"{split}/")
     }
 
 
@@ -288,14 +313,20 @@ def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str
         losses_first = sorted(metrics.items(), key=lambda item: item[0] != "loss")
         first, *quantities = [f"{name} {value:.4g}" for name, value in losses_first]
         return f"{split} {first}", "".join(f"  {quantity}" for quantity in quantities)
-    parts = {name.removesuffix("/error"): value for name, value in metrics.items() if name.endswith("/error")}
+    parts = {
+        name.removesuffix("/error"): value
+        for name, value in metrics.items()
+        if name.endswith("/error")
+    }
     others = "".join(f"  {part} {value:.2f} %" for part, value in parts.items())
     return f"{split} error {metrics['error']:.2f} %", others
 
 
 def describe_data(provenance: Mapping[str, Any]) -> str:
     """Describe the data: its name, and the number of test images if the test set was used."""
-    tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
+    tested = (
+        f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
+    )
     return f"{provenance['name']}{tested}"
 
 

@@ -28,7 +28,11 @@ def finished_run(
 
     With ``any_precision``, for reports, a run with another precision than here also counts if there is no better one.
     """
-    finished = [run for run in _finished(fingerprint or config_hash(config)) if not real_data_available(run[1], config)]
+    finished = [
+        run
+        for run in _finished(fingerprint or config_hash(config))
+        if not real_data_available(run[1], config)
+    ]
     if any_precision and len({result.get("precision") for _, result in finished}) < 2:
         return next(iter(finished), None)
     same_precision = [run for run in finished if not _has_other_precision(run[1], config)]
@@ -42,7 +46,9 @@ def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
 
 def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
     """Return all finished runs, those on real data first, the latest first."""
-    results = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
+    results = (
+        (directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint)
+    )
     finished = [(directory, result) for directory, result in results if result]
     return sorted(finished, key=lambda run: run[1]["provenance"]["source"] != "real")
 
@@ -59,7 +65,11 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
     from capsule_lab import data  # imports torch
 
     package, _, name = str(plain_value(config, "data._target_")).rpartition(".")
-    if not f"{package}.".startswith(f"{data.__name__}.") or name not in vars(data) or not name.endswith("DataModule"):
+    if (
+        not f"{package}.".startswith(f"{data.__name__}.")
+        or name not in vars(data)
+        or not name.endswith("DataModule")
+    ):
         return False
     directory = plain_value(config, "data.directory")
     module = getattr(data, name)(directory=directory and str(directory))

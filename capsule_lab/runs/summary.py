@@ -13,7 +13,13 @@ from rich.markup import escape
 
 from capsule_lab.config.compose import as_argument, search_override
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
-from capsule_lab.runs.results import PAUSED, describe_data, describe_metrics, limits_of_test, read_pause
+from capsule_lab.runs.results import (
+    PAUSED,
+    describe_data,
+    describe_metrics,
+    limits_of_test,
+    read_pause,
+)
 from capsule_lab.runs.select_run import finished_run
 from capsule_lab.system.terminal import aligned, as_typed
 
@@ -21,7 +27,10 @@ _INDENT = 12  # characters before the values
 
 
 def summary(
-    result: dict[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str] | None = None
+    result: dict[str, Any],
+    directory: Path,
+    chosen: Mapping[str, Any],
+    overrides: Sequence[str] | None = None,
 ) -> str:
     """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
 
@@ -73,7 +82,14 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
         error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
         limits = limits_of_test(result)
         number = "" if error is None else f"{error:.2f} %{f' ({limits})' if limits else ''}"
-        rows.append((name, number, f"{seconds / 60:.1f}", str(as_typed(directory)) if directory else "not finished"))
+        rows.append(
+            (
+                name,
+                number,
+                f"{seconds / 60:.1f}",
+                str(as_typed(directory)) if directory else "not finished",
+            )
+        )
     return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
 
 
@@ -89,9 +105,17 @@ def _unfinished(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
 def _times(results: Mapping[str, float | None]) -> list[str]:
     """Return a line for each threshold of ``TimeToAccuracy``."""
     lines = []
-    for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
-        seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
-        outcome = "not reached" if seconds is None else f"after {seconds:.0f} s of training, {images:,} images"
+    for threshold in [
+        name.removesuffix("/seconds") for name in results if name.endswith("/seconds")
+    ]:
+        seconds, images, error = (
+            results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error")
+        )
+        outcome = (
+            "not reached"
+            if seconds is None
+            else f"after {seconds:.0f} s of training, {images:,} images"
+        )
         tested = "" if error is None else f", test error then {error:.2f} %"
         lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
     return lines
@@ -108,13 +132,25 @@ def _to_try(
     commands = []
     if any((directory / "checkpoints").glob("*.ckpt")):
         run = as_typed(directory)
-        question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
+        question = (
+            "poses"
+            if metrics and "error" not in metrics
+            else "couplings"
+            if routes
+            else "transforms"
+        )
         look = f"analyse {as_argument('ckpt', run)} what={question}"
-        commands.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # two labels
+        commands.append(
+            f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look
+        )  # two labels
     if routes and chosen["routing"] != "uniform":
-        others = [override for override in overrides if not override.startswith(_NOT_WITH_ANOTHER_ROUTING)]
+        others = [
+            override for override in overrides if not override.startswith(_NOT_WITH_ANOTHER_ROUTING)
+        ]
         commands.append(f"train {shlex.join([*others, 'routing=uniform'])}")
     search = "".join(f" {shlex.quote(argument)}" for argument in search_override())
-    path = as_typed(Path(sys.executable))  # relative for the Python of `make`; any other is on the PATH
+    path = as_typed(
+        Path(sys.executable)
+    )  # relative for the Python of `make`; any other is on the PATH
     python = "python" if path.is_absolute() else shlex.quote(str(path))
     return [f"  {python} -m capsule_lab {command}{search}" for command in commands]

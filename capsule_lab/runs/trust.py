@@ -27,7 +27,9 @@ _WITH_CLASSES = (
     "capsule_lab.routing", "capsule_lab.schedules", "torch.nn", "torch.optim",
 )  # fmt: skip
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
-_COPYING = ("torch.nn.modules.transformer",)  # copies one layer many times, before layers can be counted
+_COPYING = (
+    "torch.nn.modules.transformer",
+)  # copies one layer many times, before layers can be counted
 _EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _RECORD: dict[str, Any] = {
@@ -37,7 +39,9 @@ _RECORD: dict[str, Any] = {
 }  # fmt: skip
 _PLAIN = (str, bool, int, float, type(None))
 _STANDARD = {*sys.stdlib_module_names, "torch"}
-_MOST_OPTIONS = 10_000  # ours: a configuration has 300; lists that share items can represent billions
+_MOST_OPTIONS = (
+    10_000  # ours: a configuration has 300; lists that share items can represent billions
+)
 _MOST_FACTS = 1_000_000  # ours: of data; ImageNet has 21,841 classes
 SAFETENSORS = "safetensors"
 """The entry of ``trust`` that refuses every file that must be unpickled, even by a restricted unpickler."""
@@ -50,16 +54,26 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
     """
     packages = [name for name in _entries(trust) if name != SAFETENSORS]
     for name in packages:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _STANDARD:
-            raise ConfigError(f"trust contains {name!r}; expected names of your own packages, such as trust=[mine]")
+        if (
+            not isinstance(name, str)
+            or not _NAME.fullmatch(name)
+            or name.partition(".")[0] in _STANDARD
+        ):
+            raise ConfigError(
+                f"trust contains {name!r}; expected names of your own packages, such as trust=[mine]"
+            )
     for target in targets(config):
         if not isinstance(target, str) or not _NAME.fullmatch(target):
-            raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
+            raise RunError(
+                f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}"
+            )
         allowed_package = next((package for package in packages if _is_in(target, [package])), None)
         try:
             allowed = _is_of(target, allowed_package) if allowed_package else is_part(target)
         except Exception as error:  # from the import
-            raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
+            raise RunError(
+                f"{file} was trained with {target}, which cannot be imported: {one_line(error)}"
+            ) from error
         if not allowed:
             raise RunError(
                 f"{file} names {target}; expected {_EXPECTED}: if it is from your own package, set "
@@ -86,14 +100,20 @@ def check_record(record: dict[str, Any], file: Path) -> None:
     facts = {name: value for name, value in record.items() if name != "config"}
     for value in _plain_values(facts, file, _MOST_FACTS):
         if type(value) is str and not is_unicode(value):
-            raise RunError(f"{file} has the text {value[:80]!a}; expected Unicode: rename where it is from")
+            raise RunError(
+                f"{file} has the text {value[:80]!a}; expected Unicode: rename where it is from"
+            )
     for value in _plain_values(record.get("config"), file, _MOST_OPTIONS):
         if type(value) is str and ("${" in value or not is_unicode(value)):
-            raise RunError(f"{file} has {value[:80]!a} in its configuration; expected Unicode without interpolation")
+            raise RunError(
+                f"{file} has {value[:80]!a} in its configuration; expected Unicode without interpolation"
+            )
     for name, expected in _RECORD.items():
         part, _, key = name.partition(".")
         if not isinstance(record[part].get(key) if key else record.get(part), expected):
-            raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
+            raise RunError(
+                f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint"
+            )
 
 
 def _plain_values(content: Any, file: Path, most: int) -> Iterator[Any]:
@@ -104,7 +124,9 @@ def _plain_values(content: Any, file: Path, most: int) -> Iterator[Any]:
         value = pending.pop()
         values += 1
         if values > most:
-            raise RunError(f"{file} has more than {most} values in its record; expected a few hundred")
+            raise RunError(
+                f"{file} has more than {most} values in its record; expected a few hundred"
+            )
         kind = type(value)
         if kind is dict:
             pending += [*value, *value.values()]
@@ -113,7 +135,9 @@ def _plain_values(content: Any, file: Path, most: int) -> Iterator[Any]:
         elif kind in _PLAIN:
             yield value
         else:
-            raise RunError(f"{file} has {kind.__name__} in its record; expected text, numbers and lists of them")
+            raise RunError(
+                f"{file} has {kind.__name__} in its record; expected text, numbers and lists of them"
+            )
 
 
 def plain_value(config: DictConfig, key: str) -> Any:
@@ -140,7 +164,9 @@ def targets(config: Any) -> Iterator[Any]:
 
 def packages_of(config: Any) -> list[str]:
     """Return the packages in a configuration, except ours and torch; opening its run requires trust in them."""
-    return sorted({str(target).partition(".")[0] for target in targets(config)} - {"capsule_lab", "torch"})
+    return sorted(
+        {str(target).partition(".")[0] for target in targets(config)} - {"capsule_lab", "torch"}
+    )
 
 
 def is_part(target: str) -> bool:
@@ -160,14 +186,21 @@ def is_part(target: str) -> bool:
         return _is_in(value.__module__, _WITH_FUNCTIONS)
     if not inspect.isclass(value) or _is_in(value.__module__, _COPYING):
         return False
-    kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)  # construction writes and starts nothing
+    kinds = (
+        nn.Module,
+        optim.Optimizer,
+        Schedule,
+        LightningDataModule,
+    )  # construction writes and starts nothing
     return issubclass(value, kinds) and _is_in(value.__module__, _WITH_CLASSES)
 
 
 def _is_of(target: str, package: str) -> bool:
     """Return whether it is a class or function defined in ``package``, not imported there, such as ``os.system``."""
     value = _imported(*target.rpartition(".")[::2])
-    return (inspect.isclass(value) or inspect.isfunction(value)) and _is_in(value.__module__, [package])
+    return (inspect.isclass(value) or inspect.isfunction(value)) and _is_in(
+        value.__module__, [package]
+    )
 
 
 def _imported(module: str, name: str) -> Any:

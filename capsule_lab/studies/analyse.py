@@ -52,7 +52,9 @@ def _find(setting: StudyInput) -> StudyResult:
     check_outputs(run, _outputs(trained))
     answers = {"trained": setting.function(trained)}
     if config.untrained:
-        answers["untrained"] = setting.function(open_subject(run, _untrained(run, images, config.seed), images))
+        answers["untrained"] = setting.function(
+            open_subject(run, _untrained(run, images, config.seed), images)
+        )
 
     def figures(result: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
         from capsule_lab.analysis.plotting import add_heading
@@ -66,7 +68,9 @@ def _find(setting: StudyInput) -> StudyResult:
                 add_heading(figure, f"{run.directory.name}, {state}, {data}")
                 yield f"{stem}_{name}{ending}", figure
 
-    rows = [{"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows]
+    rows = [
+        {"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows
+    ]
     numbers = {
         f"{_PREFIXES[weights]}{name}": value if math.isfinite(value) else None
         for weights, answer in answers.items()
@@ -107,14 +111,20 @@ def table(result: Mapping[str, Any]) -> Table:
     numbers_table = Table(title=Text(printable(title)), title_justify="left")
     numbers_table.add_column("")
     numbers = result["analyse"]
-    columns = {name: prefix for name, prefix in _PREFIXES.items() if any(key.startswith(prefix) for key in numbers)}
+    columns = {
+        name: prefix
+        for name, prefix in _PREFIXES.items()
+        if any(key.startswith(prefix) for key in numbers)
+    }
     for name in columns:
         numbers_table.add_column(name, justify="right")
     for key in (key for key in numbers if not key.startswith(_PREFIXES["untrained"])):
         values = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
         numbers_table.add_row(key, *("" if value is None else f"{value:.4g}" for value in values))
     if None in numbers.values():
-        numbers_table.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        numbers_table.caption = (
+            "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        )
         numbers_table.caption_justify = "left"
     return numbers_table
 

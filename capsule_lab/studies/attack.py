@@ -38,7 +38,9 @@ _COLUMNS = {
     "detected": "detected %",
 }
 """Headings of the printed quantities, which ``summary.of_budgets`` defines."""
-_CPU_BATCH = 128  # ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500
+_CPU_BATCH = (
+    128  # ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500
+)
 _FOR_THRESHOLD = 1000  # ours: validation images, 50 of which are above the threshold
 
 
@@ -68,16 +70,24 @@ def _attacked(setting: StudyInput) -> StudyResult:
 
     config, run, function = setting.config, setting.run, setting.function
     _check_effects(config)
-    others = {name: runs.open(config[name], trust=config.trust) for name in ("source", "baseline") if config[name]}
+    others = {
+        name: runs.open(config[name], trust=config.trust)
+        for name in ("source", "baseline")
+        if config[name]
+    }
     for other in others.values():
         session.check_same_data(run, other)
     images = StudyImages(setting.data, config.split, setting.device)
     source = others.get("source")
-    attacked = session.AttackedRun(run, images, config.space, source=source, couplings=config.couplings)
+    attacked = session.AttackedRun(
+        run, images, config.space, source=source, couplings=config.couplings
+    )
     check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
     threshold = None
     if config.split == "test":
-        few = run.data_with({**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)})
+        few = run.data_with(
+            {**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)}
+        )
         threshold = session.detection_threshold(run, few)
     attacked.keeps_errors = threshold is not None
     epsilons = _epsilons(config, attacked)
@@ -99,10 +109,15 @@ def _attacked(setting: StudyInput) -> StudyResult:
         "attack": summary.of_budgets(measured, threshold),
         "seconds": round(seconds, 2),
         "checks": verdicts,
-        **{name: str(others[name].checkpoint) if name in others else None for name in ("source", "baseline")},
+        **{
+            name: str(others[name].checkpoint) if name in others else None
+            for name in ("source", "baseline")
+        },
         **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
     }
-    return StudyResult(result, attacked.batches, functools.partial(_figures, run, attacked, measured))
+    return StudyResult(
+        result, attacked.batches, functools.partial(_figures, run, attacked, measured)
+    )
 
 
 def _is_checked(config: DictConfig) -> bool:
@@ -119,14 +134,22 @@ def _check_effects(config: DictConfig) -> None:
     if not (kind.along_gradients or kind.queries):
         check_effect(config, "attack", f"{name}, which uses no network", ["source", "couplings"])
     if not _is_checked(config):
-        check_effect(config, "attack", "without checks of this attack", ["baseline", "check_images"])
+        check_effect(
+            config, "attack", "without checks of this attack", ["baseline", "check_images"]
+        )
 
 
 def _figures(
     run: runs.Run, attacked: AttackedRun, measured: Measured, record: Mapping[str, Any], stem: str
 ) -> Iterator[tuple[str, Figure]]:
     from capsule_lab.analysis.plotting import add_heading
-    from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of, images_of, sheet, weights_of
+    from capsule_lab.studies.attacks.figures import (
+        accuracy_figure,
+        attack_of,
+        images_of,
+        sheet,
+        weights_of,
+    )
     from capsule_lab.studies.measures.calibration import reliability, reliability_figure
 
     yield f"attack_{stem}", accuracy_figure([record])
@@ -137,7 +160,10 @@ def _figures(
         for (epsilon, to), answer in measured.attacked.items()
         if epsilon and to == target
     }
-    bins = {key: reliability(answer.logits.double().softmax(1), measured.labels) for key, answer in answers.items()}
+    bins = {
+        key: reliability(answer.logits.double().softmax(1), measured.labels)
+        for key, answer in answers.items()
+    }
     aim = "" if target is None else f" towards class {target}"
     for name, figure in (
         ("attacked", sheet(measured, target, attacked.batches[0].box, record, run.spec.classes)),
@@ -181,15 +207,23 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
     budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
-    known = {key for record in budgets.values() for key, value in record.items() if value is not None}
+    known = {
+        key for record in budgets.values() for key, value in record.items() if value is not None
+    }
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
-    accuracies = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    accuracies = Table(
+        title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     if "mean_grey_levels" in columns:
-        accuracies.caption = "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
+        accuracies.caption = (
+            "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
+        )
         accuracies.caption_justify = "left"
     for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
         longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
-        accuracies.add_column(heading, justify="right", width=len(longest))  # otherwise rich truncates words
+        accuracies.add_column(
+            heading, justify="right", width=len(longest)
+        )  # otherwise rich truncates words
     for epsilon, record in budgets.items():
         numbers = ["" if record.get(key) is None else f"{record[key]:.1f}" for key in columns]
         bounds = f"{record['lowest']:.1f} to {record['highest']:.1f}"
@@ -199,17 +233,26 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
     for check in result["checks"]:
         verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
-        verdicts.add_row(check["name"], verdict, check["found"], style="red" if check["passed"] is False else None)
+        verdicts.add_row(
+            check["name"],
+            verdict,
+            check["found"],
+            style="red" if check["passed"] is False else None,
+        )
     return [accuracies, verdicts]
 
 
 @contextmanager
 def _progress(attacked: AttackedRun, task: str, passes: int | None) -> Iterator[None]:
     """Show a progress bar on a terminal, with the remaining time if the number of passes is known."""
-    total = None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
+    total = (
+        None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
+    )
     console = Console(stderr=True)
     columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         step = bar.add_task("", total=total)
         attacked.on_step = lambda images: bar.advance(step, images)
         yield

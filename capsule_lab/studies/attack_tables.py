@@ -43,7 +43,9 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
             name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
             name += "_l2" if run.result["options"].get("norm") == "l2" else ""
             name += f"_{entry.column.name}" if several else ""
-            label, network = (name + standin for name in (entry.row.label, rows.get(entry.row.of, entry.row.of)))
+            label, network = (
+                name + standin for name in (entry.row.label, rows.get(entry.row.of, entry.row.of))
+            )
             new = _Curve(label, network, rows.get(source, source), [], {})
             curve = figures.setdefault(name, {}).setdefault(label, new)
             if run.cell.fingerprint not in {other.cell.fingerprint for other in curve.runs}:
@@ -58,7 +60,9 @@ def _figure(curves: Sequence[_Curve], known: Sequence[str]) -> Figure:
     attacks = [attack_of(curve.runs[0].result, curve.source) for curve in curves]
     places = [(attack, curve.network) for attack, curve in zip(attacks, curves, strict=True)]
     networks = [
-        curve.network if places.count(place) == 1 else curve.label  # two attacks that differ only in an option
+        curve.network
+        if places.count(place) == 1
+        else curve.label  # two attacks that differ only in an option
         for place, curve in zip(places, curves, strict=True)
     ]
     results = [_over_seeds(curve.runs) for curve in curves]

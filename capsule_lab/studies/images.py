@@ -12,7 +12,9 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs.open_run import stored_batches
 from capsule_lab.types import Batch
 
-_BACKGROUND = 16  # ours: largest mean grey level, of 255, of the outermost pixels of a black background
+_BACKGROUND = (
+    16  # ours: largest mean grey level, of 255, of the outermost pixels of a black background
+)
 
 
 class StudyImages:
@@ -24,11 +26,17 @@ class StudyImages:
     def __init__(self, data: Any, split: str, device: torch.device) -> None:
         self.data = data
         self.device = device
-        self.stored = [(name, on_device(batch, device)) for name, batch in stored_batches(data, split)]
+        self.stored = [
+            (name, on_device(batch, device)) for name, batch in stored_batches(data, split)
+        ]
         if not self.stored:
-            raise RunError(f"this data has no images in split={split}; expected split=test, or other data")
+            raise RunError(
+                f"this data has no images in split={split}; expected split=test, or other data"
+            )
         if self.stored[0][1].labels.ndim != 1:
-            raise RunError(f"images of {type(data).__name__} have several labels; expected data with one label each")
+            raise RunError(
+                f"images of {type(data).__name__} have several labels; expected data with one label each"
+            )
         self.seen = [data.unpaired_batch(batch, name) for name, batch in self.stored]
         if self.seen[0].images.ndim != 4:
             raise RunError("each image is evaluated in several crops; expected data.test_crops=1")
@@ -43,13 +51,17 @@ class StudyImages:
     def preprocessed(self, grey_levels: Tensor) -> Tensor:
         """Preprocess images in grey levels; the result is differentiable."""
         nothing = torch.zeros(len(grey_levels), dtype=torch.int64, device=grey_levels.device)
-        seen: Tensor = self.data.unpaired_batch(Batch(grey_levels, nothing, nothing), self.stored[0][0]).images
+        seen: Tensor = self.data.unpaired_batch(
+            Batch(grey_levels, nothing, nothing), self.stored[0][0]
+        ).images
         return seen
 
     def check_preprocessing(self, instead: str) -> None:
         """Check that integer and floating-point grey levels are preprocessed alike; else recommend ``instead``."""
         for again, seen in zip(self.changed(lambda images: images), self.seen, strict=True):
-            if not torch.allclose(again.images, seen.images, atol=1e-4):  # ours: rounding of float32
+            if not torch.allclose(
+                again.images, seen.images, atol=1e-4
+            ):  # ours: rounding of float32
                 raise RunError(
                     f"preprocessing by {type(self.data).__name__} moves images, or treats floating-point grey levels "
                     f"differently; expected {instead}"
@@ -68,7 +80,9 @@ class StudyImages:
             remaining = images - sum(len(batch.labels) for batch in batches)
             if remaining <= 0:
                 break
-            batches.append(self.data.unpaired_batch(on_device(batch, self.device, remaining), "val"))
+            batches.append(
+                self.data.unpaired_batch(on_device(batch, self.device, remaining), "val")
+            )
         return batches
 
 

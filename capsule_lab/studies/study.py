@@ -79,7 +79,9 @@ def run_study(
 
     name = name_of(config[group])
     run = open_checked(config)
-    device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
+    device = build.build_trainer(
+        OmegaConf.create({"trainer": config.trainer}), None
+    ).strategy.root_device
     options = to_container(config).get("data") or {}
     batch_size = run.config.data.get("eval_batch_size")
     if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
@@ -89,7 +91,10 @@ def run_study(
     if name not in OF_PAIRS:
         run.check_classifies(f"{group}={name}")
     start_time = time.monotonic()
-    with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with (
+        build.constructing(f"{group}={name}"),
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
         answer = find(StudyInput(config, run, data, options, device, function))
     pixels = hashlib.sha256()
     for batch in answer.batches:
@@ -111,12 +116,16 @@ def run_study(
     of_no_effect = ("ckpt", "logger", "trainer", "trust")
     decisive = {key: each for key, each in to_container(config).items() if key not in of_no_effect}
     fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
-    stem = "-".join([run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint])
+    stem = "-".join(
+        [run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint]
+    )
     path = run.directory / folder / f"{stem}.json"
     return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
 
 
-def show_and_keep(outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
+def show_and_keep(
+    outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False
+) -> None:
     """Print the tables, and write record, rows and figures to the run; ``logger`` is an option of ``conf/logger``."""
     console = Console(highlight=False)
     say = functools.partial(console.print, soft_wrap=True, markup=False)

@@ -73,7 +73,9 @@ class Subject:
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
         """Return the subject's batches with other images in place of its images."""
         parts = images.split([len(batch.labels) for batch in self.batches])
-        return [batch._replace(images=part) for batch, part in zip(self.batches, parts, strict=True)]
+        return [
+            batch._replace(images=part) for batch, part in zip(self.batches, parts, strict=True)
+        ]
 
     @cached_property
     def traces(self) -> Mapping[str, LayerTrace]:
@@ -82,19 +84,29 @@ class Subject:
         batch_traces = []
         for batch in self.batches:
             batch_traces.append(trace(self.network, batch.images)[1])
-            per_image = sum(_bytes(layer) for layer in batch_traces[-1].values()) / len(batch.labels)
+            per_image = sum(_bytes(layer) for layer in batch_traces[-1].values()) / len(
+                batch.labels
+            )
             if per_image * len(self.labels) > _MOST_BYTES:
-                size, most = (number / 2**30 for number in (per_image * len(self.labels), _MOST_BYTES))
+                size, most = (
+                    number / 2**30 for number in (per_image * len(self.labels), _MOST_BYTES)
+                )
                 raise ValueError(
                     f"the couplings of {len(self.labels)} images take {size:.0f} GiB, the limit is {most:.0f} GiB; "
                     f"expected images={int(_MOST_BYTES / per_image)} or fewer"
                 )
-        return {name: concatenate([traces[name] for traces in batch_traces]) for name in batch_traces[0]}
+        return {
+            name: concatenate([traces[name] for traces in batch_traces]) for name in batch_traces[0]
+        }
 
 
 def _bytes(layer: LayerTrace) -> int:
     couplings = sum(iteration.couplings.numel() for iteration in layer.iterations)
-    votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2] if layer.windows is None else 0
+    votes = (
+        layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2]
+        if layer.windows is None
+        else 0
+    )
     return 4 * (couplings + 3 * votes)  # 3: votes, their distances and their weights
 
 
@@ -132,7 +144,9 @@ def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
 
 def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
     """Return the subject of a question: a network, in evaluation mode and float32, with a run's images."""
-    images.check_preprocessing("a transformation that treats integer and floating-point grey levels of 0 to 255 alike")
+    images.check_preprocessing(
+        "a transformation that treats integer and floating-point grey levels of 0 to 255 alike"
+    )
     fill = "black" if images.has_black_background else "border"
 
     def change(shift: Callable[..., Tensor], pixels: Tensor, strength: float) -> Tensor:

@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 Tensors = tuple[Tensor | None, ...]
 
-EAGER_CALLS = 2  # ours: the first call compiles kernels, the second one shows that memory does not move
+EAGER_CALLS = (
+    2  # ours: the first call compiles kernels, the second one shows that memory does not move
+)
 
 
 def is_supported(device: torch.device) -> bool:

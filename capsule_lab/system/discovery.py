@@ -17,5 +17,9 @@ def classes_in(package: str, *bases: type) -> dict[str, type]:
         if not file.ispkg:
             module = importlib.import_module(file.name)
             members = inspect.getmembers(module, inspect.isclass)
-            classes |= {n: value for n, value in members if value.__module__ == file.name and issubclass(value, bases)}
+            classes |= {
+                n: value
+                for n, value in members
+                if value.__module__ == file.name and issubclass(value, bases)
+            }
     return classes

@@ -30,7 +30,10 @@ def runs_per_gpu() -> int:
 
 def is_first_process() -> bool:
     """Return whether this is the first or only process of a run, from the ranks of Lightning, torchrun and SLURM."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    return all(
+        os.environ.get(name, "0") == "0"
+        for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    )
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
@@ -59,12 +62,23 @@ def facts_of_trainer(trainer: Any) -> dict[str, Any]:
 
 
 def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    text = info.read_text(encoding="utf-8").partition("\n\n")[0] if info.is_file() else ""  # of the first core
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    text = (
+        info.read_text(encoding="utf-8").partition("\n\n")[0] if info.is_file() else ""
+    )  # of the first core
+    facts = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
     flags = {*facts.get("flags", "").split()}
     simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
-    family = f"family {facts['cpu family']} model {facts['model']}" if {"cpu family", "model"} <= facts.keys() else ""
-    details = filter(None, (family, simd, "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else ""))
+    family = (
+        f"family {facts['cpu family']} model {facts['model']}"
+        if {"cpu family", "model"} <= facts.keys()
+        else ""
+    )
+    details = filter(
+        None, (family, simd, "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "")
+    )
     name = facts.get("model name") or platform.processor() or platform.machine()
     return f"{name} ({described})" if (described := ", ".join(details)) else name
 
@@ -72,9 +86,15 @@ def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
 def of_this_process() -> dict[str, Any]:
     """Return command, commit and versions, which are needed to repeat a result."""
     return {
-        "command": _as_typed(argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")),
+        "command": _as_typed(
+            argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")
+        ),
         "commit": commit(),
-        "versions": {"capsule-lab": __version__, "torch": version("torch"), "lightning": version("lightning")},
+        "versions": {
+            "capsule-lab": __version__,
+            "torch": version("torch"),
+            "lightning": version("lightning"),
+        },
         "python": platform.python_version(),
     }
 
@@ -88,7 +108,9 @@ def command_line(*more: str) -> str:
 
 def _as_typed(arguments: Iterable[str]) -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
+    start = (
+        ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
+    )
     return shlex.join([*start, *arguments])
 
 
@@ -99,7 +121,11 @@ def commit() -> str | None:
     if not (tree / ".git").exists():
         return None  # installed from a wheel
     described = _git(tree, "describe", "--always", "--dirty", "--abbrev=12")
-    if described and not described.endswith("-dirty") and _git(tree, "status", "--porcelain", "--", *_CODE):
+    if (
+        described
+        and not described.endswith("-dirty")
+        and _git(tree, "status", "--porcelain", "--", *_CODE)
+    ):
         described += "-dirty"  # ``describe`` ignores new files
     return described or None
 
@@ -110,7 +136,9 @@ _CODE = ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb")
 
 def _git(tree: Path, *arguments: str) -> str:
     try:
-        process = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(
+            ["git", *arguments], cwd=tree, capture_output=True, text=True, timeout=10, check=False
+        )
     except OSError:
         return ""  # no git on this machine
     return process.stdout.strip()

@@ -32,7 +32,11 @@ def install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict[int, 
     if threading.current_thread() is not threading.main_thread():
         return {}
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return {signum: signal.signal(signum, handler) for signum in SIGNALS if not (ignored and signum is signal.SIGHUP)}
+    return {
+        signum: signal.signal(signum, handler)
+        for signum in SIGNALS
+        if not (ignored and signum is signal.SIGHUP)
+    }
 
 
 def restore(handlers: dict[int, Any]) -> None:
@@ -51,7 +55,9 @@ def interruptible(message: str = "") -> Iterator[None]:
     received: list[InterruptError] = []
 
     def interrupt(signum: int, _: object) -> None:
-        received.append(InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum))
+        received.append(
+            InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum)
+        )
         raise received[-1]
 
     before = install(interrupt)
@@ -85,9 +91,14 @@ class StopRequest:
             return
         if self.received is not None:
             self.restore()
-            raise InterruptError("stopped immediately; train.resume=true continues from the last checkpoint", signum)
+            raise InterruptError(
+                "stopped immediately; train.resume=true continues from the last checkpoint", signum
+            )
         self.received = signum
-        log.warning("%s: stopping after this step; repeat the signal to stop immediately", signal.Signals(signum).name)
+        log.warning(
+            "%s: stopping after this step; repeat the signal to stop immediately",
+            signal.Signals(signum).name,
+        )
 
 
 def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:

@@ -20,7 +20,10 @@ def was_requeued() -> bool:
 
 def is_batch_job() -> bool:
     """Return whether this process belongs to a job that is not interactive."""
-    return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_NAME", "") not in ("bash", "interactive")
+    return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_NAME", "") not in (
+        "bash",
+        "interactive",
+    )
 
 
 def this_job() -> str:
@@ -35,11 +38,15 @@ def in_queue(job: str) -> bool:
         return False  # not on the cluster; reports can be made elsewhere
     command = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         return True  # unknown: the controller is busy
     if process.returncode:
-        return "Invalid job id" not in process.stderr  # SLURM's message for a job that ended some time ago
+        return (
+            "Invalid job id" not in process.stderr
+        )  # SLURM's message for a job that ended some time ago
     return bool(process.stdout.strip())
 
 

@@ -19,14 +19,18 @@ def usable_streams() -> Iterator[None]:
     Characters that a terminal's encoding does not have are written as escapes.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
+        if isinstance(stream, io.TextIOWrapper) and (
+            stream.errors == "strict" or stream.encoding.lower() != "utf-8"
+        ):
             stream.reconfigure(errors="backslashreplace")
     logging.raiseExceptions = False  # else a traceback for each line that cannot be written
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest there at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes the rest there at exit
         sys.exit(128 + signal.SIGPIPE)
 
 
@@ -45,5 +49,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def differences(overrides: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the overrides that several runs share, and the other overrides of each run."""
-    shared = [entry for entry in overrides[0] if len(overrides) > 1 and all(entry in others for others in overrides)]
-    return shared, [[entry for entry in arguments if entry not in shared] for arguments in overrides]
+    shared = [
+        entry
+        for entry in overrides[0]
+        if len(overrides) > 1 and all(entry in others for others in overrides)
+    ]
+    return shared, [
+        [entry for entry in arguments if entry not in shared] for arguments in overrides
+    ]

@@ -33,11 +33,15 @@ def constant_when_compiled(function: F) -> F:
 
 def cpu_computes_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 instructions."""
-    native = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    native = (
+        getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")
+    )
     return any(supported() for supported in native if supported)
 
 
-def average_lists_(averages: list[torch.Tensor], others: list[torch.Tensor], stays: torch.Tensor) -> None:
+def average_lists_(
+    averages: list[torch.Tensor], others: list[torch.Tensor], stays: torch.Tensor
+) -> None:
     """Replace each average by ``stays * average + (1 - stays) * other``, with one kernel for the whole list.
 
     ``torch.optim`` uses the same functions. Args: lists of equal shapes and one type; ``stays``: scalar tensor.
@@ -72,7 +76,9 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
-def run_without_values(step: Callable[[Callable[[torch.Tensor], torch.Tensor], Callable[[], int]], Any]) -> None:
+def run_without_values(
+    step: Callable[[Callable[[torch.Tensor], torch.Tensor], Callable[[], int]], Any],
+) -> None:
     """Run ``step(fake, peak)`` with torch's ``FakeTensorMode``, which computes shapes only and stores no values.
 
     Random generators do not advance. ``fake(tensor)`` is a tensor like another one, without values; ``peak()`` is the
@@ -90,11 +96,16 @@ def run_without_values(step: Callable[[Callable[[torch.Tensor], torch.Tensor], C
         known.discard(storage)
 
     class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal live, largest
             result = function(*args, **(kwargs or {}))
             for value in torch.utils._pytree.tree_leaves(result):
-                if isinstance(value, torch.Tensor) and (pointer := value.untyped_storage())._cdata not in known:
+                if (
+                    isinstance(value, torch.Tensor)
+                    and (pointer := value.untyped_storage())._cdata not in known
+                ):
                     known.add(pointer._cdata)
                     live += pointer.nbytes()
                     weakref.finalize(pointer, forget, pointer._cdata, pointer.nbytes())

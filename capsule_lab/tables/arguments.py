@@ -27,7 +27,11 @@ def for_hydra(arguments: Sequence[str], command_keys: Sequence[str]) -> list[str
         is_override = is_pair or argument.startswith("~")
         if argument == "--dry-run":
             kept.append("dry_run=true")
-        elif is_override and key not in (*command_keys, "launcher") and not key.startswith(("-", "hydra")):
+        elif (
+            is_override
+            and key not in (*command_keys, "launcher")
+            and not key.startswith(("-", "hydra"))
+        ):
             overrides.append(argument)
         else:
             kept.append(argument)
@@ -46,11 +50,15 @@ def budget_seconds(text: object) -> float:
     5400.0
     """
     match = _BUDGET.fullmatch(str(text))
-    parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
+    parts = (
+        {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
+    )
     try:
         seconds = timedelta(**parts).total_seconds()
     except OverflowError:
         seconds = 0.0
     if not seconds > 0:
-        raise ConfigError(f"budget is {text}; expected hours, minutes and seconds, such as 9m, 90s or 1h30m")
+        raise ConfigError(
+            f"budget is {text}; expected hours, minutes and seconds, such as 9m, 90s or 1h30m"
+        )
     return seconds

@@ -22,7 +22,14 @@ from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.tables.evaluations import result_file
 from capsule_lab.tables.schema import Column, Row
 
-DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = "done", "running", "paused", "failed", "missing", "waiting"
+DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = (
+    "done",
+    "running",
+    "paused",
+    "failed",
+    "missing",
+    "waiting",
+)
 
 
 class SeededConfig:
@@ -57,7 +64,9 @@ class SeededConfig:
         return to_container(self.config)
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any], *parents: str) -> Iterator[tuple[str, ...]]:
+def _differing(
+    one: Mapping[str, Any], other: Mapping[str, Any], *parents: str
+) -> Iterator[tuple[str, ...]]:
     for key, value in one.items():
         if isinstance(value, dict):
             yield from _differing(value, other[key], *parents, key)
@@ -125,13 +134,17 @@ class Cell(ABC):
             return FAILED
         if self.pause:
             return PAUSED
-        unfinished = any(runs.results.read_result(path, self.fingerprint) is None for path in self.directories)
+        unfinished = any(
+            runs.results.read_result(path, self.fingerprint) is None for path in self.directories
+        )
         return FAILED if unfinished else MISSING
 
     @cached_property
     def pause(self) -> dict[str, Any] | None:
         """The record of the latest attempt if it is paused, see ``runs.results.read_pause``."""
-        return next((runs.results.read_pause(directory) for directory in self.directories[:1]), None)
+        return next(
+            (runs.results.read_pause(directory) for directory in self.directories[:1]), None
+        )
 
     @property
     def described(self) -> str:
@@ -139,8 +152,15 @@ class Cell(ABC):
         if self.status == PAUSED and self.pause:
             return runs.results.describe_pause(self.pause)
         if self.status == MISSING:
-            read = ((path.name, runs.results.read_result(path, self.fingerprint)) for path in self.directories)
-            others = [f"{name} used {run.get('precision')}, {run['provenance']['name']}" for name, run in read if run]
+            read = (
+                (path.name, runs.results.read_result(path, self.fingerprint))
+                for path in self.directories
+            )
+            others = [
+                f"{name} used {run.get('precision')}, {run['provenance']['name']}"
+                for name, run in read
+                if run
+            ]
             return f"{self.status} here ({'; '.join(others)})" if others else self.status
         return f"{self.status} for {self.waits_for}" if self.waits_for else self.status
 
@@ -149,13 +169,19 @@ class Cell(ABC):
         """The log file of an unfinished attempt."""
         record = lock.read_record(self.fingerprint)
         log_files = [directory / "train.log" for directory in self.directories]
-        return (record and record.log) or next((str(path) for path in log_files if path.is_file()), None)
+        return (record and record.log) or next(
+            (str(path) for path in log_files if path.is_file()), None
+        )
 
     @property
     def error(self) -> str:
         """The reason for the failure, if known."""
         record = lock.read_record(self.fingerprint)
-        statuses = [status for directory in self.directories if (status := runs.results.read_status(directory))]
+        statuses = [
+            status
+            for directory in self.directories
+            if (status := runs.results.read_status(directory))
+        ]
         recorded = next((status["error"] for status in statuses if "error" in status), None)
         return (
             (record and record.error)
@@ -166,7 +192,11 @@ class Cell(ABC):
     @property
     def failure(self) -> str:
         """The reason for the failure, and the log file."""
-        return self.error if not self.log or self.log in self.error else f"{self.error} (log: {self.log})"
+        return (
+            self.error
+            if not self.log or self.log in self.error
+            else f"{self.error} (log: {self.log})"
+        )
 
     def value(self, metric: str) -> float | None:
         """Return a metric such as ``test/error``; ``None`` without a result, infinity if it was not reached.
@@ -203,13 +233,17 @@ class TrainingCell(Cell):
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", "capsule_lab.train", *self.overrides, *search_override()])
+        return shlex.join(
+            ["python", "-m", "capsule_lab.train", *self.overrides, *search_override()]
+        )
 
     @property
     def job(self) -> Job:
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
         arguments = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
-        return Job(self.name, ("-m", "capsule_lab.train", *arguments), self.config, self.fingerprint)
+        return Job(
+            self.name, ("-m", "capsule_lab.train", *arguments), self.config, self.fingerprint
+        )
 
     @cached_property
     def config(self) -> DictConfig:
@@ -223,20 +257,29 @@ class TrainingCell(Cell):
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
         if not self.directories:
             return None
-        return runs.select_run.finished_run(self.config, self.fingerprint, any_precision=self.any_precision)
+        return runs.select_run.finished_run(
+            self.config, self.fingerprint, any_precision=self.any_precision
+        )
 
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):
             return super().value(metric)
         directory, result = self.finished
-        from capsule_lab.analysis.curves import LARGEST, read_curves  # imports pandas and matplotlib, for a second
+        from capsule_lab.analysis.curves import (
+            LARGEST,
+            read_curves,
+        )  # imports pandas and matplotlib, for a second
 
         curves = read_curves(directory / "metrics.csv", result.get("curves"))
         values = curves[metric].dropna().tolist() if metric in curves else []
         if not values:
-            raise TableError(f"{directory} has no {metric} in its metrics.csv; expected a metric such as train/error")
+            raise TableError(
+                f"{directory} has no {metric} in its metrics.csv; expected a metric such as train/error"
+            )
         if not abs(values[-1]) < LARGEST:
-            raise TableError(f"{directory} has {metric} {values[-1]} in its metrics.csv; expected a finite number")
+            raise TableError(
+                f"{directory} has {metric} {values[-1]} in its metrics.csv; expected a finite number"
+            )
         return float(values[-1])
 
 
@@ -253,7 +296,9 @@ class EvaluationCell(Cell):
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", module_of(self.row.by), *self.overrides, *search_override()])
+        return shlex.join(
+            ["python", "-m", module_of(self.row.by), *self.overrides, *search_override()]
+        )
 
     @property
     def job(self) -> Job:
@@ -279,5 +324,10 @@ class EvaluationCell(Cell):
             return None
         if trained["provenance"]["source"] != "real":  # then the evaluation counts as stand-in
             evaluated["provenance"] = trained["provenance"]
-        of_its_test: dict[str, Any] = {"test": {}, "val": {}, "image_counts": {}, "predictions": None}
+        of_its_test: dict[str, Any] = {
+            "test": {},
+            "val": {},
+            "image_counts": {},
+            "predictions": None,
+        }
         return directory, {**trained, **of_its_test, **evaluated}

@@ -41,7 +41,9 @@ def cells_of(compared: Compared) -> list[str]:
         compared.name + ("" if compared.real else " (stand-in)"),
         label,
         _signed(found.estimate),
-        "" if found.low is None or found.high is None else f"{_signed(found.low)} to {_signed(found.high)}",
+        ""
+        if found.low is None or found.high is None
+        else f"{_signed(found.low)} to {_signed(found.high)}",
         _number(found.p),
         _number(compared.corrected),
         _number(found.g),
@@ -65,9 +67,15 @@ def _number(value: float | None) -> str:
 
 def on_terminal(compared: Sequence[Compared]) -> RichTable:
     """Return a table with one line per comparison."""
-    rich = RichTable(title=Text("Comparisons", style="table.title"), title_justify="left", caption=EXPLANATION)
+    rich = RichTable(
+        title=Text("Comparisons", style="table.title"), title_justify="left", caption=EXPLANATION
+    )
     for heading in HEADINGS:
-        rich.add_column(heading, justify="left" if heading in ("", "column", "test") else "right", overflow="fold")
+        rich.add_column(
+            heading,
+            justify="left" if heading in ("", "column", "test") else "right",
+            overflow="fold",
+        )
     for line in compared:
         rich.add_row(*map(Text, cells_of(line)), style="bold" if line.is_significant else None)
     return rich
@@ -121,27 +129,40 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
         for real in (True, False):
             found = [run for run in entry.runs if run.real is real]
             if found and entry.column.statistic == "mean":
-                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append((entry, found))
+                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append(
+                    (entry, found)
+                )
     if not panels:
         return None
-    figure, axes = _panels({title: [entry.row.label for entry, _ in points] for title, points in panels.items()})
+    figure, axes = _panels(
+        {title: [entry.row.label for entry, _ in points] for title, points in panels.items()}
+    )
     for axis, points in zip(axes, panels.values(), strict=True):
         for place, (entry, found) in enumerate(points):
             values = [run.value for run in found]
-            axis.plot(values, [place] * len(values), "o", color="C0", markersize=3, alpha=0.6, zorder=3)
+            axis.plot(
+                values, [place] * len(values), "o", color="C0", markersize=3, alpha=0.6, zorder=3
+            )
             half, mean = statistics.half_width(values), sum(values) / len(values)
-            axis.errorbar(mean, place, xerr=half, fmt="|", color="black", capsize=2, linewidth=1, zorder=4)
+            axis.errorbar(
+                mean, place, xerr=half, fmt="|", color="black", capsize=2, linewidth=1, zorder=4
+            )
             if entry.published is not None and found[0].real:
                 axis.plot(entry.published.mean, place, "D", color="0.75", markersize=5, zorder=2)
             if place:
                 before = {run.cell.seed: run.value for run in points[place - 1][1]}
                 for run in (run for run in found if run.cell.seed in before):
                     axis.plot(
-                        [before[run.cell.seed], run.value], [place - 1, place], color="C0", alpha=0.2, linewidth=0.6
+                        [before[run.cell.seed], run.value],
+                        [place - 1, place],
+                        color="C0",
+                        alpha=0.2,
+                        linewidth=0.6,
                     )
         _label_rows(axis, [entry.row.label for entry, _ in points])
     add_heading(
-        figure, "Dots: runs, joined by seed. Bars: mean and 95 % interval over runs. Diamonds: published values"
+        figure,
+        "Dots: runs, joined by seed. Bars: mean and 95 % interval over runs. Diamonds: published values",
     )
     return figure
 
@@ -152,10 +173,14 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
     for line in compared:
         if line.difference.low is not None:
             name = line.comparison.family or line.comparison.name
-            panels.setdefault(name.replace("_", " ") + ("" if line.real else ", stand-in"), []).append(line)
+            panels.setdefault(
+                name.replace("_", " ") + ("" if line.real else ", stand-in"), []
+            ).append(line)
     if not panels:
         return None
-    figure, axes = _panels({title: [line.name for line in lines] for title, lines in panels.items()})
+    figure, axes = _panels(
+        {title: [line.name for line in lines] for title, lines in panels.items()}
+    )
     for axis, lines in zip(axes, panels.values(), strict=True):
         axis.axvline(0, color="0.4", linewidth=0.8)
         for place, line in enumerate(lines):
@@ -164,12 +189,28 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
             assert found.high is not None
             half = [[found.estimate - found.low], [found.high - found.estimate]]
             colour = "C3" if line.is_significant else "black"
-            axis.errorbar(found.estimate, place, xerr=half, fmt="o", color=colour, markersize=3, capsize=2, linewidth=1)
+            axis.errorbar(
+                found.estimate,
+                place,
+                xerr=half,
+                fmt="o",
+                color=colour,
+                markersize=3,
+                capsize=2,
+                linewidth=1,
+            )
             if (margin := line.comparison.margin) is not None:
-                axis.fill_betweenx([place - 0.4, place + 0.4], -margin, margin, color="0.9", zorder=0)
+                axis.fill_betweenx(
+                    [place - 0.4, place + 0.4], -margin, margin, color="0.9", zorder=0
+                )
         several = len({line.first.column.label for line in lines}) > 1
         names = [
-            line.name + (f", {line.first.column.label}" if several and line.first.row != line.second.row else "")
+            line.name
+            + (
+                f", {line.first.column.label}"
+                if several and line.first.row != line.second.row
+                else ""
+            )
             for line in lines
         ]
         _label_rows(axis, names)
@@ -184,8 +225,14 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
 
 def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
-    lines = [max(wrapped(printable(label), _PANEL).count("\n") + 1 for label in rows) for rows in labels.values()]
-    heights = [0.8 + (0.1 + LINE * most) * len(rows) for most, rows in zip(lines, labels.values(), strict=True)]
+    lines = [
+        max(wrapped(printable(label), _PANEL).count("\n") + 1 for label in rows)
+        for rows in labels.values()
+    ]
+    heights = [
+        0.8 + (0.1 + LINE * most) * len(rows)
+        for most, rows in zip(lines, labels.values(), strict=True)
+    ]
     figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
     axes = list(figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0])
     for axis, title in zip(axes, labels, strict=True):
@@ -194,7 +241,11 @@ def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
 
 
 def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
-    axis.set_yticks(range(len(labels)), [wrapped(printable(label), _PANEL) for label in labels], fontsize=SIZE - 1.5)
+    axis.set_yticks(
+        range(len(labels)),
+        [wrapped(printable(label), _PANEL) for label in labels],
+        fontsize=SIZE - 1.5,
+    )
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=SIZE - 1)
     axis.grid(axis="x", alpha=0.3)

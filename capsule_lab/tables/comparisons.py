@@ -50,7 +50,10 @@ class Compared:
         if self.first.column != self.second.column:
             sides = [f"{each.row.label}, {each.column.label}" for each in (self.first, self.second)]
             if self.first.row == self.second.row:
-                sides = [f"{self.first.row.label}: {self.first.column.label}", self.second.column.label]
+                sides = [
+                    f"{self.first.row.label}: {self.first.column.label}",
+                    self.second.column.label,
+                ]
         return " against ".join(sides)
 
     @property
@@ -93,7 +96,10 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
         )
     lines = []
     for answer in answers:
-        found, minutes = answer.difference, [entry.minutes for entry in (answer.first, answer.second)]
+        found, minutes = (
+            answer.difference,
+            [entry.minutes for entry in (answer.first, answer.second)],
+        )
         if found.spread is None:
             continue
         seeds = statistics.runs_for(difference, found.spread, pairs=found.pairs, power=power)
@@ -101,7 +107,9 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
         known = f"deviation {found.spread:.3g} {'of pairs ' if found.pairs else ''}in {min(found.counts)} seeds"
         known += f", with {power:.0%} power"
         if seeds is not None and None not in minutes:
-            known += f"; {seeds * sum(map(float, filter(None, minutes))) / 60:.1f} hours for both rows"
+            known += (
+                f"; {seeds * sum(map(float, filter(None, minutes))) / 60:.1f} hours for both rows"
+            )
         lines.append(f"{answer.name}: {many} a difference of {difference:g} ({known})")
     if not lines:
         raise TableError(
@@ -119,18 +127,24 @@ def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Compared]:
         for column in comparison.columns or [each.name for each in table.columns]:
             for row in comparison.rows or [each.name for each in table.rows]:
                 first = by_place.get((row, column))
-                second = by_place.get((comparison.against or row, comparison.against_column or column))
+                second = by_place.get(
+                    (comparison.against or row, comparison.against_column or column)
+                )
                 if first is None or second is None or first is second:
                     continue
                 for real in (True, False):
                     pair = Compared(comparison, first, second, real, unknown)
-                    if all(_runs(entry, real) for entry in (first, second)) and min(map(len, _samples(pair))):
+                    if all(_runs(entry, real) for entry in (first, second)) and min(
+                        map(len, _samples(pair))
+                    ):
                         yield pair
 
 
 def _runs(entry: Entry, real: bool) -> dict[int, Run]:
     """Return the runs with a finite value by seed."""
-    return {run.cell.seed: run for run in entry.runs if run.real is real and math.isfinite(run.value)}
+    return {
+        run.cell.seed: run for run in entry.runs if run.real is real and math.isfinite(run.value)
+    }
 
 
 def _compared_runs(pair: Compared) -> tuple[list[Run], list[Run]]:
@@ -149,8 +163,16 @@ def _samples(pair: Compared) -> list[list[float]]:
 def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
     paired = pair.comparison.pairing == "seed"
     first, second = _compared_runs(pair)
-    seeds = {run.cell.seed for entry in (pair.first, pair.second) for run in _runs(entry, pair.real).values()}
-    remarks = [f"{len(seeds) - len(first)} seeds without a pair"] if paired and len(seeds) > len(first) else []
+    seeds = {
+        run.cell.seed
+        for entry in (pair.first, pair.second)
+        for run in _runs(entry, pair.real).values()
+    }
+    remarks = (
+        [f"{len(seeds) - len(first)} seeds without a pair"]
+        if paired and len(seeds) > len(first)
+        else []
+    )
     difference = None
     if pair.comparison.unit != "seeds":
         tested = [[run.predictions for run in each] for each in (first, second)]
@@ -158,13 +180,17 @@ def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
         complete = all(each is not None for predictions in tested for each in predictions)
         if difference is None or not complete:
             difference = None
-            remarks.append(f"over seeds alone: not all runs have predictions with {pair.comparison.unit}")
+            remarks.append(
+                f"over seeds alone: not all runs have predictions with {pair.comparison.unit}"
+            )
     if difference is None:
         values = [run.value for run in first], [run.value for run in second]
         compare = statistics.paired_difference if paired else statistics.unpaired_difference
         common = None
         if any(_is_below_an_image(*sample) for sample in _spreads(pair).values()):
-            samples = {place: sample for other in alike for place, (sample, _) in _spreads(other).items()}
+            samples = {
+                place: sample for other in alike for place, (sample, _) in _spreads(other).items()
+            }
             common = statistics.pooled([*samples.values()])
         difference = compare(*values, margin=pair.comparison.margin, common=common)
         if common is not None:
@@ -181,17 +207,26 @@ def _spreads(pair: Compared) -> dict[tuple[str, ...], tuple[list[float], Run]]:
     values = _samples(pair)
     places = [(entry.row.name, entry.column.name) for entry in (pair.first, pair.second)]
     if pair.comparison.pairing == "seed":
-        return {(*places[0], *places[1]): ([one - other for one, other in zip(*values, strict=True)], first[0])}
+        return {
+            (*places[0], *places[1]): (
+                [one - other for one, other in zip(*values, strict=True)],
+                first[0],
+            )
+        }
     return {places[0]: (values[0], first[0]), places[1]: (values[1], second[0])}
 
 
 def _is_below_an_image(sample: Sequence[float], run: Run) -> bool:
     if len(sample) < 2:
         return False
-    return float(np.std(sample, ddof=1)) <= (100 / len(run.predictions.label) if run.predictions else 0.0)
+    return float(np.std(sample, ddof=1)) <= (
+        100 / len(run.predictions.label) if run.predictions else 0.0
+    )
 
 
-def _over_images(pair: Compared, first: list[Predictions], second: list[Predictions]) -> Difference | None:
+def _over_images(
+    pair: Compared, first: list[Predictions], second: list[Predictions]
+) -> Difference | None:
     """Compare over runs and test images, or over these two networks if there is one run each."""
     if not (first and second) or pair.first.column.metric != pair.second.column.metric:
         return None
@@ -208,9 +243,14 @@ def _over_images(pair: Compared, first: list[Predictions], second: list[Predicti
         clusters = first[0].cluster
     elif len(first) == len(second) == 1:
         return statistics.mcnemar(first[0].wrong, second[0].wrong)
-    one, other = (np.stack([each.wrong for each in predictions]) * np.float64(100) for predictions in (first, second))
+    one, other = (
+        np.stack([each.wrong for each in predictions]) * np.float64(100)
+        for predictions in (first, second)
+    )
     paired = pair.comparison.pairing == "seed"
-    return statistics.resampled_difference(one, other, clusters, paired=paired, margin=pair.comparison.margin)
+    return statistics.resampled_difference(
+        one, other, clusters, paired=paired, margin=pair.comparison.margin
+    )
 
 
 def _corrected(found: Sequence[Compared]) -> list[Compared]:
@@ -221,14 +261,20 @@ def _corrected(found: Sequence[Compared]) -> list[Compared]:
             families.setdefault((each.comparison.family or f"{index}", each.real), []).append(index)
     corrected = [*found]
     for members in families.values():
-        for index, p in zip(members, statistics.holm([found[i].difference.p or 0.0 for i in members]), strict=True):
+        for index, p in zip(
+            members, statistics.holm([found[i].difference.p or 0.0 for i in members]), strict=True
+        ):
             corrected[index] = replace(found[index], corrected=p)
     return corrected
 
 
 def _planned(table: Table, pair: Compared) -> bool | None:
-    commits = {run.result.get("commit") for run in (run for side in _compared_runs(pair) for run in side)}
-    every = {part for commit in commits for part in str(commit).split("; ")}  # of a run that continued with other code
+    commits = {
+        run.result.get("commit") for run in (run for side in _compared_runs(pair) for run in side)
+    }
+    every = {
+        part for commit in commits for part in str(commit).split("; ")
+    }  # of a run that continued with other code
     stood = [_was_in_commit(commit, table.file, pair.comparison) for commit in every]
     return None if None in stood else all(stood)
 

@@ -38,7 +38,9 @@ def fingerprint(training: Mapping[str, Any], by: str, evaluate: Sequence[str]) -
     return runs.directories.config_hash({**training, key_of(by): [*evaluate]})
 
 
-def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[str], weights: str) -> list[str]:
+def command_overrides(
+    training: Mapping[str, Any], by: str, evaluate: Sequence[str], weights: str
+) -> list[str]:
     """Return the overrides of the command: the checkpoint, the devices of training, then those of the table.
 
     ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
@@ -50,7 +52,9 @@ def command_overrides(training: Mapping[str, Any], by: str, evaluate: Sequence[s
     devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
     resolved = map(_with_weights, evaluate)
-    table_overrides = [f"+{entry}" if own_data and entry.startswith("data.") else entry for entry in resolved]
+    table_overrides = [
+        f"+{entry}" if own_data and entry.startswith("data.") else entry for entry in resolved
+    ]
     packages = packages_of(training)
     sets_trust = any(override.startswith("trust=") for override in evaluate)
     trust = [f"trust=[{','.join(packages)}]"] if packages and not sets_trust else []
@@ -77,10 +81,14 @@ def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     """
     from capsule_lab.config.check import check, check_evaluation
 
-    config = _composed(by, tuple(override for override in overrides if not override.startswith(_WEIGHTS))).copy()
+    config = _composed(
+        by, tuple(override for override in overrides if not override.startswith(_WEIGHTS))
+    ).copy()
     data_options = config.get("data") or {}
     if "_target_" not in data_options:
-        data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` reports unknown keys
+        data = OmegaConf.create(
+            OmegaConf.to_container(training.data)
+        )  # no struct flag: `check` reports unknown keys
         with open_dict(config):
             config.data = OmegaConf.merge(data, data_options)
     check(config)

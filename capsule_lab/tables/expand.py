@@ -15,7 +15,14 @@ from rich.console import Console
 from rich.progress import track
 
 from capsule_lab import runs
-from capsule_lab.config.compose import check_keys, check_options, compose, groups, quoted, user_message
+from capsule_lab.config.compose import (
+    check_keys,
+    check_options,
+    compose,
+    groups,
+    quoted,
+    user_message,
+)
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
@@ -47,10 +54,14 @@ def expand(
         composed: configurations that are already composed; new ones are added.
     """
     overrides = check_overrides("every run", overrides)
-    options = _Options(table, overrides, any_precision, standin, {} if composed is None else composed)
+    options = _Options(
+        table, overrides, any_precision, standin, {} if composed is None else composed
+    )
     cells: _Cells = {}
     progress = Console(stderr=True)
-    for row in track(table.rows, "planning", console=progress, transient=True, disable=not progress.is_terminal):
+    for row in track(
+        table.rows, "planning", console=progress, transient=True, disable=not progress.is_terminal
+    ):
         for column in table.columns:
             new: Sequence[Cell] = []
             with _named_in_errors(row, column):
@@ -109,12 +120,16 @@ class _Options(NamedTuple):
     composed: Composed
 
 
-def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) -> list[TrainingCell]:
+def _training_cells(
+    options: _Options, row: Row, column: Column, cells: _Cells
+) -> list[TrainingCell]:
     table, overrides, any_precision, standin, composed = options
     cells_of_row = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)
-        chosen = tuple(merged(table.base, column.overrides, row.overrides[column.name], taken, overrides))
+        chosen = tuple(
+            merged(table.base, column.overrides, row.overrides[column.name], taken, overrides)
+        )
         config = _composed(chosen, composed)
         if standin and "source" in config.config.data:
             chosen = tuple(merged(chosen, [STANDIN]))
@@ -123,7 +138,9 @@ def _training_cells(options: _Options, row: Row, column: Column, cells: _Cells) 
         labels = tuple(_labels(table, row, column, config, seed, fingerprint))
         seeded = (*chosen, f"seed={seed}")
         cells_of_row.append(
-            TrainingCell(row, column, seed, seeded, fingerprint, waits_for, config, labels, any_precision)
+            TrainingCell(
+                row, column, seed, seeded, fingerprint, waits_for, config, labels, any_precision
+            )
         )
     return cells_of_row
 
@@ -139,7 +156,11 @@ def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
 
 def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig | None:
     """Set the values in a composition of the chosen groups; return ``None`` if Hydra must compose all of it."""
-    values = [entry for entry in overrides if _key(entry) not in groups() and not entry.startswith(("hydra", "+", "~"))]
+    values = [
+        entry
+        for entry in overrides
+        if _key(entry) not in groups() and not entry.startswith(("hydra", "+", "~"))
+    ]
     chosen = tuple(override for override in overrides if override not in values)
     if not values or any(override.startswith(("+", "~")) for override in chosen):
         return None
@@ -148,7 +169,11 @@ def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig |
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
         check_options(config, "train")
-    except (ConfigError, HydraException, OmegaConfBaseException):  # composing all of it gives the error message
+    except (
+        ConfigError,
+        HydraException,
+        OmegaConfBaseException,
+    ):  # composing all of it gives the error message
         return None
     return config
 
@@ -160,17 +185,28 @@ def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str
         source = cells.get((other, column.name, seed))
         value = source.value(metric) if source else None
         if value is None:
-            value, waits_for = 1.0, waits_for or other  # any number, needed only to compose the configuration
+            value, waits_for = (
+                1.0,
+                waits_for or other,
+            )  # any number, needed only to compose the configuration
         taken.append(f"{key}={value!r}")
     return taken, waits_for
 
 
-def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str) -> list[str]:
+def _labels(
+    table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str
+) -> list[str]:
     """Return overrides with the names of the run for loggers; for several processes, also with its directory."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": line}
-    loggers = [name for name, options in (config.config.get("logger") or {}).items() if "group" in (options or {})]
-    labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
+    loggers = [
+        name
+        for name, options in (config.config.get("logger") or {}).items()
+        if "group" in (options or {})
+    ]
+    labels = [
+        f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()
+    ]
     if (config.config.trainer.devices, config.config.trainer.num_nodes) != (1, 1):
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
@@ -181,24 +217,35 @@ def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: 
     return labels
 
 
-def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> list[EvaluationCell]:
+def _evaluation_cells(
+    table: Table, row: Row, column: Column, cells: _Cells
+) -> list[EvaluationCell]:
     cells_of_row = []
     for seed, next_seed in zip(table.seeds, (*table.seeds[1:], table.seeds[0]), strict=True):
         of_next = {key for key, (_, metric) in row.takes.items() if metric == NEXT_CHECKPOINT}
-        places = [(other, next_seed if key in of_next else seed) for key, (other, _) in row.takes.items()]
-        sources = [cells.get((name, column.name, source_seed)) for name, source_seed in [(row.of, seed), *places]]
+        places = [
+            (other, next_seed if key in of_next else seed) for key, (other, _) in row.takes.items()
+        ]
+        sources = [
+            cells.get((name, column.name, source_seed))
+            for name, source_seed in [(row.of, seed), *places]
+        ]
         trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
         if len(trained) < len(sources) or (of_next and next_seed == seed):
             continue  # a source row has no runs in this column, or there is only one seed
         training, *others = trained
         taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
         evaluate = (*row.evaluate[column.name], *taken)
-        weights = evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
+        weights = (
+            evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
+        )
         container = training.composed.container(training.seed)
         overrides = tuple(evaluations.command_overrides(container, row.by, evaluate, weights))
         fingerprint = evaluations.fingerprint(container, row.by, evaluate)
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
-        cells_of_row.append(EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate))
+        cells_of_row.append(
+            EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate)
+        )
     return cells_of_row
 
 

@@ -16,7 +16,15 @@ from capsule_lab.analysis.curves import legend_below, look
 from capsule_lab.config.compose import module_of
 from capsule_lab.tables.summary import Entry, Run
 
-_PERCENT = ("error", "test_error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
+_PERCENT = (
+    "error",
+    "test_error",
+    "label_error",
+    "present_error",
+    "accuracy",
+    "success",
+    "dead_capsules",
+)
 """Metrics in percent, in any split."""
 
 
@@ -35,7 +43,9 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
         for real in (True, False):
             runs = [run for run in entry.runs if run.real is real]
             if runs:
-                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append((entry, runs))
+                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append(
+                    (entry, runs)
+                )
     panels = {label: points for label, points in panels.items() if len(points) > 1}
     if not panels:
         return None
@@ -48,7 +58,9 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
         unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
         axis.set(title=label, ylabel=metric.replace("/", " ") + unit)
     legend_below(figure)
-    numbers = ". Numbers beside points: the ends of row names" if any(axis.texts for axis in axes) else ""
+    numbers = (
+        ". Numbers beside points: the ends of row names" if any(axis.texts for axis in axes) else ""
+    )
     add_heading(figure, f"Bars: standard deviation over seeds{numbers}")
     return figure
 
@@ -67,11 +79,19 @@ def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[
     clock = None if None in times else "training_cpu_seconds"
     for number, (family, name) in enumerate(families.items()):
         members = [(entry, runs) for entry, runs in points if _family(entry) == family]
-        seconds = [statistics.fmean(run.result[clock or "training_seconds"] for run in runs) for _, runs in members]
+        seconds = [
+            statistics.fmean(run.result[clock or "training_seconds"] for run in runs)
+            for _, runs in members
+        ]
         errors = [statistics.fmean(run.value for run in runs) for _, runs in members]
-        spreads = [statistics.stdev(run.value for run in runs) if len(runs) > 1 else 0.0 for _, runs in members]
+        spreads = [
+            statistics.stdev(run.value for run in runs) if len(runs) > 1 else 0.0
+            for _, runs in members
+        ]
         style = look(number) | ({} if len(members) > 1 else {"linestyle": ""})
-        axis.errorbar(seconds, errors, spreads, label=name, capsize=2, linewidth=0.8, markersize=5, **style)
+        axis.errorbar(
+            seconds, errors, spreads, label=name, capsize=2, linewidth=0.8, markersize=5, **style
+        )
         if len(members) > 1:
             for (entry, _), x, y in zip(members, seconds, errors, strict=True):
                 number_of_row = entry.row.name.rpartition("_")[2]
@@ -90,7 +110,10 @@ def _families(entries: Sequence[Entry]) -> dict[str, str]:
         family: re.sub(r"\d+$", "", os.path.commonprefix(texts)).rstrip(" ,:(")  # noqa: RUF071
         for family, texts in labels.items()
     }
-    return {family: starts[family] or family if len({*texts}) > 1 else texts[0] for family, texts in labels.items()}
+    return {
+        family: starts[family] or family if len({*texts}) > 1 else texts[0]
+        for family, texts in labels.items()
+    }
 
 
 def _family(entry: Entry) -> str:

@@ -39,7 +39,18 @@ _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*
 _PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of the format
 _LARGEST_FIGURE = 2**24  # ours: bytes; those of runs have 100 kB
 _FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadsheets
-HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
+HEADINGS = [
+    "",
+    "published",
+    "ours",
+    "n",
+    "difference",
+    "standin",
+    "n standin",
+    "minutes",
+    "parameters",
+    "runs",
+]
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -76,12 +87,16 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
         for number, heading in enumerate(HEADINGS):
             rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
         for entry in part:
-            rich.add_row(*map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None)
+            rich.add_row(
+                *map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None
+            )
         shown.append(rich)
     return shown
 
 
-def as_markdown(table: Table, entries: Sequence[Entry], command: str, answers: Sequence[Compared] = ()) -> str:
+def as_markdown(
+    table: Table, entries: Sequence[Entry], command: str, answers: Sequence[Compared] = ()
+) -> str:
     """Format for a README: a table per column, comparisons, notes and the command."""
     lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
@@ -94,7 +109,10 @@ def as_markdown(table: Table, entries: Sequence[Entry], command: str, answers: S
         lines += ["", _markdown(comparison_formats.EXPLANATION), ""]
     lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
     lines += [f"- {_markdown(remark)}" for remark in [*remarks(entries), *failures(entries)]]
-    lines += [f"- data: {_markdown(name)}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
+    lines += [
+        f"- data: {_markdown(name)}"
+        for name in dict.fromkeys(entry.data for entry in entries if entry.data)
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -173,7 +191,9 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
             for cell in entry.unfinished
         ]
     frame = pd.DataFrame.from_records(records)
-    return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # failed runs have none; avoids 20.0
+    return frame.astype(
+        {"steps": "Int64"} if "steps" in frame else {}
+    )  # failed runs have none; avoids 20.0
 
 
 def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared] = ()) -> str:
@@ -183,7 +203,9 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
     """
     lines = []
     for entry in entries:
-        found = [answer for answer in answers if answer.first is entry and answer.corrected is not None]
+        found = [
+            answer for answer in answers if answer.first is entry and answer.corrected is not None
+        ]
         lines.append(
             {
                 "column": printable(entry.column.label),
@@ -228,7 +250,9 @@ def _with_half_width(entry: Entry, *, real: bool) -> str:
 
 def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
     runs = [run for entry in entries for run in entry.runs]
-    tests = dict.fromkeys(answer.difference.test for answer in answers if answer.corrected is not None)
+    tests = dict.fromkeys(
+        answer.difference.test for answer in answers if answer.corrected is not None
+    )
     facts = {
         "data": (run.result["provenance"]["name"] for run in runs),
         "hardware": (run.hardware for run in runs),
@@ -237,7 +261,11 @@ def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
     }
     parts = [table.paper, "Means ± half of the 95 % interval over n runs" if runs else ""]
     parts += [f"p: {', '.join(tests)}, with Holm's correction within a family"] if tests else []
-    parts += [f"{name}: {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if runs]
+    parts += [
+        f"{name}: {', '.join(dict.fromkeys(filter(None, values)))}"
+        for name, values in facts.items()
+        if runs
+    ]
     return printable(". ".join(filter(None, parts)) + ("." if runs else ""))
 
 
@@ -254,13 +282,18 @@ def as_page(
     ``command`` creates the page; ``costs`` is from ``error_against_time``, ``attacks`` from ``figures_by_command``.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
     return environment.get_template("page.html").render(
         table=table,
         command=command,
         headings=HEADINGS,
-        parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
+        parts=[
+            (label, [(cells_of(entry), entry) for entry in part])
+            for label, part in by_column(entries).items()
+        ],
         notes=notes(entries),
         remarks=remarks(entries),
         failures=failures(entries),
@@ -312,10 +345,15 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
                 f"{other.name} used {other.hardware}"
             )
         of_column = [run for entry in part for run in entry.runs]
-        commits = {str(run.result.get("commit") or "unknown").removesuffix("-dirty"): run.name for run in of_column}
+        commits = {
+            str(run.result.get("commit") or "unknown").removesuffix("-dirty"): run.name
+            for run in of_column
+        }
         if len(commits) > 1:
             used = ", ".join(f"{name} of {commit}" for commit, name in sorted(commits.items()))
-            found.append(f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}")
+            found.append(
+                f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}"
+            )
     runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
     partial = [run for run in runs.values() if run.partial_test]
     if partial:
@@ -340,7 +378,9 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
         for entry in part:
             tests = {run.cell.seed: run.result["test"] for run in entry.runs if run.result["test"]}
             same = first.setdefault(repr(sorted(tests.items())), entry)
-            if tests and not {run.directory for run in same.runs} & {run.directory for run in entry.runs}:
+            if tests and not {run.directory for run in same.runs} & {
+                run.directory for run in entry.runs
+            }:
                 names = f"{same.row.label}; {entry.row.label}"
                 found.setdefault(names, f"{label}: identical test results for every seed: {names}")
     return [*found.values()]
@@ -355,7 +395,10 @@ def failures(entries: Sequence[Entry]) -> list[str]:
             lines.append(f"{cell.name} failed: {cell.failure}")
         else:
             others.setdefault(cell.status, []).append(cell.name)
-    return lines + [f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}" for status, names in others.items()]
+    return lines + [
+        f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}"
+        for status, names in others.items()
+    ]
 
 
 def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:

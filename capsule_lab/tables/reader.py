@@ -24,18 +24,28 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
         for key, _, value in (override.partition("=") for override in overrides):
             if closest(key, ["table"]):
                 raise TableError(f"{key} does not exist; did you mean table={value}?")
-        raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
+        raise TableError(
+            f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file"
+        )
     file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
     if not file.is_file() or not (str(table).endswith(".yaml") or table in names):
-        raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
+        raise TableError(
+            f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file"
+        )
     try:
         text = file.read_text(encoding="utf-8")
         content = plain_yaml.parse(text)
     except (OSError, ValueError) as error:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
-        raise TableError(f"{file} holds a {type(content).__name__}; expected {', '.join(Content.model_fields)}")
-    head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
+        raise TableError(
+            f"{file} holds a {type(content).__name__}; expected {', '.join(Content.model_fields)}"
+        )
+    head = [
+        line.removeprefix("#").removeprefix(" ")
+        for line in text.splitlines()
+        if line.startswith("#")
+    ]
     try:
         checked = Content.model_validate(content)
     except ValidationError as error:
@@ -55,7 +65,9 @@ def select(
     Raise a ``TableError`` if a row or column does not exist, or a seed is not a whole number.
     """
     selected = {*_among("rows", rows, [row.name for row in table.rows], table.name)}
-    selected_columns = _among("columns", columns, [column.name for column in table.columns], table.name)
+    selected_columns = _among(
+        "columns", columns, [column.name for column in table.columns], table.name
+    )
     for row in reversed(table.rows):  # a row needs only rows above it
         selected |= row.needs if row.name in selected else set()
     return table.model_copy(
@@ -82,7 +94,9 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
     try:
         return TypeAdapter(Seeds).validate_python(listed)
     except ValidationError as error:
-        raise TableError(f"seeds is {seeds}; expected {Content.model_fields['seeds'].description}") from error
+        raise TableError(
+            f"seeds is {seeds}; expected {Content.model_fields['seeds'].description}"
+        ) from error
 
 
 def _message(error: ValidationError, content: dict[Any, Any]) -> str:
@@ -94,7 +108,11 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
     if path[:1] == ["columns"] and len(path) > 2:
         part, where, path = Column, f"column {[*content['columns']][path[1]]}", path[2:]
     elif path[:1] == ["rows"] and len(path) > 2:
-        part, where, path = Row, f"row {content['rows'][path[1]].get('name', '')}".rstrip(), path[2:]
+        part, where, path = (
+            Row,
+            f"row {content['rows'][path[1]].get('name', '')}".rstrip(),
+            path[2:],
+        )
     elif path[:1] == ["comparisons"] and len(path) > 2:
         given = content["comparisons"][path[1]]
         part, where, path = Comparison, f"comparison {given.get('name', '')}".rstrip(), path[2:]
@@ -108,17 +126,25 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         case "value_error":
             of_row = first["loc"][:1] in (("rows",), ("comparisons",)) and len(first["loc"]) == 2
             return (
-                f"{place} has {value}; {first['ctx']['error']}" if field and not of_row else str(first["ctx"]["error"])
+                f"{place} has {value}; {first['ctx']['error']}"
+                if field and not of_row
+                else str(first["ctx"]["error"])
             )
         case _:
-            return f"{place} is {value!r}; expected {part.model_fields[field].description or 'text'}"
+            return (
+                f"{place} is {value!r}; expected {part.model_fields[field].description or 'text'}"
+            )
 
 
-def _among(what: str, chosen: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
+def _among(
+    what: str, chosen: Sequence[str] | str | None, names: list[str], table: str
+) -> Sequence[str]:
     if chosen is None:
         return names
     if names == [""]:
-        raise TableError(f"{what} is {chosen}, but {table} has one without a name; leave {what}= out")
+        raise TableError(
+            f"{what} is {chosen}, but {table} has one without a name; leave {what}= out"
+        )
     listed = [chosen] if isinstance(chosen, str) else chosen
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")

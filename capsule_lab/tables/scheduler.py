@@ -14,7 +14,16 @@ from rich.markup import escape
 from capsule_lab.errors import TableError
 from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import DONE, FAILED, MISSING, PAUSED, RUNNING, WAITING, Cell, TrainingCell
+from capsule_lab.tables.cells import (
+    DONE,
+    FAILED,
+    MISSING,
+    PAUSED,
+    RUNNING,
+    WAITING,
+    Cell,
+    TrainingCell,
+)
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.schema import Table
 
@@ -23,11 +32,20 @@ log = logging.getLogger(__name__)
 Launch = Callable[[Sequence[Job], float], Mapping[str, str | None]]
 """Method of a launcher that runs jobs until a deadline and returns, by fingerprint, errors of the started jobs."""
 
-_STYLES = {DONE: "green", RUNNING: "cyan", PAUSED: "blue", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
+_STYLES = {
+    DONE: "green",
+    RUNNING: "cyan",
+    PAUSED: "blue",
+    FAILED: "red",
+    MISSING: "yellow",
+    WAITING: "dim",
+}
 _TO_LAUNCH = (PAUSED, FAILED, MISSING)
 
 
-def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf) -> None:
+def run_table(
+    table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf
+) -> None:
     """Launch every unfinished cell; cells that wait for another row start as soon as it has a result.
 
     Paused runs continue first; the others follow in the order of the table. ``launch`` returns when all started jobs
@@ -41,20 +59,26 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: 
         verify(cell)
     tried: set[str] = set()
     while time.time() < deadline:
-        remaining = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
+        remaining = [
+            cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried
+        ]
         if not remaining:
             break
         remaining.sort(key=lambda cell: cell.status != PAUSED)
         failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
-        for cell in cells:  # jobs that could not record their error: killed, or rejected before their run started
+        for cell in (
+            cells
+        ):  # jobs that could not record their error: killed, or rejected before their run started
             if (error := failures.get(cell.fingerprint)) and not cell.finished:
                 lock.record_failure(cell.fingerprint, error)
                 vars(cell).pop("status", None)
     log.info("%s: %s", table.name, _counted(cells))
     stopped = time.time() >= deadline
-    _raise_if_failed(table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried])
+    _raise_if_failed(
+        table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried]
+    )
     if stopped or any(cell.status == PAUSED for cell in cells):
         _raise_if_nothing_done(table, before, cells)
         log.info("%s: %s", table.name, _left(cells))
@@ -71,7 +95,9 @@ def show_plan(table: Table, overrides: Sequence[str]) -> None:
         if isinstance(cell, TrainingCell):
             build_without_weights(cell.config)
     for cell in cells:
-        console.print(f"[{_STYLES[cell.status]}]{cell.described}[/]  {escape(cell.name)}", soft_wrap=True)
+        console.print(
+            f"[{_STYLES[cell.status]}]{cell.described}[/]  {escape(cell.name)}", soft_wrap=True
+        )
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
             console.print(f"    {cell.failure}", markup=False, soft_wrap=True)
@@ -112,7 +138,9 @@ def _left(cells: Sequence[Cell]) -> str:
     complete = f"{counts[DONE]} of {len(cells)} runs complete"
     if counts[DONE] == len(cells):
         return complete
-    others = "".join(f", {counts[status]} {status}" for status in (RUNNING, FAILED) if counts[status])
+    others = "".join(
+        f", {counts[status]} {status}" for status in (RUNNING, FAILED) if counts[status]
+    )
     not_started = counts[MISSING] + counts[WAITING]
     return f"{complete}, {counts[PAUSED]} paused, {not_started} not started{others}; the same command continues"
 

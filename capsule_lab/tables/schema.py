@@ -78,7 +78,9 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
     if reason := refused.get(key.lstrip("+~")):
         raise ValueError(reason)
     if key.lstrip("+~").startswith("hydra") and not text.startswith("hydra.searchpath=[file://"):
-        raise ValueError("leave it out, options of Hydra can run code and are allowed only on the command line")
+        raise ValueError(
+            "leave it out, options of Hydra can run code and are allowed only on the command line"
+        )
     return text
 
 
@@ -106,7 +108,9 @@ class Published(_Part):
     std: float | None = Field(None, allow_inf_nan=False)
 
     def __str__(self) -> str:
-        return f"{self.mean:g}" if self.std is None else f"{self.mean:g} ± {self.std:g}"  # the digits of the paper
+        return (
+            f"{self.mean:g}" if self.std is None else f"{self.mean:g} ± {self.std:g}"
+        )  # the digits of the paper
 
 
 _OVERRIDES = "a list of key=value"
@@ -117,7 +121,9 @@ Seeds = Annotated[
     AfterValidator(lambda seeds: tuple(dict.fromkeys(seeds))),
 ]
 Overrides = tuple[Annotated[str, AfterValidator(check_override)], ...]
-EvaluationOverrides = tuple[Annotated[str, AfterValidator(partial(check_override, refused=_NOT_FOR_EVALUATION))], ...]
+EvaluationOverrides = tuple[
+    Annotated[str, AfterValidator(partial(check_override, refused=_NOT_FOR_EVALUATION))], ...
+]
 PublishedValue = Annotated[Published, BeforeValidator(_published)]
 
 
@@ -151,11 +157,15 @@ class Row(_Part):
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
     label: str
     overrides: Mapping[str, Overrides] = Field({}, description=_OVERRIDES)
-    published: Mapping[str, PublishedValue] = Field({}, description="a number, or [mean, standard deviation]")
+    published: Mapping[str, PublishedValue] = Field(
+        {}, description="a number, or [mean, standard deviation]"
+    )
     note: str = ""
     takes: Mapping[str, tuple[str, str]] = Field({}, description="key: [row, metric]")
     of: str = ""
-    by: Annotated[str, AfterValidator(_check_evaluator)] = Field("evaluate", description="a command")
+    by: Annotated[str, AfterValidator(_check_evaluator)] = Field(
+        "evaluate", description="a command"
+    )
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
     @model_validator(mode="after")
@@ -166,15 +176,23 @@ class Row(_Part):
                 "for an evaluation, overrides (and takes) for training, or neither"
             )
         if self.by != "evaluate" and not self.of:
-            raise ValueError(f"row {self.name} has by: {self.by}; expected of and evaluate beside it")
+            raise ValueError(
+                f"row {self.name} has by: {self.by}; expected of and evaluate beside it"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_taken(self) -> Self:
         for key, (other, metric) in self.takes.items():
             if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(self.of):
-                expected = f"[{other}, {CHECKPOINT}]" if self.of else f"a metric of {other}, such as val/error"
-                raise ValueError(f"row {self.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
+                expected = (
+                    f"[{other}, {CHECKPOINT}]"
+                    if self.of
+                    else f"a metric of {other}, such as val/error"
+                )
+                raise ValueError(
+                    f"row {self.name}: takes has {key}: [{other}, {metric}]; expected {expected}"
+                )
             if self.of and key not in OF_OTHER_ROWS:
                 expected = f"{' or '.join(OF_OTHER_ROWS)} of an evaluation"
                 raise ValueError(f"row {self.name}: takes has {key}; expected {expected}")
@@ -212,14 +230,18 @@ class Comparison(_Part):
     columns: tuple[str, ...] = Field((), description="a list of names of columns")
     against_column: str = ""
     pairing: Literal["none", "seed"] = Field("none", description="none or seed")
-    unit: Literal["seeds", "images", "clusters"] = Field("seeds", description="seeds, images or clusters")
+    unit: Literal["seeds", "images", "clusters"] = Field(
+        "seeds", description="seeds, images or clusters"
+    )
     family: str = ""
     margin: float | None = Field(None, gt=0, allow_inf_nan=False, description="a number above 0")
 
     @model_validator(mode="after")
     def _check_other_side(self) -> Self:
         if not (self.against or self.against_column):
-            raise ValueError(f"comparison {self.name} has no other side; expected against: <row>, or against_column")
+            raise ValueError(
+                f"comparison {self.name} has no other side; expected against: <row>, or against_column"
+            )
         return self
 
 
@@ -230,9 +252,13 @@ class Content(_Part):
     metric: str = "test/error"
     seeds: Seeds
     base: Overrides = Field((), description=_OVERRIDES)
-    columns: tuple[Column, ...] = Field(description="a mapping of names to {label, overrides, metric}")
+    columns: tuple[Column, ...] = Field(
+        description="a mapping of names to {label, overrides, metric}"
+    )
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows, each with a name")
-    comparisons: tuple[Comparison, ...] = Field((), description="a list of comparisons, each with a name")
+    comparisons: tuple[Comparison, ...] = Field(
+        (), description="a list of comparisons, each with a name"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -243,7 +269,9 @@ class Content(_Part):
         if isinstance(columns, dict):
             standard = {"metric": content.get("metric", "test/error")}
             content["columns"] = [
-                {**standard, "label": str(name), "name": str(name), **given} if isinstance(given, dict) else given
+                {**standard, "label": str(name), "name": str(name), **given}
+                if isinstance(given, dict)
+                else given
                 for name, given in columns.items()
             ]
             if isinstance(rows, list):
@@ -254,9 +282,13 @@ class Content(_Part):
     def _check_names(self) -> Self:
         names, labels = [row.name for row in self.rows], [column.label for column in self.columns]
         if len({*names}) < len(names):
-            raise ValueError(f"two rows have the same name among {', '.join(names)}; expected different names")
+            raise ValueError(
+                f"two rows have the same name among {', '.join(names)}; expected different names"
+            )
         if len({*labels}) < len(labels):
-            raise ValueError(f"two columns have the same label among {', '.join(labels)}; expected different labels")
+            raise ValueError(
+                f"two columns have the same label among {', '.join(labels)}; expected different labels"
+            )
         return self
 
     @model_validator(mode="after")
@@ -273,7 +305,9 @@ class Content(_Part):
     def _check_comparisons(self) -> Self:
         names = [each.name for each in self.comparisons]
         if len({*names}) < len(names):
-            raise ValueError(f"two comparisons have the same name among {', '.join(names)}; expected different names")
+            raise ValueError(
+                f"two comparisons have the same name among {', '.join(names)}; expected different names"
+            )
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         for each in self.comparisons:
             for key, given, known in (
@@ -281,7 +315,9 @@ class Content(_Part):
                 ("columns", [*each.columns, *filter(None, [each.against_column])], columns),
             ):
                 for unknown in (name for name in given if name not in known):
-                    raise ValueError(f"comparison {each.name}: {key} has {unknown}; {suggest(unknown, known)}")
+                    raise ValueError(
+                        f"comparison {each.name}: {key} has {unknown}; {suggest(unknown, known)}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -290,7 +326,9 @@ class Content(_Part):
         for row in self.rows:
             for key in ("overrides", "published", "evaluate"):
                 for unknown in (name for name in getattr(row, key) if name not in columns):
-                    raise ValueError(f"row {row.name}: {key} has {unknown}; {suggest(unknown, columns)}")
+                    raise ValueError(
+                        f"row {row.name}: {key} has {unknown}; {suggest(unknown, columns)}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -301,7 +339,9 @@ class Content(_Part):
                 key = "of" if other == row.of else "takes"
                 raise ValueError(f"row {row.name}: {key} names {other}; expected a row above it")
             if row.of and not above[row.of].overrides:
-                raise ValueError(f"row {row.name}: of is {row.of}, which is not trained; expected a row with overrides")
+                raise ValueError(
+                    f"row {row.name}: of is {row.of}, which is not trained; expected a row with overrides"
+                )
             above[row.name] = row
         return self
 
@@ -318,7 +358,10 @@ def _by_column(row: Any, columns: list[str]) -> Any:
     """Return a row with overrides and published values by column, without null values."""
     if not isinstance(row, dict):
         return row
-    row = {"label": str(row.get("name")), **{key: value for key, value in row.items() if value is not None}}
+    row = {
+        "label": str(row.get("name")),
+        **{key: value for key, value in row.items() if value is not None},
+    }
     for key in ("overrides", "published", "evaluate"):
         if key in row and not isinstance(row[key], dict):
             row[key] = dict.fromkeys(columns, row[key])
@@ -329,5 +372,7 @@ def _by_column(row: Any, columns: list[str]) -> Any:
                 for column in fnmatch.filter(columns, str(pattern)) or [str(pattern)]
             }
     if "published" in row:
-        row["published"] = {column: value for column, value in row["published"].items() if value is not None}
+        row["published"] = {
+            column: value for column, value in row["published"].items() if value is not None
+        }
     return row

@@ -15,7 +15,9 @@ from capsule_lab.errors import CapsuleLabError, ConfigError, one_line, printable
 
 log = logging.getLogger(__name__)
 
-_OWN = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # with any port, as ssh -L forwards others
+_OWN = re.compile(
+    r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?"
+)  # with any port, as ssh -L forwards others
 _SECONDS = 3  # ours: interval at which the page asks for the state
 _SCRIPT = """<script>
 async function ask() {
@@ -32,7 +34,9 @@ class _Server(ThreadingHTTPServer):
         """Log an error of one request in one line; a browser that closes its connection is none."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
-            log.error("a request was not answered: %s: %s", type(error).__name__, printable(str(error)))
+            log.error(
+                "a request was not answered: %s: %s", type(error).__name__, printable(str(error))
+            )
 
 
 def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -> None:
@@ -57,11 +61,15 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
         return text.replace("</body>", _SCRIPT % {"state": seen, "interval": 1000 * _SECONDS})
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # ours: seconds for a request; browsers also open connections that they do not use
+        timeout = (
+            10  # ours: seconds for a request; browsers also open connections that they do not use
+        )
 
         def do_GET(self) -> None:
             hosts = self.headers.get_all("Host") or []
-            is_own = len(hosts) == 1 and _OWN.fullmatch(hosts[0])  # refuses requests that pages of other sites send
+            is_own = len(hosts) == 1 and _OWN.fullmatch(
+                hosts[0]
+            )  # refuses requests that pages of other sites send
             if not is_own or self.path not in ("/", "/state"):
                 self.send_error(404 if is_own else 403)
                 return
@@ -78,7 +86,12 @@ def serve(page: Callable[[], str], state: Callable[[], str], port: int | None) -
     try:
         server = _Server(("127.0.0.1", port or 0), Handler)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"port is {port}, which cannot be opened ({one_line(error)}); expected port=null") from error
-    log.info("http://127.0.0.1:%d shows the report and updates by itself; Ctrl-C ends it", server.server_port)
+        raise ConfigError(
+            f"port is {port}, which cannot be opened ({one_line(error)}); expected port=null"
+        ) from error
+    log.info(
+        "http://127.0.0.1:%d shows the report and updates by itself; Ctrl-C ends it",
+        server.server_port,
+    )
     with server:
         server.serve_forever()

@@ -66,7 +66,9 @@ class Difference:
     @property
     def needed(self) -> int | None:
         """The number of runs per row, or of pairs, that find a difference as large as the estimate with that power."""
-        return None if self.spread is None else runs_for(self.estimate, self.spread, pairs=self.pairs)
+        return (
+            None if self.spread is None else runs_for(self.estimate, self.spread, pairs=self.pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,19 @@ class Spread:
 
 def pooled(samples: Sequence[Sequence[float]]) -> Spread | None:
     """Return the common standard deviation of several samples; ``None`` if no sample has two different values."""
-    squares = sum(float(np.var(sample, ddof=1)) * (len(sample) - 1) for sample in samples if len(sample) > 1)
+    squares = sum(
+        float(np.var(sample, ddof=1)) * (len(sample) - 1) for sample in samples if len(sample) > 1
+    )
     df = sum(len(sample) - 1 for sample in samples if len(sample) > 1)
     return Spread(math.sqrt(squares / df), df) if squares > 0 else None
 
 
 def unpaired_difference(
-    first: Sequence[float], second: Sequence[float], *, margin: float | None = None, common: Spread | None = None
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    margin: float | None = None,
+    common: Spread | None = None,
 ) -> Difference:
     """Compare two independent samples by Welch's t-test, or with a ``common`` deviation by Student's.
 
@@ -98,19 +106,33 @@ def unpaired_difference(
     if common is not None:
         error, df, test = common.std * unit, float(common.df), "t-test with pooled deviation"
     else:
-        parts = [float(np.var(sample, ddof=1)) / len(sample) if len(sample) > 1 else 0.0 for sample in (first, second)]
+        parts = [
+            float(np.var(sample, ddof=1)) / len(sample) if len(sample) > 1 else 0.0
+            for sample in (first, second)
+        ]
         error, test = math.sqrt(sum(parts)) if min(counts) > 1 else 0.0, "Welch's t-test"
-        df = error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True)) if error else 0.0
+        df = (
+            error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+            if error
+            else 0.0
+        )
     estimate = float(np.mean(first) - np.mean(second))
     if error == 0:
         return Difference(estimate, None, None, None, counts, test)
     spread = error / unit
     g = estimate / spread * _small_sample(sum(counts) - 2) if sum(counts) > 2 else None
-    return _by_t_test(Difference(estimate, None, None, None, counts, test, g, None, spread, False, error, df), margin)
+    return _by_t_test(
+        Difference(estimate, None, None, None, counts, test, g, None, spread, False, error, df),
+        margin,
+    )
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], *, margin: float | None = None, common: Spread | None = None
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    margin: float | None = None,
+    common: Spread | None = None,
 ) -> Difference:
     """Compare values that belong together, in the same order, by the paired t-test; see ``unpaired_difference``."""
     differences = np.subtract(first, second)
@@ -124,7 +146,8 @@ def paired_difference(
     g = estimate / single.std * _small_sample(2 * count - 2) if single else None
     error = std / math.sqrt(count)
     return _by_t_test(
-        Difference(estimate, None, None, None, (count, count), test, g, None, std, True, error, df), margin
+        Difference(estimate, None, None, None, (count, count), test, g, None, std, True, error, df),
+        margin,
     )
 
 
@@ -158,7 +181,9 @@ def resampled_difference(
     for rows in np.split(kinds[1:], [len(first)]):
         wrong = drawn @ rows.T  # [draw run]
         if weights is None or not paired:
-            weights = generator.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), _DRAWS) / len(rows)
+            weights = generator.multinomial(
+                len(rows), np.full(len(rows), 1 / len(rows)), _DRAWS
+            ) / len(rows)
         means.append(np.einsum("ds,ds->d", weights, wrong) / total)
         means_of_all_runs.append(wrong.mean(axis=1) / total)
     draws = means[0] - means[1]
@@ -175,7 +200,9 @@ def resampled_difference(
     p = min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1))
     unit = "images" if len(sizes) == len(clusters) else f"{len(sizes)} clusters of images"
     test = f"bootstrap over runs and {unit}"
-    found = Difference(estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent)
+    found = Difference(
+        estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent
+    )
     df = min(found.counts) - 1.0
     return replace(found, error=error, df=df, error_of_clusters=error_of_clusters)
 
@@ -187,12 +214,27 @@ def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Diff
     """
     from scipy.stats import binomtest, norm
 
-    only_first, only_second, count = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
+    only_first, only_second, count = (
+        int((first & ~second).sum()),
+        int((second & ~first).sum()),
+        len(first),
+    )
     estimate = 100 * (only_first - only_second) / count
-    p = float(binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+    p = (
+        float(binomtest(only_first, only_first + only_second).pvalue)
+        if only_first + only_second
+        else 1.0
+    )
     variance = (only_first + only_second - (only_first - only_second) ** 2 / count) / count**2
     half = 100 * float(norm.ppf(1 - LEVEL / 2)) * math.sqrt(variance)
-    return Difference(estimate, estimate - half, estimate + half, p, (1, 1), "exact McNemar test, these two networks")
+    return Difference(
+        estimate,
+        estimate - half,
+        estimate + half,
+        p,
+        (1, 1),
+        "exact McNemar test, these two networks",
+    )
 
 
 def interval_over_images(wrong: int, images: int) -> tuple[float, float]:
@@ -209,7 +251,11 @@ def half_width(values: Sequence[float]) -> float | None:
 
     if len(values) < 2:
         return None
-    return float(student.ppf(1 - LEVEL / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return float(
+        student.ppf(1 - LEVEL / 2, len(values) - 1)
+        * np.std(values, ddof=1)
+        / math.sqrt(len(values))
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -221,7 +267,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def runs_for(difference: float, std: float, *, pairs: bool, power: float = POWER, level: float = LEVEL) -> int | None:
+def runs_for(
+    difference: float, std: float, *, pairs: bool, power: float = POWER, level: float = LEVEL
+) -> int | None:
     """Return the number of runs per row, or of pairs, with which a t-test finds a difference with this power.
 
     ``None`` if more than 10,000 are needed. ``level`` is that of the test, smaller for one of several tests.
@@ -248,9 +296,13 @@ def _by_t_test(found: Difference, margin: float | None) -> Difference:
     p = 2 * float(student.sf(abs(found.estimate) / found.error, found.df))
     equivalent: Equivalence | None = None
     if margin is not None:
-        inside = float(student.sf((margin - abs(found.estimate)) / found.error, found.df))  # the larger of two p values
+        inside = float(
+            student.sf((margin - abs(found.estimate)) / found.error, found.df)
+        )  # the larger of two p values
         equivalent = "yes" if inside < LEVEL else "no" if 1 - inside < LEVEL else "undecided"
-    return replace(found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent)
+    return replace(
+        found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent
+    )
 
 
 def _power(shift: float, df: float, level: float = LEVEL) -> float:
@@ -259,7 +311,10 @@ def _power(shift: float, df: float, level: float = LEVEL) -> float:
     from scipy.stats import t as student
 
     critical = float(student.ppf(1 - level / 2, df))
-    above, below = nct.sf(critical, df, shift), nct.cdf(-critical, df, shift)  # NaN in scipy 1.17 for large shifts
+    above, below = (
+        nct.sf(critical, df, shift),
+        nct.cdf(-critical, df, shift),
+    )  # NaN in scipy 1.17 for large shifts
     return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
 
 

@@ -77,7 +77,9 @@ class Run:
         part = metric.removeprefix("test/").removesuffix("error").rstrip("/")
         if not part or found is None:
             return found
-        parts = list(dict.fromkeys(name.partition("/")[0] for name in self.result["test"] if "/" in name))
+        parts = list(
+            dict.fromkeys(name.partition("/")[0] for name in self.result["test"] if "/" in name)
+        )
         return found.of_part(parts.index(part)) if part in parts else None
 
     @property
@@ -121,7 +123,9 @@ class Median:
     def __str__(self) -> str:
         if not self.reached:
             return NOT_REACHED
-        return f"{as_reached(self.center)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
+        return (
+            f"{as_reached(self.center)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
+        )
 
     @property
     def described_count(self) -> str:
@@ -178,7 +182,11 @@ class Entry:
         if self.column.statistic == "median":
             values = [run.value for run in runs]
             reached = sum(map(math.isfinite, values))
-            return Median(statistics.median(values), min(values), max(values), len(values), reached) if values else None
+            return (
+                Median(statistics.median(values), min(values), max(values), len(values), reached)
+                if values
+                else None
+            )
         return _mean(runs)
 
     @property
@@ -199,7 +207,10 @@ class Entry:
         if not self.row.has_runs:
             return "reported"
         counts = Counter(map(self.status_of, self.unfinished))
-        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in counts.items())]
+        parts = [
+            f"{self.asked - len(self.unfinished)} of {self.asked}",
+            *(f"{n} {name}" for name, n in counts.items()),
+        ]
         if self.failed:
             parts.append(f"failed checks: {', '.join(self.failed)}")
         return ", ".join(parts)
@@ -211,7 +222,12 @@ class Entry:
     @property
     def failed(self) -> list[str]:
         """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
-        failed = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
+        failed = [
+            check
+            for run in self.runs
+            for check in run.result.get("checks", ())
+            if check["passed"] is False
+        ]
         return list(dict.fromkeys(check["name"] for check in failed))
 
     @property
@@ -232,7 +248,9 @@ class Entry:
     def minutes(self) -> float | None:
         """Mean minutes of the ``counted`` runs; ``None`` if runs of the column used different hardware."""
         return (
-            statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.different_hardware else None
+            statistics.fmean(run.minutes for run in self.counted)
+            if self.runs and not self.different_hardware
+            else None
         )
 
 
@@ -246,12 +264,19 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     asked = expand(table, overrides, any_precision=True, composed=composed)
     known = {cell.fingerprint for cell in asked}
     standins = expand(table, overrides, any_precision=True, standin=True, composed=composed)
-    asked_at, others_at = _by_place(asked), _by_place(cell for cell in standins if cell.fingerprint not in known)
+    asked_at, others_at = (
+        _by_place(asked),
+        _by_place(cell for cell in standins if cell.fingerprint not in known),
+    )
     entries = []
     for column in table.columns:
         runs: dict[str, tuple[Run, ...]] = {}
         shown = [row for row in table.rows if column.shows(row)]
-        rows = [row for row in shown if asked_at[column.name, row.name] or row.published.get(column.name)]
+        rows = [
+            row
+            for row in shown
+            if asked_at[column.name, row.name] or row.published.get(column.name)
+        ]
         for row in rows:
             cells = (*asked_at[column.name, row.name], *others_at[column.name, row.name])
             runs[row.name] = tuple(run for cell in cells if (run := _run(cell, column)))
@@ -268,7 +293,9 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
             own, published = asked_at[column.name, row.name], row.published.get(column.name)
             finished = {run.cell.fingerprint for run in runs[row.name]}
             left = tuple(cell for cell in own if cell.fingerprint not in finished)
-            entries.append(Entry(row, column, published, runs[row.name], left, len(own), different_hardware))
+            entries.append(
+                Entry(row, column, published, runs[row.name], left, len(own), different_hardware)
+            )
     return entries
 
 
@@ -326,7 +353,11 @@ def _mean(runs: Sequence[Run]) -> Mean | None:
     if not values:
         return None
     predictions = runs[0].predictions
-    over_images = interval_over_images(int(predictions.wrong.sum()), len(predictions.label)) if predictions else None
+    over_images = (
+        interval_over_images(int(predictions.wrong.sum()), len(predictions.label))
+        if predictions
+        else None
+    )
     return Mean(values[0], None, 1, over_images)
 
 

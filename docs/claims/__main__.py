@@ -11,5 +11,7 @@ if __name__ == "__main__":
     every = judged(read())
     PAGE.write_text(page(every))
     digest = hashlib.sha256(PAGE.read_bytes()).hexdigest()
-    figure(every).savefig(FIGURE, dpi=110, metadata={"Description": digest})  # a test compares it with the page
+    figure(every).savefig(
+        FIGURE, dpi=110, metadata={"Description": digest}
+    )  # a test compares it with the page
     README.write_text(with_short_form(README.read_text(), every))

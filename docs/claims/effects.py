@@ -107,15 +107,21 @@ def effect_of(claim: dict[str, Any]) -> Effect:
         second, paired, other = pd.Series(float(second), first.index), True, None
     else:
         second = _sample(second)
-        other = _other_test(first, second, paired=paired) if _are_different_networks(claim) else None
+        other = (
+            _other_test(first, second, paired=paired) if _are_different_networks(claim) else None
+        )
     if paired:
         seeds = first.index.intersection(second.index)
         first, second = first[seeds], second[seeds]
     compare = statistics.paired_difference if paired else statistics.unpaired_difference
     found = compare([*first], [*second])
     if found.low is None or found.high is None or found.p is None:
-        raise ValueError(f"{claim['claim']} has samples without a deviation; expected several different values")
-    return Effect(found, paired, claim.get("source", _source(claim["first"])) == "real", other=other)
+        raise ValueError(
+            f"{claim['claim']} has samples without a deviation; expected several different values"
+        )
+    return Effect(
+        found, paired, claim.get("source", _source(claim["first"])) == "real", other=other
+    )
 
 
 def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
@@ -123,7 +129,9 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     chosen = frame[(frame["comparison"] == name) & frame["first"].str.startswith(row)]
     chosen = chosen[chosen["first_column"].str.startswith(column)]
     if len(chosen) != 1:
-        raise ValueError(f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one")
+        raise ValueError(
+            f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
+        )
     line = chosen.iloc[0]
     found = _difference(line)
     paired = "paired" in line["test"] or found.error_of_clusters > 0
@@ -134,7 +142,10 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
 
 
 def _difference(line: pd.Series) -> Difference:
-    number = {name: float(line[name] or "nan") for name in ("difference", "low", "high", "p", "error", "df")}
+    number = {
+        name: float(line[name] or "nan")
+        for name in ("difference", "low", "high", "p", "error", "df")
+    }
     return Difference(
         number["difference"],
         number["low"],
@@ -202,7 +213,9 @@ def _sample(source: dict[str, str]) -> pd.Series:
     for key in ("column", "row", "network"):
         if key in source:
             exact = frame[key] == source[key]
-            frame = frame[exact if exact.any() else frame[key].astype(str).str.startswith(source[key])]
+            frame = frame[
+                exact if exact.any() else frame[key].astype(str).str.startswith(source[key])
+            ]
     if "status" in frame:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():

@@ -51,12 +51,22 @@ def figure(every: list[Judged]) -> Figure:
     axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
     axes.axvspan(-1, 1, color="0.93", linewidth=0)
     axes.axvline(0, color="0.6", linewidth=0.7)
-    text: dict[str, Any] = {"va": "center", "ha": "right", "size": 7.5, "transform": axes.get_yaxis_transform()}
+    text: dict[str, Any] = {
+        "va": "center",
+        "ha": "right",
+        "size": 7.5,
+        "transform": axes.get_yaxis_transform(),
+    }
     for each, height in zip(every, heights, strict=True):
         _draw(axes, each, height)
         axes.text(-0.015, height, _shortened(each), color=COLOURS[each.verdict], **text)
     for topic in order:
-        axes.text(-0.015, heights[topics.index(topic)] - 1.1, topic, **{**text, "size": 8, "weight": "bold"})
+        axes.text(
+            -0.015,
+            heights[topics.index(topic)] - 1.1,
+            topic,
+            **{**text, "size": 8, "weight": "bold"},
+        )
     axes.set_xlim(-1.05 * _WIDEST, 1.05 * _WIDEST)
     axes.set_ylim(heights[-1] + 0.8, heights[0] - 1.8)
     axes.set_yticks([])
@@ -65,7 +75,8 @@ def figure(every: list[Judged]) -> Figure:
     unit = "in units of the smallest one that matters; 95 % interval"
     axes.set_xlabel(f"difference in the claimed direction, {unit}", size=8)
     keys = [
-        Line2D([], [], color=colour, marker="o", markersize=4, label=verdict) for verdict, colour in COLOURS.items()
+        Line2D([], [], color=colour, marker="o", markersize=4, label=verdict)
+        for verdict, colour in COLOURS.items()
     ]
     drawn.legend(handles=keys, loc="upper left", ncols=4, fontsize=8, frameon=False)
     return drawn

@@ -21,8 +21,14 @@ def needs(each: Judged) -> str:
     needed = each.needed
     if needed is None:
         observed = each.needed_for(abs(each.effect.found.estimate))
-        found = "" if observed is None else f" About {observed} seeds find a difference as large as the observed one."
-        return f"another network or a larger margin. Seeds differ too much to find {matters}.{found}"
+        found = (
+            ""
+            if observed is None
+            else f" About {observed} seeds find a difference as large as the observed one."
+        )
+        return (
+            f"another network or a larger margin. Seeds differ too much to find {matters}.{found}"
+        )
     sentence = f"about {needed} seeds to find a difference of {matters} {correction}."
     pairs = None if each.effect.paired else each.needed_for(each.claim["smallest"], paired=True)
     if pairs is not None and pairs <= needed / 2:

@@ -42,7 +42,11 @@ def page(every: list[Judged]) -> str:
     lines = [_head(every)]
     for topic in dict.fromkeys(each.claim["topic"] for each in every):
         of_topic = [each for each in every if each.claim["topic"] == topic]
-        lines += [f"## {topic}", "", "| claim | kind | verdict | difference (95 % interval) | n | plan |"]
+        lines += [
+            f"## {topic}",
+            "",
+            "| claim | kind | verdict | difference (95 % interval) | n | plan |",
+        ]
         lines += ["|---|---|---|---|---|---|", *map(_row, of_topic), ""]
         for each in of_topic:
             lines += _details(each)
@@ -162,7 +166,9 @@ def _details(each: Judged) -> list[str]:
     claim, effect = each.claim, each.effect
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     matters = f"{claim['smallest']:g} {claim['unit']}"
-    p_values = f"no difference: {p_value(each.p)}; a difference that matters: {p_value(each.p_of_smaller)}"
+    p_values = (
+        f"no difference: {p_value(each.p)}; a difference that matters: {p_value(each.p_of_smaller)}"
+    )
     found = effect.found
     error = f"standard error {found.error:.3g} with {found.df:.3g} degrees of freedom"
     lines = [
@@ -173,7 +179,9 @@ def _details(each: Judged) -> list[str]:
     ]
     lines += [f"- {what}: {_outcome(beside)}" for what, beside in claim.get("beside", {}).items()]
     if "planned_first" in claim:
-        lines.append(f"- The measure that was planned first: {_outcome({'comparison': claim['planned_first']})}")
+        lines.append(
+            f"- The measure that was planned first: {_outcome({'comparison': claim['planned_first']})}"
+        )
     lines += _warnings(effect)
     lines.append(f"- Scale: {claim['scale']}")
     if each.verdict == UNDECIDED:
@@ -197,7 +205,9 @@ def _outcome(source: dict[str, Any]) -> str:
 def _warnings(effect: Effect) -> list[str]:
     plan, lines = effect.plan, []
     if plan.label == UNKNOWN:
-        lines.append(f"- Commit of the runs that does not exist in the repository: {', '.join(plan.missing)}.")
+        lines.append(
+            f"- Commit of the runs that does not exist in the repository: {', '.join(plan.missing)}."
+        )
     if len(plan.commits) > 1:
         commits = f"runs of {len(plan.commits)} commits ({', '.join(plan.commits)})"
         lines.append(f"- Warning of the report: {commits}, so differences may come from the code.")
@@ -212,7 +222,8 @@ def _records(claim: dict[str, Any]) -> str:
     archive = f"{claim.get('archive', table[1] if table else '')}_runs.tar.gz"
     if not (RESULTS / archive).is_file():
         return (
-            "no archive of run directories; the numbers come from the CSV of runs in results/, and the command trains."
+            "no archive of run directories; the numbers come from the CSV of runs in results/, "
+            "and the command trains."
         )
     return f"`tar xzf results/{archive} -C runs`, then the command."
 

@@ -25,14 +25,18 @@ FILE = RESULTS / "plans.csv"
 
 def plans() -> pd.DataFrame:
     """Return one line for each comparison that has results."""
-    tables = sorted(file.name.removesuffix("_comparisons.csv") for file in RESULTS.glob("*_comparisons.csv"))
+    tables = sorted(
+        file.name.removesuffix("_comparisons.csv") for file in RESULTS.glob("*_comparisons.csv")
+    )
     return pd.DataFrame([plan for table in tables for plan in _plans_of(table)])
 
 
 def has_history() -> bool:
     """Whether this is a clone with all commits, and not a copy of the files."""
     first = pd.read_csv(FILE)["added"].iloc[0]
-    return _git("rev-parse", "--is-shallow-repository").strip() == "false" and bool(_git("cat-file", "-t", first))
+    return _git("rev-parse", "--is-shallow-repository").strip() == "false" and bool(
+        _git("cat-file", "-t", first)
+    )
 
 
 def _plans_of(table: str) -> list[dict[str, Any]]:
@@ -44,13 +48,24 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
         lines = answers[answers["comparison"] == comparison["name"]]
         if lines.empty:
             continue
-        rows, columns = {*lines["first"], *lines["second"]}, {*lines["first_column"], *lines["second_column"]}
-        of_lines = runs[runs["row"].isin(rows) & runs["column"].isin(columns) & (runs["status"] == "done")]
+        rows, columns = (
+            {*lines["first"], *lines["second"]},
+            {*lines["first_column"], *lines["second_column"]},
+        )
+        of_lines = runs[
+            runs["row"].isin(rows) & runs["column"].isin(columns) & (runs["status"] == "done")
+        ]
         commits = sorted({*of_lines["commit"]} - {""})
         missing = [commit for commit in commits if not _git("cat-file", "-t", commit)]
         added = _added(table, comparison)
-        known = bool(added) and bool(_git("cat-file", "-t", f"{added}^:results/{table}_comparisons.csv"))
-        stood = all(_stands(_at(commit, table), now, comparison) for commit in commits if commit not in missing)
+        known = bool(added) and bool(
+            _git("cat-file", "-t", f"{added}^:results/{table}_comparisons.csv")
+        )
+        stood = all(
+            _stands(_at(commit, table), now, comparison)
+            for commit in commits
+            if commit not in missing
+        )
         found.append(
             {
                 "table": table,
@@ -68,7 +83,9 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
 
 def _added(table: str, comparison: dict[str, Any]) -> str:
     """Return the first commit whose table has this comparison."""
-    for commit in _git("log", "--reverse", "--format=%h", "--abbrev=8", "--", f"sweeps/{table}.yaml").split():
+    for commit in _git(
+        "log", "--reverse", "--format=%h", "--abbrev=8", "--", f"sweeps/{table}.yaml"
+    ).split():
         if comparison in _at(commit, table).get("comparisons", []):
             return commit
     return ""
@@ -76,12 +93,20 @@ def _added(table: str, comparison: dict[str, Any]) -> str:
 
 def _stands(then: dict[str, Any], now: dict[str, Any], comparison: dict[str, Any]) -> bool:
     """Return whether a table had the comparison with the same seeds, measures and rows."""
-    rows = {comparison.get("against"), *comparison.get("rows", [row["name"] for row in now["rows"]])}
+    rows = {
+        comparison.get("against"),
+        *comparison.get("rows", [row["name"] for row in now["rows"]]),
+    }
     columns = {comparison.get("against_column"), *comparison.get("columns", now["columns"])}
     same_comparison = comparison in then.get("comparisons", [])
     same_seeds = then.get("seeds") == now["seeds"]
     same_measures = _measures(then, columns) == _measures(now, columns)
-    return same_comparison and same_seeds and same_measures and _settings(then, rows) == _settings(now, rows)
+    return (
+        same_comparison
+        and same_seeds
+        and same_measures
+        and _settings(then, rows) == _settings(now, rows)
+    )
 
 
 def _measures(table: dict[str, Any], columns: set[Any]) -> dict[str, Any]:
@@ -109,7 +134,9 @@ def _git(*arguments: str) -> str:
     """Return what git prints; empty if it fails, or is not installed."""
     safe = [re.sub(r"-dirty\b", "", argument) for argument in arguments]
     try:
-        return subprocess.run(["git", *safe], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        return subprocess.run(
+            ["git", *safe], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout
     except OSError:
         return ""
 

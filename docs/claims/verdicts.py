@@ -82,8 +82,14 @@ class Judged:
         if test is None:
             return None
         first, second = test.counts
-        spread = test.error * math.sqrt(first) if pairs else test.error / math.sqrt(1 / first + 1 / second)
-        return statistics.runs_for(difference, spread, pairs=pairs, level=statistics.LEVEL / self.tests)
+        spread = (
+            test.error * math.sqrt(first)
+            if pairs
+            else test.error / math.sqrt(1 / first + 1 / second)
+        )
+        return statistics.runs_for(
+            difference, spread, pairs=pairs, level=statistics.LEVEL / self.tests
+        )
 
 
 def _sized(least: float, most: float, smallest: float, verdicts: tuple[str, str, str]) -> str:
@@ -103,15 +109,21 @@ def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) ->
     effects = [effect_of(claim) for claim in claims] if effects is None else effects
     found = []
     for claim, effect in zip(claims, effects, strict=True):
-        earlier = effect_of({"comparison": claim["planned_first"]}) if "planned_first" in claim else None
+        earlier = (
+            effect_of({"comparison": claim["planned_first"]}) if "planned_first" in claim else None
+        )
         found.append(Judged(claim, effect, 1, 1, planned_first=earlier))
     for family in {effect.plan.family for effect in effects}:
         members = [each for each in found if each.effect.plan.family == family]
-        own = [each.effect.p for each in members] + [each.effect.p_of_smaller(each.claim) for each in members]
+        own = [each.effect.p for each in members] + [
+            each.effect.p_of_smaller(each.claim) for each in members
+        ]
         of_claims = {each.effect.plan.line for each in members}
         others: list[float] = []
         if family:
-            others = [p for line, p in members[0].effect.plan.family_p.items() if line not in of_claims]
+            others = [
+                p for line, p in members[0].effect.plan.family_p.items() if line not in of_claims
+            ]
         corrected = statistics.holm([*own, *others, *[1.0] * len(others)])
         for index, each in enumerate(members):
             each.p = max(corrected[index], each.effect.p_of_report)
@@ -136,11 +148,21 @@ def survivors(every: list[Judged]) -> Survivors:
     smaller = [each.effect.p_of_smaller(each.claim) for each in every]
     corrected = statistics.holm([*p_values, *smaller])
     strict = [
-        Judged(each.claim, each.effect, corrected[index], corrected[len(every) + index], 1, each.planned_first)
+        Judged(
+            each.claim,
+            each.effect,
+            corrected[index],
+            corrected[len(every) + index],
+            1,
+            each.planned_first,
+        )
         for index, each in enumerate(every)
     ]
     decided = [each.verdict != UNDECIDED for each in every]
-    kept = [one.verdict != UNDECIDED and is_decided for one, is_decided in zip(strict, decided, strict=True)]
+    kept = [
+        one.verdict != UNDECIDED and is_decided
+        for one, is_decided in zip(strict, decided, strict=True)
+    ]
     levels = [statistics.LEVEL * (rank + 1) / len(every) for rank in range(len(every))]
     below = [rank + 1 for rank, p in enumerate(sorted(p_values)) if p <= levels[rank]]
     different = sum(p < statistics.LEVEL for p in p_values)

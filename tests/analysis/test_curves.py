@@ -30,7 +30,12 @@ def test_whole_file_is_read(metrics: Path) -> None:
 
 def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCaptureFixture) -> None:
     cases = [content for name, content in damages(CONTENT) if name != "cut in half"]
-    for content in [*cases, CONTENT.replace(b"0.25", b"0.2s"), CONTENT.replace(b"7", b"2"), b"a,b\n1,2\n"]:
+    for content in [
+        *cases,
+        CONTENT.replace(b"0.25", b"0.2s"),
+        CONTENT.replace(b"7", b"2"),
+        b"a,b\n1,2\n",
+    ]:
         metrics.write_bytes(content)
         assert list(curves.figures(metrics)) == [], content
         assert f"{metrics} is damaged (" in caplog.messages[-1]
@@ -39,7 +44,9 @@ def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCapture
     figure = curves.curves_of_runs({"whole": metrics, "missing": metrics.with_name("missing.csv")})
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["whole"]
     for position, byte in enumerate(CONTENT):  # of a finished run, whose checksum is known
-        metrics.write_bytes(CONTENT[:position] + bytes([byte ^ 1 << position % 8]) + CONTENT[position + 1 :])
+        metrics.write_bytes(
+            CONTENT[:position] + bytes([byte ^ 1 << position % 8]) + CONTENT[position + 1 :]
+        )
         assert curves.read_curves(metrics, hashlib.sha256(CONTENT).hexdigest()).empty, position
 
 
@@ -53,7 +60,9 @@ def test_a_legend_is_whole() -> None:
         figure = Figure(figsize=(width, 3), layout="constrained")
         axis = figure.add_subplot()
         for number in range(13):
-            axis.plot([0, 1], [0, number], label=f"a routing of a long name (Author 2019), {number}")
+            axis.plot(
+                [0, 1], [0, number], label=f"a routing of a long name (Author 2019), {number}"
+            )
         curves.legend_below(figure)
         figure.draw_without_rendering()
         (legend,) = figure.legends

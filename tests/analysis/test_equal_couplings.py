@@ -6,7 +6,12 @@ import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.networks import EMCaps, SmallCNN
-from capsule_lab.routing import AttentionOverChildren, DynamicRouting, EMRouting, NormalisedEMRouting
+from capsule_lab.routing import (
+    AttentionOverChildren,
+    DynamicRouting,
+    EMRouting,
+    NormalisedEMRouting,
+)
 from capsule_lab.types import RoutingTrace
 from tests.helpers.networks import small_capsnet, small_em_caps
 
@@ -42,7 +47,9 @@ def test_couplings_of_all_layers_are_those_of_no_routing() -> None:
 
 
 def test_of_dynamic_routing_is_its_first_iteration() -> None:
-    once = small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=partial(DynamicRouting, iterations=1))
+    once = small_capsnet(
+        (1, 17, 17), 3, channels=8, decoder=None, routing=partial(DynamicRouting, iterations=1)
+    )
     three = small_capsnet((1, 17, 17), 3, channels=8, decoder=None)
     once.load_state_dict(three.state_dict())
     with equal_couplings(three):

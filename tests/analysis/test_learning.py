@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from capsule_lab.analysis import learning
-from capsule_lab.analysis.learning import floor_warnings, measure_gradient, measure_layers, votes_variance
+from capsule_lab.analysis.learning import (
+    floor_warnings,
+    measure_gradient,
+    measure_layers,
+    votes_variance,
+)
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
@@ -56,7 +61,10 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
     def gradient() -> Tensor:
         network.zero_grad()
         loss(network).backward()
-        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in network.parameters()]
+        found = [
+            torch.zeros_like(each) if each.grad is None else each.grad
+            for each in network.parameters()
+        ]
         return torch.cat([each.flatten() for each in found]).double()
 
     before, generator, cosines = gradient(), torch.Generator().manual_seed(seed), []
@@ -69,7 +77,9 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
     return float(before.norm()), sum(cosines) / changes
 
 
-@pytest.mark.parametrize("build", [em_caps, capsnet, lambda: cnn(0.0)], ids=["em_caps", "capsnet", "cnn"])
+@pytest.mark.parametrize(
+    "build", [em_caps, capsnet, lambda: cnn(0.0)], ids=["em_caps", "capsnet", "cnn"]
+)
 def test_cosine_is_that_of_loops(build: Callable[..., nn.Module]) -> None:
     network = build()
     found = measure_gradient(network, loss, changes=2, seed=7)
@@ -91,13 +101,19 @@ class Wave(nn.Module):
 
 def test_smooth_and_chaotic_gradients_are_told_apart() -> None:
     def cosine(frequency: float, change: float = 0.01) -> float:
-        return measure_gradient(Wave(frequency), lambda network: network(), relative_change=change).cosine
+        return measure_gradient(
+            Wave(frequency), lambda network: network(), relative_change=change
+        ).cosine
 
     assert 0.999 <= cosine(0.1) <= 1
     assert abs(cosine(1000.0)) < 0.1
     assert cosine(10.0, 0.001) > cosine(10.0, 0.003) > cosine(10.0, 0.1) > cosine(10.0, 0.3)
-    assert math.isnan(measure_gradient(Wave(0.0), lambda network: 0 * network()).cosine), "without a gradient"
-    dropout = measure_gradient(Wave(0.1), lambda network: nn.functional.dropout(network.weight, training=True).sum())
+    assert math.isnan(measure_gradient(Wave(0.0), lambda network: 0 * network()).cosine), (
+        "without a gradient"
+    )
+    dropout = measure_gradient(
+        Wave(0.1), lambda network: nn.functional.dropout(network.weight, training=True).sum()
+    )
     assert dropout.cosine == pytest.approx(1), "dropout is the same before and after"
 
 
@@ -144,7 +160,9 @@ def test_measuring_changes_nothing(build: Callable[[], nn.Module]) -> None:
 
 
 def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
-    found = measure_layers(em_caps(routing=partial(EMRouting, iterations=2, min_variance=0.25)), images())
+    found = measure_layers(
+        em_caps(routing=partial(EMRouting, iterations=2, min_variance=0.25)), images()
+    )
     assert [*found] == ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]
     assert [len(each.iterations) for each in found.values()] == [0, 2, 2, 2]
     assert [each.min_variance for each in found.values()] == [None, 0.25, 0.25, 0.25]
@@ -189,11 +207,17 @@ def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> 
     assert votes_variance(dense) == pytest.approx(variance_by_loops(dense, torch.ones(2, 5)))
     monkeypatch.setattr(learning, "_BYTES_OF_VOTES", 2 * 4 * 5 * 3 * 16)
     many = torch.randn(7, 5, 3, 16)  # of which two rows are measured
-    assert votes_variance(many) == pytest.approx(variance_by_loops(many[[0, 6]], torch.ones(2, 5)), rel=1e-4)
+    assert votes_variance(many) == pytest.approx(
+        variance_by_loops(many[[0, 6]], torch.ones(2, 5)), rel=1e-4
+    )
 
 
 def test_quantities_have_names() -> None:
-    layers = {"low": learning.LayerMeasurement(1.0, 0.5, 0.1, 2.0, ({"pose_std": 0.3, "coupling_entropy": 0.9},), 0.7)}
+    layers = {
+        "low": learning.LayerMeasurement(
+            1.0, 0.5, 0.1, 2.0, ({"pose_std": 0.3, "coupling_entropy": 0.9},), 0.7
+        )
+    }
     assert learning.quantities(learning.GradientMeasurement(0.1, 0.2, 0.99), layers) == {
         "loss": 0.1, "gradient_norm": 0.2, "gradient_cosine": 0.99,
         "pose_std_low": 1.0, "activation_low": 0.5, "activation_std_low": 0.1, "saturated_low": 2.0,
@@ -203,16 +227,25 @@ def test_quantities_have_names() -> None:
 
 def test_floor_is_warned_of_where_it_does_harm() -> None:
     iterations = ({"pose_std": 0.5}, {"pose_std": 0.6})
-    classes = learning.LayerMeasurement(0.6, 0.5, 0.2, 10.0, iterations, votes_variance=0.1, min_variance=0.1)
+    classes = learning.LayerMeasurement(
+        0.6, 0.5, 0.2, 10.0, iterations, votes_variance=0.1, min_variance=0.1
+    )
     harmless: tuple[dict[str, Any], ...] = (
         {}, {"min_variance": 5e-4, "iterations": iterations[:1]}, {"min_variance": 20.0, "normalised": True},
         {"min_variance": None}, {"min_variance": 0.0}, {"votes_variance": 0.0}, {"min_variance": 0.0011},
         {"min_variance": 0.011, "normalised": True}, {"min_variance": 9.0},
     )  # fmt: skip
-    assert [floor_warnings({"classes": replace(classes, **each)}) for each in harmless] == [[]] * len(harmless)
+    assert [floor_warnings({"classes": replace(classes, **each)}) for each in harmless] == [
+        []
+    ] * len(harmless)
     (normalised,) = floor_warnings({"a": replace(classes, min_variance=0.008, normalised=True)})
     assert "far below the variance of the votes: a (0.008 beside 0.1);" in normalised
     low = replace(classes, min_variance=5e-4)
     below, above = floor_warnings({"a": low, "b": replace(classes, min_variance=20.0), "c": low})
-    assert "far below the variance of the votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or" in below
-    assert "far above the variance of the votes: b (20 beside 0.1); activations then hardly" in above
+    assert (
+        "far below the variance of the votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or"
+        in below
+    )
+    assert (
+        "far above the variance of the votes: b (20 beside 0.1); activations then hardly" in above
+    )

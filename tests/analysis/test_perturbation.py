@@ -7,10 +7,24 @@ import pytest
 import torch
 
 from capsule_lab.analysis import perturbation
-from capsule_lab.analysis.perturbation import PAPER, Steps, change_of_rows, perturbation_figure, steps_of
+from capsule_lab.analysis.perturbation import (
+    PAPER,
+    Steps,
+    change_of_rows,
+    perturbation_figure,
+    steps_of,
+)
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.types import CapsuleOutput, Capsules
-from tests.helpers.fakes import FakeCapsNet, captions, decoded_picture, fake_output, grey_at, row_names, texts
+from tests.helpers.fakes import (
+    FakeCapsNet,
+    captions,
+    decoded_picture,
+    fake_output,
+    grey_at,
+    row_names,
+    texts,
+)
 
 CLASSES = torch.tensor([4, 0])
 OUTPUT = fake_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
@@ -22,7 +36,9 @@ def test_offset_is_added_to_one_component_of_the_label(steps: Steps) -> None:
     units = torch.ones(3) if steps.units is None else steps.units
     decoded = perturbation.perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
     assert decoded.shape == (2, 3, len(steps.values), 1, 5, 3)
-    for image, dim, (offset, added) in itertools.product(range(2), range(3), enumerate(steps.values)):
+    for image, dim, (offset, added) in itertools.product(
+        range(2), range(3), enumerate(steps.values)
+    ):
         expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))
         expected[CLASSES[image], dim] += added * float(units[dim])
         np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
@@ -36,7 +52,9 @@ def test_change_is_measured_from_the_middle() -> None:
 
 
 def test_steps_of_poses_that_are_lengths_and_of_others() -> None:
-    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1])
+    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 10.0, 0.1]
+    )
     assert steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER
     steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
     assert (steps.values[5], steps.values[-1]) == pytest.approx((0, 2))
@@ -44,7 +62,9 @@ def test_steps_of_poses_that_are_lengths_and_of_others() -> None:
 
 
 def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> None:
-    figure = perturbation.perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
+    figure = perturbation.perturbation_sheet(
+        FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0
+    )
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
     for dim, (column, added) in itertools.product(range(3), [(0, -0.25), (5, 0.0), (9, 0.2)]):
         expected = decoded_picture(OUTPUT, 1, 0)
@@ -59,7 +79,9 @@ def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> No
 
 LABELS = torch.tensor([3, 0, 2, 0, 3])
 PREDICTED = fake_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
-WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])  # (class, dimension) in the picture
+WEIGHT = torch.tensor(
+    [[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]]
+)  # (class, dimension) in the picture
 
 
 def test_figure_has_the_rows_that_change_most() -> None:
@@ -72,17 +94,25 @@ def test_figure_has_the_rows_that_change_most() -> None:
         assert row_names(figure) == expected
         assert len(captions(figure)) == 11
     names = ("cat", "dog", "ship", "car", "bird")
-    named = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names)
+    named = perturbation_figure(
+        FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names
+    )
     assert row_names(named) == ["class ship, dimension 0"]
 
 
 def test_figure_shows_the_rows_named() -> None:
-    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT / 10), PREDICTED, LABELS)  # in [0, 1]
-    places = itertools.product([(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)], [(2, -0.15), (5, 0.0), (6, 0.05)])
+    figure = perturbation_figure(
+        FakeCapsNet(PREDICTED, WEIGHT / 10), PREDICTED, LABELS
+    )  # in [0, 1]
+    places = itertools.product(
+        [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)], [(2, -0.15), (5, 0.0), (6, 0.05)]
+    )
     for (row, image, label, dim), (column, added) in places:
         expected = decoded_picture(PREDICTED, image, label)
         expected[label, dim] += added
-        np.testing.assert_allclose(grey_at(figure, row, column), expected * WEIGHT.numpy() / 10, atol=1e-6)
+        np.testing.assert_allclose(
+            grey_at(figure, row, column), expected * WEIGHT.numpy() / 10, atol=1e-6
+        )
 
 
 def test_examples_are_recognised_if_any_is() -> None:

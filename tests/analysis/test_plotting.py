@@ -9,7 +9,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis import plotting
-from capsule_lab.analysis.plotting import Column, Group, add_heading, image_rows, note_on_decoder, picture_grid
+from capsule_lab.analysis.plotting import (
+    Column,
+    Group,
+    add_heading,
+    image_rows,
+    note_on_decoder,
+    picture_grid,
+)
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
@@ -24,10 +31,15 @@ def plain(value: float, channels: int = 1) -> Tensor:
 def grid() -> Figure:
     """Three groups, the middle one empty; every picture has another grey."""
     greys = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
-    columns = [Column(f"column {n}", [plain(grey) for grey in each]) for n, each in enumerate(greys)]
+    columns = [
+        Column(f"column {n}", [plain(grey) for grey in each]) for n, each in enumerate(greys)
+    ]
     red = columns[2]._replace(colour="red")
     return picture_grid(
-        [Group("one", columns[:2]), Group("nothing", []), Group("two", [red])], ROWS, title="title", note="note"
+        [Group("one", columns[:2]), Group("nothing", []), Group("two", [red])],
+        ROWS,
+        title="title",
+        note="note",
     )
 
 
@@ -42,7 +54,10 @@ def test_pictures_and_texts_are_there(grid: Figure) -> None:
     first, second, third = (float(x) for x in grid.axes[0].get_xticks())
     assert third - second > second - first > SHAPE[1], "groups are apart"
     frames = {(frame.get_x() + 0.5, frame.get_y() + 0.5) for frame in grid.axes[0].patches}
-    lefts, tops = ([float(each) for each in get()] for get in (grid.axes[0].get_xticks, grid.axes[0].get_yticks))
+    lefts, tops = (
+        [float(each) for each in get()]
+        for get in (grid.axes[0].get_xticks, grid.axes[0].get_yticks)
+    )
     assert frames == {(x - (SHAPE[1] - 1) / 2, y - (SHAPE[0] - 1) / 2) for x in lefts for y in tops}
     down, across = np.asarray(grid.axes[0].images[0].get_array()).shape[:2]
     width, height = np.array(grid.axes[0].get_position().bounds[2:]) * grid.get_size_inches()
@@ -99,12 +114,20 @@ def test_colours_of_pictures() -> None:
 
 def test_no_text_is_cut_off_or_overlaps(tmp_path: Path) -> None:
     long = "L:(4,5)\nR:(4,5)(P)"
-    for columns, caption, width in ((1, long, 96), (2, "4 → 4", 28), (16, long, 28), (16, "4 → 4", 96)):
+    for columns, caption, width in (
+        (1, long, 96),
+        (2, "4 → 4", 28),
+        (16, long, 28),
+        (16, "4 → 4", 96),
+    ):
         column = Column(caption, [torch.rand(1, width, width)] * 2)
         groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
         rows = ["class 6, dimension 12", "input"]
         figure = picture_grid(
-            groups, rows, title="A title of some length", note="First line.\nA second one, " + "long " * 20
+            groups,
+            rows,
+            title="A title of some length",
+            note="First line.\nA second one, " + "long " * 20,
         )
         FigureCanvasAgg(figure).draw()
         axes = figure.axes[0]
@@ -114,17 +137,25 @@ def test_no_text_is_cut_off_or_overlaps(tmp_path: Path) -> None:
         assert min(box.y0 for box in boxes) >= 0
         assert max(box.x1 for box in boxes) <= figure.bbox.x1
         assert max(box.y1 for box in boxes) <= figure.bbox.y1
-        assert [(a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])] == []
+        assert [
+            (a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])
+        ] == []
         figure.savefig(tmp_path / "grid.png")
         assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0
 
 
 def test_rows_in_the_range_of_the_last() -> None:
     standardised = torch.tensor([-1.0, 3.0]).view(1, 1, 1, 2).expand(2, 1, 4, 2)
-    figure = image_rows({"first": standardised, "drawn": torch.full((2, 1, 4, 2), 7.0), "second": standardised})
+    figure = image_rows(
+        {"first": standardised, "drawn": torch.full((2, 1, 4, 2), 7.0), "second": standardised}
+    )
     (image,) = figure.axes[0].images
     shown = np.asarray(image.get_array())
     assert shown[0, 0, 0] == 1  # dark on white: the smallest is white
     assert shown[0, 1, 0] == 0
     assert shown[5, 0, 0] == 0  # beyond the range
-    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == ["first", "drawn", "second"]
+    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == [
+        "first",
+        "drawn",
+        "second",
+    ]

@@ -4,7 +4,11 @@ import numpy as np
 import torch
 
 from capsule_lab.analysis import reconstructions
-from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_figure, reconstruction_sheet
+from capsule_lab.analysis.reconstructions import (
+    prediction_figure,
+    reconstruction_figure,
+    reconstruction_sheet,
+)
 from tests.helpers.fakes import (
     FakeCapsNet,
     captions,
@@ -28,7 +32,9 @@ def test_sheet_decodes_the_prediction() -> None:
     assert row_names(figure) == ["input", "output"]
     for column, prediction in enumerate([3, 1, 1, 4, 0, 3]):
         np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
-        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
+        np.testing.assert_allclose(
+            grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6
+        )
 
 
 def test_classes_are_called_by_their_names() -> None:
@@ -36,18 +42,37 @@ def test_classes_are_called_by_their_names() -> None:
     sheet = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
     assert captions(sheet)[3] == "none\n→ four and\nmore"
     figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
-    assert captions(figure)[2:4] == ["(none,\nfour and\nmore,\nnone)", "(none,\nfour and\nmore,\nfour and\nmore)"]
+    assert captions(figure)[2:4] == [
+        "(none,\nfour and\nmore,\nnone)",
+        "(none,\nfour and\nmore,\nfour and\nmore)",
+    ]
 
 
 def test_figure_shows_classes_once_and_failures_twice() -> None:
     figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
-    assert captions(figure) == ["(1, 1, 1)", "(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)", "(2, 0, 2)", "(2, 0, 0)"]
+    assert captions(figure) == [
+        "(1, 1, 1)",
+        "(3, 3, 3)",
+        "(0, 4, 0)",
+        "(0, 4, 4)",
+        "(2, 0, 2)",
+        "(2, 0, 0)",
+    ]
     assert colours(figure) == ["black"] * 2 + ["red"] * 4
     assert texts(figure)[:2] == ["recognised", "not recognised"]
     assert texts(figure)[2].endswith("not recognised: 2 of the 6 images looked at")
-    for column, image, decoded in [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]:
+    for column, image, decoded in [
+        (0, 1, 1),
+        (1, 0, 3),
+        (2, 3, 0),
+        (3, 3, 4),
+        (4, 4, 2),
+        (5, 4, 0),
+    ]:
         np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
-        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
+        np.testing.assert_allclose(
+            grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6
+        )
 
 
 def test_figure_has_as_many_as_asked_for() -> None:
@@ -56,7 +81,9 @@ def test_figure_has_as_many_as_asked_for() -> None:
         (0, 1, ["(0, 4, 0)", "(0, 4, 4)"]),
         (1, 1, ["(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)"]),
     ]:
-        figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures)
+        figure = reconstruction_figure(
+            FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures
+        )
         assert captions(figure) == expected
 
 
@@ -66,7 +93,9 @@ def test_note_when_all_or_none_is_recognised() -> None:
         ([3, 4], "not recognised", "2 of the 2"),
     ]:
         output = reconstructions.select_images(OUTPUT, torch.tensor(images))
-        name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
+        name, note = texts(
+            reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images])
+        )
         assert name == group
         assert note.endswith(f"not recognised: {ends} images looked at")
 
@@ -84,6 +113,11 @@ def test_predictions_stand_under_their_images() -> None:
         figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
         *below, _, note = figure.axes[0].texts
         found = [f"{text.get_text()} {text.get_color()}" for text in below]
-        assert [text.replace("true ", "").replace("\npredicted", ",") for text in found] == expected[:-1]
-        assert note.get_text().replace("\n", " ") == f"not recognised: {expected[-1]} of the 4 images looked at"
+        assert [
+            text.replace("true ", "").replace("\npredicted", ",") for text in found
+        ] == expected[:-1]
+        assert (
+            note.get_text().replace("\n", " ")
+            == f"not recognised: {expected[-1]} of the 4 images looked at"
+        )
         np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)

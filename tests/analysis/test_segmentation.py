@@ -18,7 +18,9 @@ OUTPUT = fakes.fake_output(
 )  # images 2 and 4 are not recognised
 OVERLAPS = torch.tensor([0.1, 0.2, 0.99, 0.9, 0.99, 0.3, 0.8])
 IMAGES = torch.rand(7, 1, 5, 3, generator=torch.Generator().manual_seed(0))
-PARTS = torch.zeros(7, 2, 1, 5, 3)  # the first is in the first column only, the second there as far as they overlap
+PARTS = torch.zeros(
+    7, 2, 1, 5, 3
+)  # the first is in the first column only, the second there as far as they overlap
 PARTS[:, 0, :, :, 0] = 1
 PARTS[:, 1, :, :, 0] = OVERLAPS.reshape(7, 1, 1)
 PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
@@ -26,7 +28,9 @@ PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
 
 def test_first_is_red_and_second_is_green() -> None:
     for classes in [(1, 4), (4, 1)]:
-        pictures = segmentation.overlaid_reconstructions(fakes.FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
+        pictures = segmentation.overlaid_reconstructions(
+            fakes.FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7)
+        )
         assert pictures.shape == (7, 3, 5, 3)
         red, green = (torch.from_numpy(fakes.decoded_picture(OUTPUT, 5, each)) for each in classes)
         torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
@@ -53,11 +57,18 @@ def test_cases_of_each_group_are_as_many_as_asked_for() -> None:
         "correct": [Case(0, (0, 1)), Case(1, (1, 2))],
         "overlapping": [Case(3, (3, 0)), Case(6, (2, 0))],
         "controls": [Case(5, (1, 4), "*")],
-        "failures": [Case(2, (2, 3)), Case(2, (2, 0), "(P)"), Case(4, (4, 1)), Case(4, (0, 2), "(P)")],
+        "failures": [
+            Case(2, (2, 3)),
+            Case(2, (2, 0), "(P)"),
+            Case(4, (4, 1)),
+            Case(4, (0, 2), "(P)"),
+        ],
     }
     assert [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **ALL).values()] == [*groups.values()]
     for (group, name), count in itertools.product(enumerate(groups), [0, 1]):
-        found = [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, name: count}).values()][group]
+        found = [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, name: count}).values()][
+            group
+        ]
         assert len(found) == count * (2 if name == "failures" else 1)
 
 
@@ -69,13 +80,33 @@ def test_figure_decodes_what_is_captioned() -> None:
     ]  # fmt: skip
     assert fakes.colours(figure) == ["black"] * 4 + ["tab:blue"]
     assert fakes.row_names(figure) == ["input", "output"]
-    assert fakes.texts(figure)[:4] == ["recognised", "overlapping most", "wrong class *", "not recognised"]
+    assert fakes.texts(figure)[:4] == [
+        "recognised",
+        "overlapping most",
+        "wrong class *",
+        "not recognised",
+    ]
     assert fakes.texts(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
-    for column, image, first, second in [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]:
-        composite, decoded = fakes.picture_at(figure, 0, column), fakes.picture_at(figure, 1, column)
-        np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
-        np.testing.assert_allclose(decoded[..., 0], fakes.decoded_picture(OUTPUT, image, first), atol=1e-6)
-        np.testing.assert_allclose(decoded[..., 1], fakes.decoded_picture(OUTPUT, image, second), atol=1e-6)
+    for column, image, first, second in [
+        (0, 0, 0, 1),
+        (1, 3, 3, 0),
+        (2, 1, 1, 4),
+        (3, 2, 2, 3),
+        (4, 2, 2, 0),
+    ]:
+        composite, decoded = (
+            fakes.picture_at(figure, 0, column),
+            fakes.picture_at(figure, 1, column),
+        )
+        np.testing.assert_allclose(
+            composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6
+        )  # on black
+        np.testing.assert_allclose(
+            decoded[..., 0], fakes.decoded_picture(OUTPUT, image, first), atol=1e-6
+        )
+        np.testing.assert_allclose(
+            decoded[..., 1], fakes.decoded_picture(OUTPUT, image, second), atol=1e-6
+        )
         assert (decoded[..., 2] == 0).all()
 
 
@@ -85,7 +116,9 @@ def test_note_when_all_or_none_is_recognised() -> None:
         ([2, 4], ["not recognised"], "2 of the 2"),
     ]:
         output = select_images(OUTPUT, torch.tensor(images))
-        drawn = segmentation_figure(fakes.FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
+        drawn = segmentation_figure(
+            fakes.FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images]
+        )
         *names, note = fakes.texts(drawn)
         assert names == groups
         assert note.endswith(f"not recognised: {ends} images looked at")
@@ -96,9 +129,17 @@ def test_sheet_decodes_the_predictions() -> None:
     for column, decoded in enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]):
         wrong = column in (2, 4)
         first, second = LABELS[column].tolist()
-        assert fakes.captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+        assert (
+            fakes.captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+        )
         assert fakes.colours(figure)[column] == ("tab:blue" if wrong else "black")
-        np.testing.assert_allclose(fakes.picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
+        np.testing.assert_allclose(
+            fakes.picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6
+        )
         picture = fakes.picture_at(figure, 1, column)
-        np.testing.assert_allclose(picture[..., 0], fakes.decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6)
-        np.testing.assert_allclose(picture[..., 1], fakes.decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6)
+        np.testing.assert_allclose(
+            picture[..., 0], fakes.decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6
+        )
+        np.testing.assert_allclose(
+            picture[..., 1], fakes.decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6
+        )

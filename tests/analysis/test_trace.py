@@ -10,7 +10,13 @@ from capsule_lab import routing as routings
 from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
 from capsule_lab.functional import dense_votes
 from capsule_lab.networks import EfficientCapsNet, EMCaps, HeinsenNet
-from capsule_lab.routing import AbstractRouting, EMRouting, HeinsenRouting, NormalisedEMRouting, ScaledDistanceAgreement
+from capsule_lab.routing import (
+    AbstractRouting,
+    EMRouting,
+    HeinsenRouting,
+    NormalisedEMRouting,
+    ScaledDistanceAgreement,
+)
 from capsule_lab.types import Votes
 from tests.helpers.networks import small_capsnet, small_em_caps
 
@@ -30,7 +36,9 @@ def images() -> Tensor:
 
 def random_network(**options: Any) -> EMCaps:
     torch.manual_seed(1)
-    network = small_em_caps((1, 24, 24), 4, **{"class_routing": None, "conv_weight_std": 0.5, **options}).eval()
+    network = small_em_caps(
+        (1, 24, 24), 4, **{"class_routing": None, "conv_weight_std": 0.5, **options}
+    ).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -46,7 +54,8 @@ def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tens
     expected = network(images)
     layer = network.classes
     hook = layer.register_forward_pre_hook(
-        lambda _, inputs, options: (inputs, {**options, "on_iteration": heard.append}), with_kwargs=True
+        lambda _, inputs, options: (inputs, {**options, "on_iteration": heard.append}),
+        with_kwargs=True,
     )
     output, layers = trace(network, images)
     hook.remove()
@@ -54,7 +63,11 @@ def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tens
     torch.testing.assert_close(output, expected)
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
     assert [*layers] == ["conv_capsules_1", "conv_capsules_2", "classes"]
-    assert [layer.child_grid for layer in layers.values()] == [(10, 10, 2, False), (4, 4, 3, False), (2, 2, 2, False)]
+    assert [layer.child_grid for layer in layers.values()] == [
+        (10, 10, 2, False),
+        (4, 4, 3, False),
+        (2, 2, 2, False),
+    ]
 
 
 def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
@@ -64,13 +77,19 @@ def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
         for layer in layers.values():
             last = layer.iterations[-1]
             if kind is EMRouting:
-                torch.testing.assert_close(last.poses.reshape(layer.parents.poses.shape), layer.parents.poses)
+                torch.testing.assert_close(
+                    last.poses.reshape(layer.parents.poses.shape), layer.parents.poses
+                )
             activations = last.activations.reshape(layer.parents.activations.shape)
             torch.testing.assert_close(activations, layer.parents.activations)
 
 
 def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
-    for routing in [EMRouting, functools.partial(NormalisedEMRouting, pose_norm=False), HeinsenRouting]:
+    for routing in [
+        EMRouting,
+        functools.partial(NormalisedEMRouting, pose_norm=False),
+        HeinsenRouting,
+    ]:
         layers = by_name(random_network(routing=routing).double(), images.double())
         for name, iteration in itertools.product(["conv_capsules_1", "classes"], range(2)):
             layer, found = layers[name], layers[name].iterations[iteration]
@@ -85,15 +104,22 @@ def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
             floor = (found.variances - variances)[seen]
             assert (floor > 0).all()
             if name == "classes":
-                torch.testing.assert_close(floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5)
+                torch.testing.assert_close(
+                    floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5
+                )
 
 
 def test_votes_have_the_coordinates_and_transformations_have_not(images: Tensor) -> None:
     network = random_network()
     layers = by_name(network, images)
-    layer, weight = layers["classes"], network.classes.weight.repeat(network.classes.positions, 1, 1, 1)
+    layer, weight = (
+        layers["classes"],
+        network.classes.weight.repeat(network.classes.positions, 1, 1, 1),
+    )
     torch.testing.assert_close(layer.transformations, weight)
-    torch.testing.assert_close(layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight)
+    torch.testing.assert_close(
+        layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight
+    )
     plain = dense_votes(layer.given.child_poses, weight)
     added = (layer.votes() - plain)[0].unflatten(0, (network.classes.positions, -1))
     expected = network.classes.coordinates[:, None, None].expand_as(added)
@@ -101,7 +127,9 @@ def test_votes_have_the_coordinates_and_transformations_have_not(images: Tensor)
 
 
 def test_votes_of_scaled_distances_are_shortened(images: Tensor) -> None:
-    layer = by_name(random_network(routing=ScaledDistanceAgreement, class_weight_std=3.0), images)["classes"]
+    layer = by_name(random_network(routing=ScaledDistanceAgreement, class_weight_std=3.0), images)[
+        "classes"
+    ]
     longest = layer.present.unsqueeze(2).expand(-1, -1, 4)
     assert (layer.votes().norm(dim=3) <= longest * 1.001).all()
     assert (dense_votes(layer.given.poses, layer.given.weight).norm(dim=3) > longest).any()
@@ -127,12 +155,16 @@ def test_other_networks() -> None:
         built = network((1, 96, 96), 3).eval()
         layers = by_name(built, images)
         assert set(layers) <= set(built.capsule_layers())
-        assert all(layer.couplings().shape[2] == layer.parents.poses.shape[1] for layer in layers.values())
+        assert all(
+            layer.couplings().shape[2] == layer.parents.poses.shape[1] for layer in layers.values()
+        )
 
 
 def test_a_routing_that_does_not_tell(images: Tensor) -> None:
     class Silent(EMRouting):
-        def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **options: Any) -> Any:
+        def forward(
+            self, votes: Tensor | Votes, activations: Tensor | None = None, **options: Any
+        ) -> Any:
             return super().forward(votes, activations, normalise=options.get("normalise"))
 
     with pytest.raises(ValueError, match="Silent does not call on_iteration"):
@@ -160,7 +192,9 @@ def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     corner[:, :, :4, -4:] = 1
     (before,), (after,) = (by_name(network, each).values() for each in (black, corner))
     assert before.child_grid == (4, 4, 3, True)
-    changed = before.child_grid.at_positions((after.children.activations - before.children.activations).abs())
+    changed = before.child_grid.at_positions(
+        (after.children.activations - before.children.activations).abs()
+    )
     assert changed.shape == (1, 3, 4, 4)
     assert changed[0, :, 0, -1].max() > 0
     assert changed[0, :, -1, 0].max() == 0

@@ -10,8 +10,19 @@ import pytest
 from benchmarks import by_card
 from capsule_lab.errors import ConfigError
 
-ROW = {"kind": "model", "name": "capsnet", "form": "fused", "precision": "32-true", "sizes": "batch_size 64"}
-ROW |= {"seconds_median": 0.0123456, "roofline_percent": 2.3456, "images_per_second": 5184.2, "peak_memory_bytes": 6e8}
+ROW = {
+    "kind": "model",
+    "name": "capsnet",
+    "form": "fused",
+    "precision": "32-true",
+    "sizes": "batch_size 64",
+}
+ROW |= {
+    "seconds_median": 0.0123456,
+    "roofline_percent": 2.3456,
+    "images_per_second": 5184.2,
+    "peak_memory_bytes": 6e8,
+}
 
 
 def report(*rows: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -40,21 +51,33 @@ def test_commit_must_be_known() -> None:
     assert by_card.rows_of(report(ROW, commit="abcd-dirty"), "abcd")[0]["commit"] == "abcd"
 
 
-def test_case_that_is_measured_again_replaces_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_that_is_measured_again_replaces_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(by_card, "FILE", tmp_path / "kernels_and_steps.csv")
     monkeypatch.setattr(by_card, "PAGE", tmp_path / "gpu.md")
     by_card.FILE.write_text(by_card.csv_text([]))
-    by_card.PAGE.write_text("before\n<!-- measured by card: command -->\nold\n<!-- end -->\nafter\n")
+    by_card.PAGE.write_text(
+        "before\n<!-- measured by card: command -->\nold\n<!-- end -->\nafter\n"
+    )
     other = {**ROW, "form": "textbook"}
     for number, rows in enumerate(([ROW, other], [{**ROW, "seconds_median": 0.01}], [other])):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(report(*rows)))
         by_card.main([str(path), "commit=abcd"])
-    assert [(row["form"], row["ms"]) for row in by_card.read()] == [("fused", "10"), ("textbook", "12.35")]
+    assert [(row["form"], row["ms"]) for row in by_card.read()] == [
+        ("fused", "10"),
+        ("textbook", "12.35"),
+    ]
     text = by_card.PAGE.read_text()
     assert "old" not in text
-    assert text.startswith("before\n<!-- measured by card: command -->\n\n**NVIDIA H100**, torch 2.11.0, Triton 3.6.0")
-    assert "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n" in text
+    assert text.startswith(
+        "before\n<!-- measured by card: command -->\n\n**NVIDIA H100**, torch 2.11.0, Triton 3.6.0"
+    )
+    assert (
+        "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n"
+        in text
+    )
     assert text.endswith("\n<!-- end -->\nafter\n")
     path.write_text(json.dumps(report(ROW)))
     by_card.main([str(path), "commit=other"])
@@ -64,14 +87,19 @@ def test_case_that_is_measured_again_replaces_its_row(tmp_path: Path, monkeypatc
 def test_page_is_that_of_the_rows() -> None:
     text = by_card.PAGE.read_text()
     assert by_card.read()
-    assert text == by_card.with_tables(text, by_card.read()), "python -m benchmarks.by_card writes the tables anew"
+    assert text == by_card.with_tables(text, by_card.read()), (
+        "python -m benchmarks.by_card writes the tables anew"
+    )
 
 
 def test_rows_are_complete() -> None:
     rows = by_card.read()
     assert by_card.FILE.read_text() == by_card.csv_text(by_card.merged(rows))
     for row in rows:
-        assert all(row[name] for name in ("date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms"))
+        assert all(
+            row[name]
+            for name in ("date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms")
+        )
         assert re.fullmatch(r"[0-9a-f]{8,40}", row["commit"])
         assert all(float(row[name] or 0) >= 0 for name in by_card.MEASURED)
     assert not re.search(r"/(tmp|home|root|work)/", by_card.FILE.read_text())

@@ -31,7 +31,9 @@ ONCE = "timeit -n 1 -r 1"
 
 
 def day_of(tmp_path: Path, *overrides: str, **steps: str) -> Any:
-    config = options.load(["day"], [f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}", *overrides], ["steps"])
+    config = options.load(
+        ["day"], [f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}", *overrides], ["steps"]
+    )
     config.steps = steps
     return config
 
@@ -64,9 +66,15 @@ def test_steps_that_fail_or_take_too_long_do_not_stop_the_next(
     words = ["fails:9", "sleeps:3", f'writes:50:"{WRITE}"']
     assert not day.main(config, words)
     results = json.loads((tmp_path / "out" / "day.json").read_text())["steps"]
-    assert [result["status"] for result in results] == ["failed with status 1", "its time ended", "done"]
+    assert [result["status"] for result in results] == [
+        "failed with status 1",
+        "its time ended",
+        "done",
+    ]
     assert 3 <= results[1]["seconds"] < 3 + day.PATIENCE + 2, "2: to end the killed processes"
-    assert (tmp_path / "work" / "sleeps" / "written").read_text() == "1"  # 3 seconds, less than what is kept in reserve
+    assert (
+        tmp_path / "work" / "sleeps" / "written"
+    ).read_text() == "1"  # 3 seconds, less than what is kept in reserve
     assert members(tmp_path / "out" / "sleeps.tar.gz") == ["sleeps/log.txt", "sleeps/written"]
     assert processes_of(tmp_path / "work" / "sleeps") == []
     shown = capsys.readouterr().out
@@ -113,7 +121,9 @@ def test_files_arrive_while_a_step_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(packed) > 3
 
 
-def test_steps_share_the_checkout_and_a_cache_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_share_the_checkout_and_a_cache_of_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "packages")
     found = day.environment_of(tmp_path)
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "packages"]
@@ -123,13 +133,18 @@ def test_steps_share_the_checkout_and_a_cache_of_kernels(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["test:9"], "a step is test:9; expected name:seconds or name:seconds:arguments, with a name of tests, bench"),
+        (
+            ["test:9"],
+            "a step is test:9; expected name:seconds or name:seconds:arguments, with a name of tests, bench",
+        ),
         (["tests"], "a step is tests; expected"),
         (["tests:long"], "a step is tests:long; expected"),
         ([], "part is 3; expected one of 1, 2"),
     ],
 )
-def test_wrong_step_is_refused_before_the_first_begins(tmp_path: Path, words: list[str], message: str) -> None:
+def test_wrong_step_is_refused_before_the_first_begins(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
     config = options.load(["day"], ["part=3", f"out={tmp_path / 'out'}"], [])
     with pytest.raises(ConfigError, match=message):
         day.main(config, words)
@@ -146,7 +161,9 @@ def test_prepared_list_fits_into_its_limits() -> None:
     seconds = []
     for part in config.parts.values():
         steps = [day.step_of(word, config.steps) for word in part]
-        assert len(steps) + 3 <= 8  # files that a machine gives back: with day.json and the kernels in two
+        assert (
+            len(steps) + 3 <= 8
+        )  # files that a machine gives back: with day.json and the kernels in two
         seconds.append(sum(step.seconds + day.PATIENCE for step in steps))
     assert max(seconds) <= config.limit
     assert sum(seconds) <= (15 - 2) * 60  # without the start of the machine
@@ -156,23 +173,35 @@ def test_documented_list_is_the_prepared_one() -> None:
     config = options.load(["day"], [], [])
     text = (ROOT / "docs" / "gpu.md").read_text()
     documented = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)
-    assert [":".join(row) for row in documented] == [word for part in config.parts.values() for word in part]
+    assert [":".join(row) for row in documented] == [
+        word for part in config.parts.values() for word in part
+    ]
 
 
 @pytest.mark.whole
 def test_prepared_list_composes_and_ends_in_time() -> None:
     config = options.load(["day"], [], [])
     for name, text in config.steps.items():
-        module, *arguments = day.step_of(f"{name}:100", {name: text}).command(100, Path("folder"))[2:]
+        module, *arguments = day.step_of(f"{name}:100", {name: text}).command(100, Path("folder"))[
+            2:
+        ]
         if module.startswith("capsule_lab.") and name not in ("train", "table"):
             command = module.rpartition(".")[2]
-            composed = compose(command, for_hydra(arguments, FOR_SWEEP) if command == "sweep" else arguments)
+            composed = compose(
+                command, for_hydra(arguments, FOR_SWEEP) if command == "sweep" else arguments
+            )
             check(composed)
-            seconds = budget_seconds(composed.budget) if command == "sweep" else time_limit(composed.trainer)
+            seconds = (
+                budget_seconds(composed.budget)
+                if command == "sweep"
+                else time_limit(composed.trainer)
+            )
             assert seconds == 100 - day.RESERVE
 
 
-def test_archive_has_no_checkpoints_and_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_has_no_checkpoints_and_is_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archives, "LARGEST", 2000)
     folder, archive = tmp_path / "step", tmp_path / "out" / "step.tar.gz"
     (folder / "checkpoints").mkdir(parents=True)
@@ -197,7 +226,9 @@ def test_kernels_of_an_earlier_day_are_found_at_their_new_place(
     cache = pytest.importorskip("triton.runtime.cache")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "before" / "triton"))
     writer = cache.FileCacheManager("key")
-    writer.put_group("fit.json", {name: writer.put(name, name) for name in ("fit.json", "fit.cubin")})
+    writer.put_group(
+        "fit.json", {name: writer.put(name, name) for name in ("fit.json", "fit.cubin")}
+    )
     archives.pack(tmp_path / "before" / "triton", tmp_path / "out" / "triton.tar.gz")
     shutil.rmtree(tmp_path / "before")
     day.main(day_of(tmp_path, f"kernels={tmp_path / 'out'}", once=ONCE), ["once:9"])
@@ -207,7 +238,9 @@ def test_kernels_of_an_earlier_day_are_found_at_their_new_place(
         "fit.json": "fit.json",
         "fit.cubin": "fit.cubin",
     }
-    with pytest.raises(ConfigError, match=r"which has no triton\.tar\.gz; expected the folder of an earlier day$"):
+    with pytest.raises(
+        ConfigError, match=r"which has no triton\.tar\.gz; expected the folder of an earlier day$"
+    ):
         archives.unpack_kernels(tmp_path, tmp_path)
 
 
@@ -240,12 +273,19 @@ class Item:
 
 
 def test_most_telling_tests_of_a_gpu_are_first(pytestconfig: pytest.Config) -> None:
-    last, first, second, another_first = items = [Item("a", order=2), Item("a"), Item("a", order=1), Item("b", order=0)]
+    last, first, second, another_first = items = [
+        Item("a", order=2),
+        Item("a"),
+        Item("a", order=1),
+        Item("b", order=0),
+    ]
     conftest.pytest_collection_modifyitems(pytestconfig, items)
     assert items == [first, another_first, second, last]
 
 
-def test_no_test_begins_after_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_test_begins_after_its_time(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(request.config.stash._storage, conftest.END_TIME, time.monotonic())
     with pytest.raises(pytest.skip.Exception, match=conftest.TOO_LATE):
         conftest.pytest_runtest_setup(request.node)
@@ -284,14 +324,30 @@ def test_day_of_a_copy_without_installation(tmp_path: Path) -> None:
     environment = environment_of_a_command(PYTHONPATH=os.pathsep.join(map(str, (copy, packages))))
     script = "import capsule_lab, importlib.metadata as m; print(capsule_lab.__file__); m.version('capsule-lab')"
     found = subprocess.run(
-        [bare, "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False, text=True
+        [bare, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
     )
     assert found.stdout == f"{copy / 'capsule_lab' / '__init__.py'}\n"
     assert "PackageNotFoundError" in found.stderr
     out = tmp_path / "out"
     tests = "tests:200:-k 'memory_does_not_grow' -n 0"
-    command = [bare, "-m", "benchmarks.day", f"out={out}", f"work={tmp_path / 'work'}", BENCH, TRAIN, tests]
-    ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False, text=True)
+    command = [
+        bare,
+        "-m",
+        "benchmarks.day",
+        f"out={out}",
+        f"work={tmp_path / 'work'}",
+        BENCH,
+        TRAIN,
+        tests,
+    ]
+    ended = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, check=False, text=True
+    )
     results = json.loads((out / "day.json").read_text())["steps"]
     assert [result["status"] for result in results] == ["done"] * 3, ended.stdout + ended.stderr
     assert ended.returncode == 0
@@ -301,5 +357,7 @@ def test_day_of_a_copy_without_installation(tmp_path: Path) -> None:
     assert kinds == [("kernel", "fused"), ("layer", "textbook"), ("layer", "fused")]
     assert all(row["seconds_median"] > 0 for row in rows)
     files = members(out / "train.tar.gz")
-    assert [name for name in files if name.endswith(("metrics.json", "metrics.csv", "train.log"))] != []
+    assert [
+        name for name in files if name.endswith(("metrics.json", "metrics.csv", "train.log"))
+    ] != []
     assert [name for name in files if "checkpoints" in name] == []

@@ -28,7 +28,9 @@ def test_calls_between_two_starts_of_steps_are_counted() -> None:
     (name,) = (name for name in calls if name.endswith(" called"))
     assert name.startswith("tests/benchmarks/test_host.py:")
     assert (calls[name].in_python, calls[name].calls) == (True, 1)
-    assert calls["<built-in method builtins.len>"] == host.FunctionCalls("<built-in method builtins.len>", False, 1)
+    assert calls["<built-in method builtins.len>"] == host.FunctionCalls(
+        "<built-in method builtins.len>", False, 1
+    )
 
 
 def test_steps_of_the_warm_up_are_not_timed() -> None:
@@ -52,24 +54,33 @@ def test_loss_of_other_loops_is_ours(model: str) -> None:
     ("override", "message"),
     [
         ("graphs=all", "graphs is all; expected one of none, recorded"),
-        ("models=[cnn_small]", r"models is \['cnn_small'\]; expected a list of values from capsnet, em_caps"),
+        (
+            "models=[cnn_small]",
+            r"models is \['cnn_small'\]; expected a list of values from capsnet, em_caps",
+        ),
         ("steps=0", "rounds is 12, steps 0, and batch_size 4; expected 1 or more"),
         ("rounds=1 steps=1", "steps is 1 with rounds=1; expected two or more in all"),
         ("layers=[em]", "Key 'layers' is not in struct"),
     ],
 )
-def test_refused_before_anything_is_built(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_before_anything_is_built(
+    override: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "measure", None)
     with pytest.raises(ConfigError, match=f"^{message}"):
         host.main(configuration("host", override.split()))
 
 
 @pytest.mark.parametrize("model", ["capsnet", pytest.param("em_caps", marks=pytest.mark.whole)])
-def test_rows_tables_and_file(model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_tables_and_file(
+    model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     host.main(configuration("host", [*FEW, f"models=[{model}]", f"out={tmp_path}/host.json"]))
     shown, written = capsys.readouterr().out, json.loads((tmp_path / "host.json").read_text())
-    assert [text for text in ("ours", "plain", "bare", "1.00x", "<built-in method") if text not in shown] == []
+    assert [
+        text for text in ("ours", "plain", "bare", "1.00x", "<built-in method") if text not in shown
+    ] == []
     ours, plain, bare = written["loops"]
     assert [row["loop"] for row in (ours, plain, bare)] == ["ours", "plain", "bare"]
     assert ours["python_calls"] > plain["python_calls"] > bare["python_calls"] > 100
@@ -77,6 +88,10 @@ def test_rows_tables_and_file(model: str, tmp_path: Path, capsys: Any, monkeypat
     for row in (ours, plain, bare):
         assert row["steps"] == 3
         assert row["seconds_tenth_percentile"] > 0
-        assert row["to_plain"] * plain["seconds_tenth_percentile"] == pytest.approx(row["seconds_tenth_percentile"])
-        assert row["to_bare"] * bare["seconds_tenth_percentile"] == pytest.approx(row["seconds_tenth_percentile"])
+        assert row["to_plain"] * plain["seconds_tenth_percentile"] == pytest.approx(
+            row["seconds_tenth_percentile"]
+        )
+        assert row["to_bare"] * bare["seconds_tenth_percentile"] == pytest.approx(
+            row["seconds_tenth_percentile"]
+        )
         assert len(row["functions"]) == 2

@@ -26,7 +26,11 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
         values["classes.routing.beta_a"],
         values["conv.weight"],
         values["conv.bias"],
-        *(values[f"primary.{kind}.{name}"] for kind in ("pose", "activation") for name in ("weight", "bias")),
+        *(
+            values[f"primary.{kind}.{name}"]
+            for kind in ("pose", "activation")
+            for name in ("weight", "bias")
+        ),
         *(values[f"{layer}.weight"].transpose(1, 2) for layer in layers),
         *(values[f"{layer}.routing.beta_u"] for layer in layers),
         *(values[f"{layer}.routing.beta_a"] for layer in layers),
@@ -37,16 +41,25 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
 def test_network_equals_ours(normalisation: str) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"channels": 4, "primary_types": 3, "conv_types": (2, 3)}
-    class_routing = {"inverse_temperature": 0.005, "beta_u": 2.838, "beta_a": -2500.0, "cost": "paper"}
+    class_routing = {
+        "inverse_temperature": 0.005,
+        "beta_u": 2.838,
+        "beta_a": -2500.0,
+        "cost": "paper",
+    }
     network = EMCaps(
         (2, 19, 21),
         4,
-        routing=partial(EMRouting, cost="paper", normalisation=normalisation, min_variance=5e-4, mass_eps=1e-7),
+        routing=partial(
+            EMRouting, cost="paper", normalisation=normalisation, min_variance=5e-4, mass_eps=1e-7
+        ),
         class_routing=class_routing,
         channels=4,
         primary=partial(LinearPrimaryCapsules, types=3, bias=True, offset=0.0),
         conv=partial(ConvStack, types=(2, 3), weight_std=0.5),
-        classes=partial(CoordinateClassCapsules, coordinates="grid", entries="paper", weight_std=0.5),
+        classes=partial(
+            CoordinateClassCapsules, coordinates="grid", entries="paper", weight_std=0.5
+        ),
     ).double()
     textbook = TextbookEMCaps((2, 19, 21), 4, normalisation=normalisation, **sizes).double()
     for number, parameter in enumerate(network.parameters()):
@@ -56,7 +69,10 @@ def test_network_equals_ours(normalisation: str) -> None:
         theirs.data.copy_(ours)
 
     images, labels = random(3, 2, 19, 21).sigmoid(), torch.tensor([0, 3, 1])
-    found, expected = spread_loss(network(images).scores, labels, reduction="paper"), textbook(images, labels)
+    found, expected = (
+        spread_loss(network(images).scores, labels, reduction="paper"),
+        textbook(images, labels),
+    )
     exact(found, expected)
     own = torch.autograd.grad(found, list(parameters.values()))
     assert all(gradient.any() for gradient in own)

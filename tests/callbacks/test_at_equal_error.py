@@ -37,7 +37,9 @@ def test_least_squares_of_noisy_validations() -> None:
         pytest.param([], id="no validation"),
         pytest.param([(21.0, 1.0), (19.0, 1.0)], id="two validations"),
         pytest.param([(29.0, 1.0), (25.0, 1.0), (21.0, 1.0)], id="not reached"),
-        pytest.param([(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)], id="reached before the first validation"),
+        pytest.param(
+            [(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)], id="reached before the first validation"
+        ),
         pytest.param([(20.0, 1.0), (20.0, 2.0), (20.0, 3.0)], id="no line"),
     ],
 )
@@ -55,7 +57,12 @@ def test_levels_are_checked() -> None:
 OVERRIDES = [
     *TINY_CNN,
     *NO_PICTURES,
-    *["data=affnist", "data.source=standin", "data.validation=stratified", "data.affine_validation=true"],
+    *[
+        "data=affnist",
+        "data.source=standin",
+        "data.validation=stratified",
+        "data.affine_validation=true",
+    ],
     *["data.eval_images=60", "trainer.max_epochs=-1", "trainer.max_steps=8"],
     *["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=1"],
     "+callbacks.at_equal_error={_target_: capsule_lab.callbacks.AtEqualError, levels: [80, 1], other: affine/error}",
@@ -82,5 +89,7 @@ def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
 
 def test_an_error_that_is_not_logged(tmp_path: Path) -> None:
     overrides = [each.replace("affine/error", "affin/error") for each in OVERRIDES]
-    with pytest.raises(ValueError, match=r"does not log affin/error.*expected some of affine/error, val/error"):
+    with pytest.raises(
+        ValueError, match=r"does not log affin/error.*expected some of affine/error, val/error"
+    ):
         train(compose("train", overrides), tmp_path / "run")

@@ -19,7 +19,12 @@ Weights = dict[str, torch.Tensor]
 
 NORMALISED = ["model=cnn_small", "model.channels=[4,4,4]"]  # with batch normalisation
 DECAYED = (0.5, "null", 0)
-SHORT = [*NO_PICTURES, "trainer.max_steps=6", "trainer.precision=32-true", "schedule.learning_rate.initial=0.01"]
+SHORT = [
+    *NO_PICTURES,
+    "trainer.max_steps=6",
+    "trainer.precision=32-true",
+    "schedule.learning_rate.initial=0.01",
+]
 
 
 class Recorder(Callback):
@@ -37,7 +42,10 @@ class Recorder(Callback):
 
 
 def state_of(module: Any) -> Weights:
-    return {f"network.{name}": value.detach().clone() for name, value in module.network.state_dict().items()}
+    return {
+        f"network.{name}": value.detach().clone()
+        for name, value in module.network.state_dict().items()
+    }
 
 
 def averaged(tiny: Tiny, *overrides: str) -> DictConfig:
@@ -49,20 +57,33 @@ def average(steps: list[Weights], decay: float | None) -> Weights:
     found = {name: value.double() for name, value in steps[0].items()}
     for count, step in enumerate(steps[1:], start=1):
         share = 1 / (count + 1) if decay is None else 1 - min(decay, (1 + count) / (10 + count))
-        found = {name: value + share * (step[name].double() - value) for name, value in found.items()}
+        found = {
+            name: value + share * (step[name].double() - value) for name, value in found.items()
+        }
     return found
 
 
 def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> None:
-    names = [name for name in expected if not name.endswith("num_batches_tracked")]  # a whole number, never used
+    names = [
+        name for name in expected if not name.endswith("num_batches_tracked")
+    ]  # a whole number, never used
     for name in names:
         tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(found[name], expected[name].to(found[name].dtype), msg=name, **tolerance)
+        torch.testing.assert_close(
+            found[name], expected[name].to(found[name].dtype), msg=name, **tolerance
+        )
 
 
-@pytest.mark.parametrize(("decay", "start", "first"), whole_but([DECAYED, (None, "1/2 run", 3)], DECAYED))
-def test_average_is_validated_saved_and_tested(tiny: Tiny, tmp_path: Path, decay: Any, start: str, first: int) -> None:
-    options = [f"callbacks.averaged_weights.start={start}", f"callbacks.averaged_weights.decay={decay or 'null'}"]
+@pytest.mark.parametrize(
+    ("decay", "start", "first"), whole_but([DECAYED, (None, "1/2 run", 3)], DECAYED)
+)
+def test_average_is_validated_saved_and_tested(
+    tiny: Tiny, tmp_path: Path, decay: Any, start: str, first: int
+) -> None:
+    options = [
+        f"callbacks.averaged_weights.start={start}",
+        f"callbacks.averaged_weights.decay={decay or 'null'}",
+    ]
     config = averaged(tiny, *options, "train.test=last")
     recorder = Recorder()
     result = run(config, tmp_path / "run", recorder)
@@ -70,12 +91,19 @@ def test_average_is_validated_saved_and_tested(tiny: Tiny, tmp_path: Path, decay
     saved = checkpoint(tmp_path / "run")
     assert_same(saved["state_dict"], expected, exact=False)
     assert_same(saved["current_model_state"], recorder.steps[-1])
-    assert not saved["state_dict"]["network.features.0.weight"].equal(recorder.steps[-1]["network.features.0.weight"])
+    assert not saved["state_dict"]["network.features.0.weight"].equal(
+        recorder.steps[-1]["network.features.0.weight"]
+    )
     assert_same(recorder.validated[6], saved["state_dict"])
     at_4 = average(recorder.steps[first:4], decay)
     assert_same(recorder.validated[4], at_4, exact=False)
-    assert_same(state_of(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module), saved["state_dict"])
-    tested = evaluate(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt"), trainer=config.trainer)
+    assert_same(
+        state_of(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module),
+        saved["state_dict"],
+    )
+    tested = evaluate(
+        runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt"), trainer=config.trainer
+    )
     assert result["test"] == tested["test"]
 
 
@@ -89,15 +117,23 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> N
     assert_same(recorder.validated[4], recorder.steps[3])
 
 
-@pytest.mark.parametrize(("start", "stops"), whole_but([("null", [1, 4]), ("1/2 run", [2, 5])], ("1/2 run", [2, 5])))
-def test_run_with_averaged_weights_resumes_exactly(tiny: Tiny, tmp_path: Path, start: str, stops: list[int]) -> None:
-    config = averaged(tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9")
+@pytest.mark.parametrize(
+    ("start", "stops"), whole_but([("null", [1, 4]), ("1/2 run", [2, 5])], ("1/2 run", [2, 5]))
+)
+def test_run_with_averaged_weights_resumes_exactly(
+    tiny: Tiny, tmp_path: Path, start: str, stops: list[int]
+) -> None:
+    config = averaged(
+        tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9"
+    )
     whole = train(config, tmp_path / "whole")
     assert results(interrupted_and_resumed(config, tmp_path / "run", *stops)) == results(whole)
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
     found, expected = (checkpoint(tmp_path / name) for name in ("run", "whole"))
     assert_same(found["current_model_state"], expected["current_model_state"])
-    assert torch.equal(found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"])
+    assert torch.equal(
+        found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"]
+    )
 
 
 @pytest.mark.whole

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints, pause_at
+from capsule_lab.callbacks import (
+    AtomicCheckpointIO,
+    EmbedConfig,
+    LastCheckpoint,
+    checkpoints,
+    pause_at,
+)
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import PauseError, RunError
 from capsule_lab.types import DataSpec
@@ -39,7 +45,9 @@ def saved(callback: EmbedConfig) -> dict[str, Any]:
     return checkpoint
 
 
-def test_another_number_of_threads_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_threads_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint, threads = saved(embed()), torch.get_num_threads()
     embed().on_load_checkpoint(trainer_for("fit"), None, checkpoint)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 3)
@@ -55,7 +63,11 @@ def test_another_number_of_threads_is_said(caplog: pytest.LogCaptureFixture, mon
 
 @pytest.mark.usefixtures("seconds")
 def test_training_seconds_add_up_over_interruptions_and_a_test_changes_nothing() -> None:
-    first, second, fit = embed(), embed(), trainer_for("fit", **{"val/error": 3.0, "train/error": 4.0})
+    first, second, fit = (
+        embed(),
+        embed(),
+        trainer_for("fit", **{"val/error": 3.0, "train/error": 4.0}),
+    )
     first.on_train_start(fit, None)
     checkpoint = saved(first)
     second.on_load_checkpoint(fit, None, checkpoint)
@@ -73,7 +85,10 @@ def test_training_seconds_add_up_over_interruptions_and_a_test_changes_nothing()
     ("error", "message"),
     [
         (OSError(28, "No space left on device"), "No space left"),
-        (RuntimeError("[enforce fail at inline_container.cc:872] . writing file data/1"), "torch's writer failed, .*"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:872] . writing file data/1"),
+            "torch's writer failed, .*",
+        ),
     ],
     ids=["full disk", "torch's writer"],
 )
@@ -113,7 +128,9 @@ class Trainer(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def _breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Lightning does between two batches is in tests/lit/test_lightning_internals.py."""
-    monkeypatch.setattr(checkpoints, "next_batch_follows", lambda trainer: trainer.global_step not in trainer.breaks)
+    monkeypatch.setattr(
+        checkpoints, "next_batch_follows", lambda trainer: trainer.global_step not in trainer.breaks
+    )
 
 
 def train(callback: LastCheckpoint, trainer: Trainer, steps: int) -> None:
@@ -155,7 +172,9 @@ def test_time_that_a_save_takes_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("received", [False, True])
-def test_processes_ask_each_other_once_per_step_unless_there_is_something(tmp_path: Path, received: bool) -> None:
+def test_processes_ask_each_other_once_per_step_unless_there_is_something(
+    tmp_path: Path, received: bool
+) -> None:
     questions: list[bool] = []
 
     def reduce(value: bool, *, all: bool) -> bool:
@@ -164,11 +183,19 @@ def test_processes_ask_each_other_once_per_step_unless_there_is_something(tmp_pa
 
     saver = LastCheckpoint()
     saver.saved_at, saver.signals.received = time.monotonic(), signal.SIGTERM if received else None
-    trainer: Any = Trainer(tmp_path, world_size=2, strategy=SimpleNamespace(reduce_boolean_decision=reduce))
+    trainer: Any = Trainer(
+        tmp_path, world_size=2, strategy=SimpleNamespace(reduce_boolean_decision=reduce)
+    )
     assert saver._is_due(trainer, 60) is received
-    assert (saver.stopping, saver.pausing, len(questions)) == (received, False, 3 if received else 1)
+    assert (saver.stopping, saver.pausing, len(questions)) == (
+        received,
+        False,
+        3 if received else 1,
+    )
     saver.on_test_batch_end(trainer, None)
-    assert len(questions) == (3 if received else 1), "processes may have different numbers of batches to test"
+    assert len(questions) == (3 if received else 1), (
+        "processes may have different numbers of batches to test"
+    )
     trainer.strategy.reduce_boolean_decision = lambda value, **_: True
     with pytest.raises(PauseError):
         saver.on_train_start(trainer, None)

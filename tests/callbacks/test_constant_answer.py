@@ -51,13 +51,19 @@ def test_numbers_that_plateaus_of_capsnets_show() -> None:
 def test_spread_loss_has_its_closed_form(classes: int, margin: float) -> None:
     """Equal scores: every wrong class costs the square of the margin; ``sum`` adds the images of a batch."""
     expected = (classes - 1) * margin**2
-    assert best_constant_loss(partial(spread_loss, margin=margin), even(classes)) == pytest.approx(expected, rel=1e-3)
-    of_batch = best_constant_loss(partial(spread_loss, margin=margin, reduction="sum"), even(classes), 64)
+    assert best_constant_loss(partial(spread_loss, margin=margin), even(classes)) == pytest.approx(
+        expected, rel=1e-3
+    )
+    of_batch = best_constant_loss(
+        partial(spread_loss, margin=margin, reduction="sum"), even(classes), 64
+    )
     assert of_batch == pytest.approx(64 * expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.95, 0.05), (0.2, 0.3, 0.5)])
-def test_entropy_of_the_labels_is_the_best_constant_cross_entropy(shares: tuple[float, ...]) -> None:
+def test_entropy_of_the_labels_is_the_best_constant_cross_entropy(
+    shares: tuple[float, ...],
+) -> None:
     entropy = -sum(share * math.log(share) for share in shares)
     for loss in (cross_entropy_loss, logits_cross_entropy_loss):
         found = best_constant_loss(loss, torch.tensor(shares), logits=True)
@@ -103,4 +109,6 @@ def test_no_other_constant_is_better(shares: tuple[float, ...]) -> None:
 
 def test_several_labels_per_image_add_up() -> None:
     shares = torch.full((10,), 0.2)  # two of ten classes in each image
-    assert best_constant_loss(margin_loss, shares) == pytest.approx(10 * margin_of_one_class(0.2), rel=1e-4)
+    assert best_constant_loss(margin_loss, shares) == pytest.approx(
+        10 * margin_of_one_class(0.2), rel=1e-4
+    )

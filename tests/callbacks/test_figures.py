@@ -42,7 +42,9 @@ def lit(output: CapsuleOutput, images: int = 3) -> Any:
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     found: list[tuple[str, Figure]] = []
     module = "capsule_lab.callbacks.figures"
-    monkeypatch.setattr(f"{module}.show_figure", lambda _, name, figure: found.append((name, figure)))
+    monkeypatch.setattr(
+        f"{module}.show_figure", lambda _, name, figure: found.append((name, figure))
+    )
     return found
 
 
@@ -57,7 +59,10 @@ def test_reconstructions_and_predictions(tmp_path: Path, figures: list[tuple[str
         figures.clear()
         run, found, batch = trainer(tmp_path, classes), {"output": output}, batch_of(two=two)
         Reconstructions(images=2).on_validation_batch_end(run, lit(output, 2), found, batch, 0)
-        assert [name for name, _ in figures] == ["val/reconstructions", *(["val/predictions"] if two else [])]
+        assert [name for name, _ in figures] == [
+            "val/reconstructions",
+            *(["val/predictions"] if two else []),
+        ]
         assert captions(figures[0][1]) == expected
         figures.clear()
         Reconstructions().on_validation_batch_end(run, without, found, batch, 0)
@@ -69,16 +74,22 @@ def test_reconstructions_and_predictions(tmp_path: Path, figures: list[tuple[str
 def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
     for batch, loader, changes in ((1, 0, {}), (0, 1, {}), (0, 0, {"is_global_zero": False})):
         run = trainer(tmp_path, **changes)
-        Reconstructions(images=3).on_validation_batch_end(run, lit(ONE), {}, batch_of(two=False), batch, loader)
+        Reconstructions(images=3).on_validation_batch_end(
+            run, lit(ONE), {}, batch_of(two=False), batch, loader
+        )
         assert figures == []
 
 
-def test_confusion_is_of_the_first_set_and_of_single_labels(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+def test_confusion_is_of_the_first_set_and_of_single_labels(
+    tmp_path: Path, figures: list[tuple[str, Figure]]
+) -> None:
     for output, two, loaders in ((ONE, False, [0]), (ONE, False, [0, 1, 2]), (TWO, True, [0, 0])):
         figures.clear()
         callback, network, run = ConfusionMatrix(), lit(output), trainer(tmp_path)
         for loader in loaders:
-            callback.on_validation_batch_end(run, network, {"output": output}, batch_of(two=two), 0, loader)
+            callback.on_validation_batch_end(
+                run, network, {"output": output}, batch_of(two=two), 0, loader
+            )
         callback.on_validation_epoch_end(run, network)
         assert len(figures) == (not two)
         for name, figure in figures:
@@ -91,5 +102,7 @@ def test_figures_lie_in_the_run(tmp_path: Path) -> None:
     figure = Figure()
     show_figure(trainer(tmp_path, global_step=7), "val/confusion", figure)
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]
-    expected = f"{tmp_path.name}: validation images of stand-in for MNIST, drawn while training, at step 7"
+    expected = (
+        f"{tmp_path.name}: validation images of stand-in for MNIST, drawn while training, at step 7"
+    )
     assert " ".join(figure.get_suptitle().split("\n")) == expected

@@ -63,21 +63,29 @@ def test_training_is_the_same_with_and_without(name: str, tiny: Tiny, tmp_path: 
     rows = table(with_it)
     assert [row["step"] for row in rows] == [row["step"] for row in measured] == ["0", "2"]
     for row, logged in zip(rows, measured, strict=True):
-        numbers = {f"learning/{key}": float(value) for key, value in row.items() if key != "step" and value}
-        assert {key: float(value) for key, value in logged.items() if key in numbers} == pytest.approx(numbers)
+        numbers = {
+            f"learning/{key}": float(value) for key, value in row.items() if key != "step" and value
+        }
+        assert {
+            key: float(value) for key, value in logged.items() if key in numbers
+        } == pytest.approx(numbers)
     assert any(key.startswith("relative_step_") for key in rows[0])
     assert ("pose_std_primary" in rows[0]) is (name != "cnn")
 
 
 @pytest.mark.whole
-def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: Tiny, tmp_path: Path) -> None:
+def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(
+    tiny: Tiny, tmp_path: Path
+) -> None:
     few = [*FEW, *LEARNING, "trainer.max_steps=1"]
     runs = {}
     for precision in ("32-true", "bf16-mixed"):
         train(tiny(*few, f"trainer.precision={precision}", model=TINY_CNN), tmp_path / precision)
         (runs[precision],) = table(tmp_path / precision)
     same = [key for key in runs["32-true"] if not key.startswith("relative_step")]
-    assert {key: runs["bf16-mixed"][key] for key in same} == {key: runs["32-true"][key] for key in same}
+    assert {key: runs["bf16-mixed"][key] for key in same} == {
+        key: runs["32-true"][key] for key in same
+    }
 
     config = tiny(model=TINY_CNN)
     lightning.seed_everything(config.seed, workers=True, verbose=False)
@@ -94,7 +102,9 @@ def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: 
 
 
 @pytest.mark.whole
-def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(tiny: Tiny, tmp_path: Path) -> None:
+def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
+    tiny: Tiny, tmp_path: Path
+) -> None:
     few, directory = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1"], tmp_path / "run"
     train(tiny(*few, model=TINY_CNN), tmp_path / "whole")
     assert run(tiny(*few, model=TINY_CNN), directory, TimeOver(5))["status"] == "paused"
@@ -105,7 +115,11 @@ def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(tiny: Tiny, tm
 
 
 def test_debug_learning_goes_with_models_and_data() -> None:
-    for model, data in (("capsnet", "mnist"), ("cnn_small", "multimnist"), ("em_caps_paper", "smallnorb")):
+    for model, data in (
+        ("capsnet", "mnist"),
+        ("cnn_small", "multimnist"),
+        ("em_caps_paper", "smallnorb"),
+    ):
         check(compose("train", ["debug=learning", f"model={model}", f"data={data}"]))
 
 
@@ -114,7 +128,9 @@ def images() -> Batch:
     return Batch(pixels, torch.tensor([0, 1, 2, 0]), torch.arange(4))
 
 
-def warnings(network: nn.Module, caplog: pytest.LogCaptureFixture, *, step: int = 0, first: bool = True) -> list[str]:
+def warnings(
+    network: nn.Module, caplog: pytest.LogCaptureFixture, *, step: int = 0, first: bool = True
+) -> list[str]:
     caplog.clear()
     callback, module = VarianceFloor(images=4), SimpleNamespace(network=network)
     for number in range(2):
@@ -154,6 +170,16 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
 
 def test_first_images_are_whole_records_in_full_precision() -> None:
     batch = images()
-    few = first_images(batch._replace(images=batch.images.bfloat16(), factors=torch.arange(8).reshape(4, 2)), 3)
-    assert (few.images.dtype, few.images.shape, few.labels.tolist()) == (torch.float32, (3, 1, 17, 17), [0, 1, 2])
-    assert (few.factors.dtype, few.factors.tolist(), few.parts) == (torch.int64, [[0, 1], [2, 3], [4, 5]], None)
+    few = first_images(
+        batch._replace(images=batch.images.bfloat16(), factors=torch.arange(8).reshape(4, 2)), 3
+    )
+    assert (few.images.dtype, few.images.shape, few.labels.tolist()) == (
+        torch.float32,
+        (3, 1, 17, 17),
+        [0, 1, 2],
+    )
+    assert (few.factors.dtype, few.factors.tolist(), few.parts) == (
+        torch.int64,
+        [[0, 1], [2, 3], [4, 5]],
+        None,
+    )

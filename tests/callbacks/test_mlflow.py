@@ -29,7 +29,10 @@ def test_without_mlflow_it_says_what_to_install(cli: Cli, monkeypatch: pytest.Mo
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     ended = cli("train", "logger=mlflow", "debug=smoke", "data.source=standin")
     assert ended.status == 2
-    assert "logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'" in ended.err
+    assert (
+        "logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'"
+        in ended.err
+    )
     assert not Path("runs").exists()
 
 
@@ -48,15 +51,22 @@ def test_server_that_does_not_answer_is_named(cli: Cli, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own, in a folder of its own."""
-    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'capsule-lab[mlflow]'")
-    program = shutil.which("mlflow", path=str(Path(sys.executable).parent)) or shutil.which("mlflow")
+    pytest.importorskip(
+        "mlflow", reason="mlflow is not installed: pip install 'capsule-lab[mlflow]'"
+    )
+    program = shutil.which("mlflow", path=str(Path(sys.executable).parent)) or shutil.which(
+        "mlflow"
+    )
     if program is None:
         pytest.skip("there is no mlflow command to start a server with")
     folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
     command = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", "sqlite:///ml.db", "--artifacts-destination", "art"]
     log = folder / "server.log"
-    with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as server:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as server,
+    ):
         try:
             wait_for(f"http://127.0.0.1:{port}/health", server, log)
             yield f"http://127.0.0.1:{port}"
@@ -88,7 +98,9 @@ def client(address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 @pytest.fixture
 def found(client: Any, request: pytest.FixtureRequest) -> Callable[[], list[Any]]:
     """All runs of that experiment."""
-    return lambda: list(client.search_runs([client.get_experiment_by_name(request.node.name).experiment_id]))
+    return lambda: list(
+        client.search_runs([client.get_experiment_by_name(request.node.name).experiment_id])
+    )
 
 
 of_a_server = pytest.mark.slow  # ours: it takes ten seconds to start, and twenty at worst
@@ -106,8 +118,15 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
     assert run.data.params["config/model/primary/types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
-    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss_step")] == [2]
-    expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "standin"}
+    assert [
+        point.step for point in client.get_metric_history(run.info.run_id, "train/loss_step")
+    ] == [2]
+    expected = {
+        "model": "CapsNet",
+        "data": "MNIST",
+        "routing": "DynamicRouting",
+        "source": "standin",
+    }
     assert expected.items() <= run.data.tags.items()
     files = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
     assert files == {f"figures/{path.name}" for path in (directory / "figures").iterdir()}
@@ -121,20 +140,26 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
         seen.append(client.get_run(self.run_id).info.status)
 
     monkeypatch.setattr(MLflow, "log_hyperparams", look)
-    train(tiny("trainer.max_epochs=2", f"ckpt={directory}", "logger=mlflow", *NO_PICTURES), directory)
+    train(
+        tiny("trainer.max_epochs=2", f"ckpt={directory}", "logger=mlflow", *NO_PICTURES), directory
+    )
     (run,) = found()
     assert (seen, run.info.status) == (["RUNNING"], "FINISHED")
     steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "val/error")]
     assert len(steps) == 2
     assert steps == sorted({*steps})
     path = client.download_artifacts(run.info.run_id, "config.json", str(tmp_path))
-    assert '"max_epochs": 2' in Path(path).read_text(), "parameters cannot change, so a file says what holds now"
+    assert '"max_epochs": 2' in Path(path).read_text(), (
+        "parameters cannot change, so a file says what holds now"
+    )
 
 
 @of_a_server
 def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found) -> None:
     for folder, learning_rate in (("a", 0.001), ("b", 1e30)):
-        config = tiny("logger=mlflow", *NO_PICTURES, f"schedule.learning_rate.initial={learning_rate}")
+        config = tiny(
+            "logger=mlflow", *NO_PICTURES, f"schedule.learning_rate.initial={learning_rate}"
+        )
         with pytest.raises(NonFiniteError) if folder == "b" else nullcontext():
             train(config, tmp_path / folder / "run")
     assert [run.info.run_name.partition(" model.")[0] for run in found()] == ["run", "run"]
@@ -145,7 +170,10 @@ def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found)
 def test_table_has_a_run_for_each_cell(cli: Cli, tmp_path: Path, found) -> None:
     ended = cli("sweep", f"table={write_table(tmp_path)}", "logger=mlflow")
     assert ended.out.splitlines()[-1] == "mine: 2 done"
-    shown = [(run.info.run_name, *(run.data.tags[tag] for tag in ("table", "row", "seed"))) for run in found()]
+    shown = [
+        (run.info.run_name, *(run.data.tags[tag] for tag in ("table", "row", "seed")))
+        for run in found()
+    ]
     assert sorted(shown) == [("one", "mine", "one", "0"), ("one", "mine", "one", "1")]
 
 

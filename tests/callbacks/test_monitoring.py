@@ -29,12 +29,23 @@ NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
 }
 
 
-def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path) -> None:
-    few = ["trainer.max_epochs=1", "data.eval_batch_size=20", "+callbacks.routing_stats.images=7", "train.test=none"]
+def test_statistics_of_a_run_are_those_of_its_first_validation_images(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    few = [
+        "trainer.max_epochs=1",
+        "data.eval_batch_size=20",
+        "+callbacks.routing_stats.images=7",
+        "train.test=none",
+    ]
     config = tiny("trainer.precision=32-true", *few, *NO_PICTURES)
     train(config, tmp_path / "run")
     (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
-    logged = {key for key in row if key.startswith("val/") and any(each in key for each in ("activ", "dead", "coupl"))}
+    logged = {
+        key
+        for key in row
+        if key.startswith("val/") and any(each in key for each in ("activ", "dead", "coupl"))
+    }
     assert {"val/activation_primary", "val/activation_std_digits", "val/dead_digits"} < logged
     assert float(row["val/activation_primary"]) > 0
     module = trained_module(tmp_path / "run" / "checkpoints" / "last.ckpt")
@@ -45,7 +56,9 @@ def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny
         expected = layer_statistics(module.network, images)
     assert {f"val/{key}" for key in expected} == logged - {"val/dead_capsules"}
     found = {key: float(row[f"val/{key}"]) for key in expected}
-    assert found == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-4, abs=1e-6)
+    assert found == pytest.approx(
+        {key: value.item() for key, value in expected.items()}, rel=1e-4, abs=1e-6
+    )
 
 
 def hooks(network: nn.Module) -> int:
@@ -70,7 +83,9 @@ class Fake(AbstractCapsuleNetwork):
     def __init__(self, *, reports: bool = True) -> None:
         super().__init__()
         self.reports = reports
-        self.low = Layer(torch.tensor([[0.0, 0.5, 1.0, 0.5], [0.001, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
+        self.low = Layer(
+            torch.tensor([[0.0, 0.5, 1.0, 0.5], [0.001, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+        )
         self.high = Layer(torch.tensor([[0.2, 0.005], [0.4, 0.009], [0.9, 0.9]]))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
@@ -107,7 +122,9 @@ class Lit(SimpleNamespace):
         self.logged.append((name, float(value)))
 
 
-def validate(callback: Any, lit: Lit, sizes: list[int], processes: int = 1, loader: int = 0) -> dict[str, float]:
+def validate(
+    callback: Any, lit: Lit, sizes: list[int], processes: int = 1, loader: int = 0
+) -> dict[str, float]:
     """Validate batches of these sizes, return what is logged."""
     trainer: Any = SimpleNamespace(world_size=processes, is_global_zero=True)
     lit.logged = []
@@ -127,7 +144,9 @@ def test_statistics_are_of_the_first_images_of_the_first_batch() -> None:
         found = validate(RoutingStats(images=images), Lit(network=Fake()), sizes, processes)
         assert found == pytest.approx({**expected, "val/dead_capsules": 0.0}, abs=1e-5)
     found = validate(RoutingStats(images=1), Lit(network=Fake()), [3], processes=64)
-    assert found["val/activation_high"] == pytest.approx(0.1025), "every process looks at an image at least"
+    assert found["val/activation_high"] == pytest.approx(0.1025), (
+        "every process looks at an image at least"
+    )
     lit, callback = Lit(network=Fake()), RoutingStats(images=1)
     dead = [validate(callback, lit, [size])["val/dead_capsules"] for size in (3, 2)]
     assert dead == [0.0, 50.0], "each validation counts anew"
@@ -136,12 +155,18 @@ def test_statistics_are_of_the_first_images_of_the_first_batch() -> None:
     assert validate(RoutingStats(), Lit(network=small), [2]) == {}
 
 
-def test_routing_that_reports_no_iterations_has_the_other_statistics(caplog: pytest.LogCaptureFixture) -> None:
+def test_routing_that_reports_no_iterations_has_the_other_statistics(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lit, callback = Lit(network=Fake(reports=False)), RoutingStats(images=2)
-    expected = {f"val/{name}": value for name, value in EXPECTED.items() if name != "coupling_entropy"}
+    expected = {
+        f"val/{name}": value for name, value in EXPECTED.items() if name != "coupling_entropy"
+    }
     for _ in range(2):
         found = validate(callback, lit, [2])
-        assert {key: value for key, value in found.items() if key in expected} == pytest.approx(expected, abs=1e-5)
+        assert {key: value for key, value in found.items() if key in expected} == pytest.approx(
+            expected, abs=1e-5
+        )
         assert "val/coupling_entropy" not in found
     assert [record.getMessage() for record in caplog.records] == [
         "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
@@ -150,14 +175,18 @@ def test_routing_that_reports_no_iterations_has_the_other_statistics(caplog: pyt
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", NETWORKS)
-def test_statistics_leave_no_hook_and_a_compiled_network_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_leave_no_hook_and_a_compiled_network_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, images = NETWORKS[name](), torch.rand(2, 1, 17, 17)
     expected = layer_statistics(network, images)
     assert hooks(network) == 0
     with pytest.raises(ValueError, match="images of shape"):
         layer_statistics(network, torch.rand(2, 3, 17, 17))
     assert hooks(network) == 0, "also after an error"
-    monkeypatch.setattr(network, "_compiled_call_impl", lambda *_, **__: pytest.fail("hooks would compile it again"))
+    monkeypatch.setattr(
+        network, "_compiled_call_impl", lambda *_, **__: pytest.fail("hooks would compile it again")
+    )
     torch.testing.assert_close(layer_statistics(network, images), expected)
 
 
@@ -166,7 +195,10 @@ def guarded(callback: NonFiniteGuard, first: int, steps: int, device: str = "cpu
     lit: Any = SimpleNamespace(device=torch.device(device))
     for step in range(1, steps + 1):
         nan = float("nan") if step >= first else 1.0
-        terms = {name: torch.tensor(value) for name, value in (("loss", nan), ("margin", nan), ("l2", 0.1))}
+        terms = {
+            name: torch.tensor(value)
+            for name, value in (("loss", nan), ("margin", nan), ("l2", 0.1))
+        }
         trainer: Any = SimpleNamespace(global_step=step)
         try:
             callback.on_train_batch_end(trainer, lit, terms, None, 0)
@@ -177,7 +209,12 @@ def guarded(callback: NonFiniteGuard, first: int, steps: int, device: str = "cpu
 
 
 def test_guard_names_the_term_and_the_first_step() -> None:
-    for every_n_steps, device, stopped in ((2, "cpu", 8), (5, "cpu", 10), (None, "cpu", 7), (None, "meta", 50)):
+    for every_n_steps, device, stopped in (
+        (2, "cpu", 8),
+        (5, "cpu", 10),
+        (None, "cpu", 7),
+        (None, "meta", 50),
+    ):
         assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60, device=device) == stopped
 
 
@@ -205,7 +242,10 @@ def test_copy_from_a_gpu_is_read_when_its_event_has_passed(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("hook", ["on_save_checkpoint", "on_train_end"])
 def test_guard_checks_pending_steps_before_anything_is_saved(hook: str) -> None:
-    callback, arguments = NonFiniteGuard(every_n_steps=5), [None] * (3 if hook == "on_save_checkpoint" else 2)
+    callback, arguments = (
+        NonFiniteGuard(every_n_steps=5),
+        [None] * (3 if hook == "on_save_checkpoint" else 2),
+    )
     assert guarded(callback, first=2, steps=3) == 0
     with pytest.raises(NonFiniteError, match="nan at step 2"):
         getattr(callback, hook)(*arguments)
@@ -217,21 +257,29 @@ class Norms(Callback):
         self.found: list[float] = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.found.append(torch.cat([each.grad.flatten() for each in pl_module.parameters()]).norm().item())
+        self.found.append(
+            torch.cat([each.grad.flatten() for each in pl_module.parameters()]).norm().item()
+        )
 
 
 def points(directory: Path, name: str) -> dict[int, float]:
     return {int(row["step"]): float(row[name]) for row in curves(directory) if row[name]}
 
 
-def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(tiny: Tiny, tmp_path: Path) -> None:
+def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
+    tiny: Tiny, tmp_path: Path
+) -> None:
     norms, two_epochs = Norms(), tiny("trainer.log_every_n_steps=8", *NO_PICTURES)
     run(two_epochs, tmp_path / "run", norms)
     for name in ("loss", "error"):
         epochs = points(tmp_path / "run", f"train/{name}")
         assert [*epochs] == [3, 7]
-        assert points(tmp_path / "run", f"train/{name}_step") == {7: pytest.approx(sum(epochs.values()) / 2)}
-    assert points(tmp_path / "run", "train/gradient_norm") == {7: pytest.approx(norms.found[7], rel=1e-4)}
+        assert points(tmp_path / "run", f"train/{name}_step") == {
+            7: pytest.approx(sum(epochs.values()) / 2)
+        }
+    assert points(tmp_path / "run", "train/gradient_norm") == {
+        7: pytest.approx(norms.found[7], rel=1e-4)
+    }
     assert points(tmp_path / "run", "schedule/learning_rate").keys() == {3, 7}
 
 

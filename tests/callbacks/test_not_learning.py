@@ -62,9 +62,15 @@ def warnings(
             for step, loss in enumerate(torch.linspace(start, end, steps) + deviations):
                 callback.on_train_batch_start(trainer, module, batch, step)
                 trainer.global_step += 1
-                terms = {"loss": loss - 0.01 * step, "margin": loss, "reconstruction": torch.tensor(-0.01 * step)}
+                terms = {
+                    "loss": loss - 0.01 * step,
+                    "margin": loss,
+                    "reconstruction": torch.tensor(-0.01 * step),
+                }
                 callback.on_train_batch_end(trainer, module, terms, batch, step)
-            trainer.callback_metrics = {f"{name}/error": torch.tensor(value) for name, value in errors.items()}
+            trainer.callback_metrics = {
+                f"{name}/error": torch.tensor(value) for name, value in errors.items()
+            }
         callback.on_train_end(trainer, module)
     return [record.getMessage() for record in caplog.records]
 
@@ -76,7 +82,9 @@ def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCapture
         "and the classification loss has not fallen (0.49"
     )
     assert "(schedule.learning_rate, now 0.001)" in message
-    assert len(warnings(caplog, end=0.7, val=90.0)) == 1, "a loss that rises, as a spread loss with its margin"
+    assert len(warnings(caplog, end=0.7, val=90.0)) == 1, (
+        "a loss that rises, as a spread loss with its margin"
+    )
     assert len(warnings(caplog, steps=20, epochs=3, val=90.0)) == 1, "three short epochs"
     pairs = LABELS.roll(1).view(-1, 2)
     (message,) = warnings(caplog, labels=pairs, of_trainer={"several": 2}, val=98.0)
@@ -84,7 +92,9 @@ def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCapture
 
 
 def test_learning_rate_of_zero_is_said_once_at_any_error(caplog: pytest.LogCaptureFixture) -> None:
-    expected = ["not learning: the learning rate of the last 3 steps was 0; see schedule.learning_rate"]
+    expected = [
+        "not learning: the learning rate of the last 3 steps was 0; see schedule.learning_rate"
+    ]
     assert warnings(caplog, rate=0.0, steps=3, val=5.0) == expected
 
 
@@ -95,7 +105,9 @@ def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) ->
     assert warnings(caplog, steps=20, train=90.0) == [], "too few steps"
     assert warnings(caplog) == [], "nothing is known of the error"
     assert warnings(caplog, of_trainer={"first": False}, train=90.0) == [], "not the first process"
-    assert warnings(caplog, labels=torch.zeros(20, dtype=torch.int64), train=0.0) == [], "a single class"
+    assert warnings(caplog, labels=torch.zeros(20, dtype=torch.int64), train=0.0) == [], (
+        "a single class"
+    )
 
 
 # --- losses of networks that ignore their input: 0.5236 of ten balanced classes, 0.81 if all capsules are 0
@@ -117,28 +129,48 @@ ALIKE = "0.5236 at best; likely causes: images that are blank or alike, labels t
     [
         ((0.526, 0.5238), 3, f"is that of a network that ignores its input, {ALIKE}"),
         ((0.9, 0.5238), 1, None),
-        ((0.82, 0.80), 3, "is that of class capsules that are all 0, which are dead; likely causes: initial weights"),
-        ((2.4, 1.7), 3, "times that of a network that ignores its input, 0.5236: its answers are saturated; likely"),
+        (
+            (0.82, 0.80),
+            3,
+            "is that of class capsules that are all 0, which are dead; likely causes: initial weights",
+        ),
+        (
+            (2.4, 1.7),
+            3,
+            "times that of a network that ignores its input, 0.5236: its answers are saturated; likely",
+        ),
         ((0.53, 0.45), 3, None),
         ((0.9, 0.3), 3, None),
     ],
 )
 def test_loss_of_a_constant_answer_is_named_while_it_still_falls(
-    losses: tuple[float, float], epochs: int, expected: str | None, capsnet: Any, caplog: pytest.LogCaptureFixture
+    losses: tuple[float, float],
+    epochs: int,
+    expected: str | None,
+    capsnet: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    messages = warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=90.0, val=90.0)
+    messages = warnings(
+        caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=90.0, val=90.0
+    )
     assert len(messages) == (expected is not None)
     assert expected is None or expected in messages[0]
-    assert warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=80.0) == [], "it learns"
+    assert warnings(caplog, *losses, epochs=epochs, module=capsnet, noise=1e-4, train=80.0) == [], (
+        "it learns"
+    )
 
 
 @pytest.mark.parametrize("steps", [52, 60, 200])
-def test_plateau_at_the_end_of_a_short_run_is_named(steps: int, capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_plateau_at_the_end_of_a_short_run_is_named(
+    steps: int, capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Within one check; the loss falls from 0.9 in the first half, as in a run of 60 steps on blank images."""
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
     capsnet.step_values = RATES
     trainer.callback_metrics = {"train/error": torch.tensor(90.0)}
-    falling = torch.cat([torch.linspace(0.9, 0.525, steps // 2), torch.linspace(0.525, 0.5238, steps - steps // 2)])
+    falling = torch.cat(
+        [torch.linspace(0.9, 0.525, steps // 2), torch.linspace(0.525, 0.5238, steps - steps // 2)]
+    )
     for loss in falling:
         trainer.global_step += 1
         callback.on_train_batch_start(trainer, capsnet, batch, 0)
@@ -150,13 +182,17 @@ def test_plateau_at_the_end_of_a_short_run_is_named(steps: int, capsnet: Any, ca
     assert ALIKE in caplog.text
 
 
-@pytest.mark.parametrize(("factor", "state"), [(2.0, "ignores its input, "), (3.0, "saturated"), (1.5, "not fallen")])
+@pytest.mark.parametrize(
+    ("factor", "state"), [(2.0, "ignores its input, "), (3.0, "saturated"), (1.5, "not fallen")]
+)
 def test_margin_of_a_schedule_is_followed(
     factor: float, state: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A spread loss whose margin rises: equal answers for three classes cost twice the square of the margin."""
     module = modules.classifier(spread_loss, schedule={**modules.RATE, "margin": Constant(0.5)})
-    monkeypatch.setattr(module, "schedule_values", lambda step=0: {"margin": 0.2 + 0.7 * step / 120})
+    monkeypatch.setattr(
+        module, "schedule_values", lambda step=0: {"margin": 0.2 + 0.7 * step / 120}
+    )
     callback, trainer, batch = NotLearning(), trainer_of(), batch_of(torch.arange(18) % 3)
     module.step_values = RATES
     trainer.datamodule.spec = DataSpec((1, 4, 4), 3)
@@ -172,34 +208,64 @@ def test_margin_of_a_schedule_is_followed(
     assert state in caplog.text
 
 
-def test_unknown_loss_is_left_to_the_other_criterion(capsnet: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_loss_is_left_to_the_other_criterion(
+    capsnet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     capsnet.loss = lambda scores, labels: labels.no_such_attribute
     assert warnings(caplog, 0.526, 0.45, module=capsnet, noise=1e-4, train=90.0) == []
     (message,) = warnings(caplog, module=capsnet, train=90.0)
     assert "has not fallen" in message
 
 
-BLANK = ["module=capsnet", "model.decoder=null", "trainer.accelerator=cpu", "model=capsnet_slim", "model.channels=16"]
+BLANK = [
+    "module=capsnet",
+    "model.decoder=null",
+    "trainer.accelerator=cpu",
+    "model=capsnet_slim",
+    "model.channels=16",
+]
 
 
 @pytest.mark.whole  # whole trainings
 @pytest.mark.parametrize(
     ("classes", "options", "expected"),
     [
-        (2, ["trainer.max_steps=130"], "is that of a network that ignores its input, 0.2133 at best"),
-        (10, ["trainer.max_steps=60"], "is that of a network that ignores its input, 0.5236 at best"),
-        (-8, [*ALL_TOO_FAST, "trainer.max_steps=150"], "times that of a network that ignores its input, 0.49"),
+        (
+            2,
+            ["trainer.max_steps=130"],
+            "is that of a network that ignores its input, 0.2133 at best",
+        ),
+        (
+            10,
+            ["trainer.max_steps=60"],
+            "is that of a network that ignores its input, 0.5236 at best",
+        ),
+        (
+            -8,
+            [*ALL_TOO_FAST, "trainer.max_steps=150"],
+            "times that of a network that ignores its input, 0.49",
+        ),
         (-8, ["trainer.max_steps=60"], None),
     ],
     ids=["blank images of two classes", "of ten", "saturated", "stripes that are learned"],
 )
 def test_runs_that_stay_at_chance_are_named(
-    classes: int, options: list[str], expected: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    classes: int,
+    options: list[str],
+    expected: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = compose("train", ["data=mnist", "data.source=standin", *BLANK, *options, *NO_PICTURES])
-    config.data = {"_target_": "tests.callbacks.test_not_learning.Plain", "classes": classes, "batch_size": 32}
+    config.data = {
+        "_target_": "tests.callbacks.test_not_learning.Plain",
+        "classes": classes,
+        "batch_size": 32,
+    }
     train(config, tmp_path / "run")
-    found = [record.getMessage() for record in caplog.records if "not learning" in record.getMessage()]
+    found = [
+        record.getMessage() for record in caplog.records if "not learning" in record.getMessage()
+    ]
     assert len(found) == (expected is not None)
     assert expected is None or expected in found[0]
 

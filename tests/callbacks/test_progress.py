@@ -36,7 +36,9 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
     """What is logged in a run of two epochs of four steps."""
     module, callback = classifier(), ProgressLines(60.0)
     module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER)
+    trainer: Any = SimpleNamespace(
+        global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER
+    )
     with caplog.at_level(logging.INFO, "capsule_lab"):
         callback.on_train_start(trainer, module)
         for epoch in range(2):
@@ -59,13 +61,25 @@ def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -
     ]
 
 
-def test_a_long_epoch_has_more_lines_and_the_first_comes_early(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+def test_a_long_epoch_has_more_lines_and_the_first_comes_early(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
     found = lines(caplog, clock, 40)
-    assert found[:2] == ["epoch 1  step 1/8  loss 0.25", "epoch 1  step 3/8  loss 0.25  left 0:03:20"]
-    assert [line.split()[1:4:2] for line in found[2:]] == [["1", "4/8"], ["2", "6/8"], ["2", "8/8"], ["2", "8/8"]]
+    assert found[:2] == [
+        "epoch 1  step 1/8  loss 0.25",
+        "epoch 1  step 3/8  loss 0.25  left 0:03:20",
+    ]
+    assert [line.split()[1:4:2] for line in found[2:]] == [
+        ["1", "4/8"],
+        ["2", "6/8"],
+        ["2", "8/8"],
+        ["2", "8/8"],
+    ]
 
 
-def test_time_left_is_not_more_than_a_timer_leaves(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_not_more_than_a_timer_leaves(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for limit, left in ((90, "0:01:30"), (900, "0:02:00")):
         timer, module, callback = Timer(timedelta(seconds=900)), classifier(), ProgressLines()
         monkeypatch.setattr(timer, "time_remaining", lambda limit=limit: limit)
@@ -116,7 +130,9 @@ def draw(callback: ProgressBar, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 80, 160])
-def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_bar_is_one_line_and_epochs_stay_above_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
     terminal, root = Terminal(), logging.getLogger()
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
@@ -132,14 +148,20 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
     assert sys.stdout is handler.stream is terminal
     drawn = terminal.drawn()
     assert all(len(line) <= columns for line in drawn)
-    epoch, validation, test = ("epoch 2/3 ", "validation 2/2", "test") if columns >= 80 else ("", "", "")
+    epoch, validation, test = (
+        ("epoch 2/3 ", "validation 2/2", "test") if columns >= 80 else ("", "", "")
+    )
     last_of_epoch = [line for line in drawn if re.match(rf"{epoch}.*120024/120036.* left ", line)]
     assert last_of_epoch, "\n".join(drawn)
     assert last_of_epoch[0].endswith("left 1:23:38")
     if columns >= 80:
         assert "━━━━" in last_of_epoch[0]
         assert "120024/120036 loss 0.2512  val error 12.35 %" in last_of_epoch[0]
-        kept = [line for line in drawn if line.startswith("epoch 2  step 120024/120036  loss 0.5  error 44.00 %")]
+        kept = [
+            line
+            for line in drawn
+            if line.startswith("epoch 2  step 120024/120036  loss 0.5  error 44.00 %")
+        ]
         assert len(kept) == 1
     assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
     assert drawn[-1].startswith(test)
@@ -148,9 +170,15 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("in_notebook", "package", "kind"),
-    [(True, "ipywidgets", ProgressBar), (True, None, ProgressLines), (False, "ipywidgets", ProgressLines)],
+    [
+        (True, "ipywidgets", ProgressBar),
+        (True, None, ProgressLines),
+        (False, "ipywidgets", ProgressLines),
+    ],
 )
-def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: Any, kind: type) -> None:
+def test_a_notebook_has_a_bar(
+    monkeypatch: pytest.MonkeyPatch, in_notebook: bool, package: Any, kind: type
+) -> None:
     monkeypatch.setattr(progress, "Console", lambda: SimpleNamespace(is_jupyter=in_notebook))
     monkeypatch.setattr(progress, "find_spec", lambda name: name == package or None)
     assert type(progress_callback()) is kind

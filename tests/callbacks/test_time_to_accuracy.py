@@ -57,7 +57,9 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def on_train_start(self) -> None:
-        self.trainer.should_stop = lightning_internals.stopped_at_threshold(self.trainer)  # as AbstractClassifierModule
+        self.trainer.should_stop = lightning_internals.stopped_at_threshold(
+            self.trainer
+        )  # as AbstractClassifierModule
 
 
 class Batches(list):
@@ -103,7 +105,12 @@ class Kept(DummyLogger):
 
 
 def fit(
-    folder: Path, clock: Clock, errors: Sequence[float], *more: Callback, ckpt_path: Path | None = None, **options: Any
+    folder: Path,
+    clock: Clock,
+    errors: Sequence[float],
+    *more: Callback,
+    ckpt_path: Path | None = None,
+    **options: Any,
 ) -> tuple[TimeToAccuracy, L.Trainer]:
     """A run of ten steps that is validated after every other one."""
     callback = TimeToAccuracy(**options)
@@ -112,7 +119,13 @@ def fit(
         default_root_dir=folder, enable_checkpointing=True, logger=Kept(), callbacks=[callback, *more],
         val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=0, log_every_n_steps=1,
     )  # fmt: skip
-    run.fit(Timed(clock, errors), Batches(clock, 10), loader(BATCH), ckpt_path=ckpt_path, weights_only=True)
+    run.fit(
+        Timed(clock, errors),
+        Batches(clock, 10),
+        loader(BATCH),
+        ckpt_path=ckpt_path,
+        weights_only=True,
+    )
     return callback, run
 
 
@@ -130,13 +143,17 @@ def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock)
     saved = torch.load(tmp_path / "checkpoints" / "reached_99.ckpt", weights_only=True)
     assert (saved["global_step"], saved["state_dict"]["weight"].item()) == (4, pytest.approx(-0.4))
 
-    training = 8 * STEP + 4 * LOADING  # four of eight batches follow a step; Lightning loads a batch ahead
+    training = (
+        8 * STEP + 4 * LOADING
+    )  # four of eight batches follow a step; Lightning loads a batch ahead
     assert second["seconds"] == pytest.approx(training, abs=2 * LOADING)
     assert callback.seconds["validation"] == pytest.approx(4 * VALIDATION, abs=2 * LOADING)
     assert START_UP <= callback.seconds["start_up"] <= START_UP + 2 * LOADING
     assert 2 * SAVE <= callback.seconds["checkpoints"] <= 2 * SAVE + 4 * LOADING
     assert sum(callback.seconds.values()) == clock.now, "all of the time is accounted for"
-    assert second["wall_seconds"] == clock.now - SAVE, "at the last validation, before its checkpoint"
+    assert second["wall_seconds"] == clock.now - SAVE, (
+        "at the last validation, before its checkpoint"
+    )
 
     logged = run.logger.logged
     assert logged["time_to_accuracy/99/images"] == (4 * len(BATCH.labels), 3)
@@ -145,7 +162,9 @@ def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock)
 
     run.save_checkpoint(tmp_path / "last.ckpt")
     again, run = fit(tmp_path, clock, ERRORS, ckpt_path=tmp_path / "last.ckpt")
-    assert (run.global_step, again.reached) == (8, callback.reached), "a run that has ended is not trained on"
+    assert (run.global_step, again.reached) == (8, callback.reached), (
+        "a run that has ended is not trained on"
+    )
 
 
 def test_two_at_once_none_and_all_without_an_end(tmp_path: Path, clock: Clock) -> None:
@@ -153,12 +172,17 @@ def test_two_at_once_none_and_all_without_an_end(tmp_path: Path, clock: Clock) -
     first, second = callback.reached["99"], callback.reached["99.5"]
     assert all(first[name] == second[name] for name in ("step", "seconds", "images"))
     assert run.global_step == 4
-    assert sorted(file.name for file in tmp_path.glob("checkpoints/*")) == ["reached_99.5.ckpt", "reached_99.ckpt"]
+    assert sorted(file.name for file in tmp_path.glob("checkpoints/*")) == [
+        "reached_99.5.ckpt",
+        "reached_99.ckpt",
+    ]
 
     callback, run = fit(tmp_path, clock, [50.0, 1.0, 0.7, 0.8, 0.6])
     found = callback.results()
     assert found["99/seconds"] == callback.reached["99"]["seconds"]
-    assert [found[f"99.5/{name}"] for name in ("seconds", "wall_seconds", "images", "step", "error")] == [None] * 5
+    assert [
+        found[f"99.5/{name}"] for name in ("seconds", "wall_seconds", "images", "step", "error")
+    ] == [None] * 5
     assert (run.global_step, lightning_internals.stop_reason(run, 10)) == (10, "steps")
 
     callback, run = fit(tmp_path, clock, [0.1] * 5, stop=False)
@@ -166,7 +190,9 @@ def test_two_at_once_none_and_all_without_an_end(tmp_path: Path, clock: Clock) -
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
-def test_interrupted_run_records_what_a_whole_one_does(tmp_path: Path, clock: Clock, step: int) -> None:
+def test_interrupted_run_records_what_a_whole_one_does(
+    tmp_path: Path, clock: Clock, step: int
+) -> None:
     whole, _ = fit(tmp_path / "whole", clock, ERRORS)
     file, folder = tmp_path / "last.ckpt", tmp_path / "again"
     with pytest.raises(KeyError, match="interrupted"):
@@ -177,7 +203,9 @@ def test_interrupted_run_records_what_a_whole_one_does(tmp_path: Path, clock: Cl
         found = again.reached[threshold]
         assert all(found[name] == expected[name] for name in ("step", "images", "error"))
         assert found["seconds"] == pytest.approx(expected["seconds"], abs=2 * LOADING)
-    assert 2 * START_UP <= again.seconds["start_up"] < 2 * START_UP + 10, "both commands had to start"
+    assert 2 * START_UP <= again.seconds["start_up"] < 2 * START_UP + 10, (
+        "both commands had to start"
+    )
     assert run.global_step == 8
 
 
@@ -186,12 +214,16 @@ def test_exactly_the_accuracy_is_reached(tmp_path: Path, clock: Clock) -> None:
     labels = torch.zeros(10_000, dtype=torch.long)
     for wrong, reached in ((50, True), (51, False)):
         error = ErrorRate(10)
-        error.update(torch.nn.functional.one_hot((torch.arange(10_000) < wrong).long(), 10).float(), labels)
+        error.update(
+            torch.nn.functional.one_hot((torch.arange(10_000) < wrong).long(), 10).float(), labels
+        )
         callback, _ = fit(tmp_path, clock, [float(error.compute())] * 5)
         assert ("99.5" in callback.reached) is reached
 
 
-def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_has_done_its_steps_before_the_clock_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited: list[str] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: waited.append(device.type))
     callback, device = TimeToAccuracy(), torch.device("cuda")
@@ -200,22 +232,33 @@ def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: py
     assert waited == ["cuda"], "once, at the validation"
 
 
-CALLBACK = "+callbacks.time_to_accuracy={_target_: capsule_lab.callbacks.TimeToAccuracy, thresholds: [1]}"
+CALLBACK = (
+    "+callbacks.time_to_accuracy={_target_: capsule_lab.callbacks.TimeToAccuracy, thresholds: [1]}"
+)
 RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, CALLBACK, "trainer.max_epochs=1", "train.test=last"]
 
 
 def test_result_has_times_and_the_test_of_the_weights_that_reached_it(tmp_path: Path) -> None:
     """A run that reaches 1 % and not 99.9 %."""
-    result = train(compose("train", [*RUN, "callbacks.time_to_accuracy.thresholds=[1, 99.9]"]), tmp_path / "run")
+    result = train(
+        compose("train", [*RUN, "callbacks.time_to_accuracy.thresholds=[1, 99.9]"]),
+        tmp_path / "run",
+    )
     found = result["time_to_accuracy"]
-    assert (found["1/step"], found["1/images"], found["1/error"]) == (4, 256, result["val"]["error"])
+    assert (found["1/step"], found["1/images"], found["1/error"]) == (
+        4,
+        256,
+        result["val"]["error"],
+    )
     assert 0 < found["1/seconds"] < found["1/wall_seconds"]
     assert found["1/test_error"] == result["test"]["error"], "of the same step"
     assert found["99.9/seconds"] is found["99.9/test_error"] is None
     assert result["weights_tested"] == "last"
 
     rows = curves(tmp_path / "run")
-    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [result["test"]["error"]]
+    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [
+        result["test"]["error"]
+    ]
     (validation,) = [row for row in rows if row["val/error"]]
     assert float(validation["time_to_accuracy/images"]) == 256
 

@@ -13,7 +13,10 @@ def test_without_trackio_it_says_what_to_install(cli: Cli, monkeypatch: pytest.M
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     ended = cli("train", "logger=trackio", "debug=smoke", "data.source=standin")
     assert (ended.status, Path("runs").exists()) == (2, False)
-    assert "logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'" in ended.err
+    assert (
+        "logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'"
+        in ended.err
+    )
 
 
 READ = """

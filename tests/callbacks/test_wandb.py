@@ -24,8 +24,13 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.whole
-def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
-    found = train(tiny("logger=wandb", "trainer.max_epochs=1", "trainer.log_every_n_steps=2"), tmp_path / "run")
+def test_run_has_results_configuration_provenance_tags_and_pictures(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    found = train(
+        tiny("logger=wandb", "trainer.max_epochs=1", "trainer.log_every_n_steps=2"),
+        tmp_path / "run",
+    )
     shown = read_offline(tmp_path / "run")
     points = [row for row in shown["history"] if "train/loss_step" in row]
     assert [row["trainer/global_step"] for row in points] == [1, 3]
@@ -57,9 +62,13 @@ def test_tags_and_names() -> None:
 
 
 @pytest.mark.whole
-def test_output_is_the_command_that_uploads_the_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_output_is_the_command_that_uploads_the_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("WANDB_SILENT")
-    ended = cli("train", *TINY, "trainer.max_epochs=1", "train.directory=run", "logger=wandb", *NO_PICTURES)
+    ended = cli(
+        "train", *TINY, "trainer.max_epochs=1", "train.directory=run", "logger=wandb", *NO_PICTURES
+    )
     lines = [line for line in (ended.out + ended.err).splitlines() if re.search("wandb|W&B", line)]
     (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to upload this run to W&B: wandb sync {folder}" in lines
@@ -69,7 +78,10 @@ def test_output_is_the_command_that_uploads_the_run(cli: Cli, monkeypatch: pytes
 @pytest.mark.whole
 def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError):
-        train(tiny("logger=wandb", "schedule.learning_rate.initial=1e30", *NO_PICTURES), tmp_path / "run")
+        train(
+            tiny("logger=wandb", "schedule.learning_rate.initial=1e30", *NO_PICTURES),
+            tmp_path / "run",
+        )
     assert read_offline(tmp_path / "run")["exit_code"] == 1
 
 
@@ -78,11 +90,24 @@ def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> 
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])
     ended = cli("sweep", f"table={file}", "logger=wandb")
-    assert ended.out.splitlines()[-1] == "mine: 2 done", "a dashboard decides nothing about a result"
+    assert ended.out.splitlines()[-1] == "mine: 2 done", (
+        "a dashboard decides nothing about a result"
+    )
     shown = [read_offline(directory) for directory in (tmp_path / "runs").glob("capsnet-*")]
-    assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [("one", "one"), ("one/b", "one/b")]
+    assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [
+        ("one", "one"),
+        ("one/b", "one/b"),
+    ]
     assert {run["run"]["run_group"] for run in shown} == {"mine"}
-    synced = python("-m", "wandb", "sync", "--dry-run", *map(str, tmp_path.glob(SYNC)), cwd=tmp_path, WANDB_SILENT="")
+    synced = python(
+        "-m",
+        "wandb",
+        "sync",
+        "--dry-run",
+        *map(str, tmp_path.glob(SYNC)),
+        cwd=tmp_path,
+        WANDB_SILENT="",
+    )
     assert "Would sync 2 run(s)" in synced.err
     assert all({"mine", "seed 3"} < {*run["tags"]} and run["state"] == "finished" for run in shown)
 
@@ -94,21 +119,39 @@ def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path
     shutil.rmtree(tmp_path / "run" / "wandb")
     assert cli("figures", "run=run", "logger=wandb", "images=2").status == 0
     run = read_offline(tmp_path / "run")["run"]
-    assert (run["run_id"], run["display_name"], run["run_group"], run["job_type"]) == ("run", "row/0", "table", "row")
+    assert (run["run_id"], run["display_name"], run["run_group"], run["job_type"]) == (
+        "run",
+        "row/0",
+        "table",
+        "row",
+    )
 
 
 @pytest.mark.whole
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )  # wandb leaves it open
-def test_run_of_an_agent_has_the_id_that_it_gave(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_an_agent_has_the_id_that_it_gave(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "given.yaml").write_text("wandb_version: 1\nrouting.iterations: {value: 2}\n")
-    agent = {"WANDB_SWEEP_ID": "mine", "WANDB_RUN_ID": "given", "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "given.yaml")}
+    agent = {
+        "WANDB_SWEEP_ID": "mine",
+        "WANDB_RUN_ID": "given",
+        "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "given.yaml"),
+    }
     for name, value in agent.items():
         monkeypatch.setenv(name, value)
     wandb.teardown()  # it reads the environment once in a process
-    train(tiny("trainer.max_epochs=1", *NO_PICTURES, "logger=wandb", "routing.iterations=2"), tmp_path / "run")
+    train(
+        tiny("trainer.max_epochs=1", *NO_PICTURES, "logger=wandb", "routing.iterations=2"),
+        tmp_path / "run",
+    )
     wandb.teardown()
     shown = read_offline(tmp_path / "run")
-    assert (shown["run_id"], shown["state"], shown["config"]["routing.iterations"]) == ("given", "finished", 2)
+    assert (shown["run_id"], shown["state"], shown["config"]["routing.iterations"]) == (
+        "given",
+        "finished",
+        2,
+    )
     assert shown["config"]["config"]["routing"]["iterations"] == 2

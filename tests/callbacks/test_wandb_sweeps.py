@@ -32,24 +32,42 @@ def values(parameter: dict[str, Any]) -> list[Any]:
 
 def command_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """What W&B's agent starts for these values, put together by its own functions."""
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # a second to import
+    from wandb.sdk.launch.sweeps.utils import (
+        create_sweep_command,
+        create_sweep_command_args,
+    )  # a second to import
 
-    filled = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
-    macros = {"${env}": ["/usr/bin/env"], "${interpreter}": ["python"], "${program}": [sweep["program"]]}
+    filled = create_sweep_command_args(
+        {"args": {name: {"value": value} for name, value in chosen.items()}}
+    )
+    macros = {
+        "${env}": ["/usr/bin/env"],
+        "${interpreter}": ["python"],
+        "${program}": [sweep["program"]],
+    }
     macros |= {f"${{{name}}}": given for name, given in filled.items()}
-    return [argument for part in create_sweep_command([*sweep["command"]]) for argument in macros.get(part, [part])]
+    return [
+        argument
+        for part in create_sweep_command([*sweep["command"]])
+        for argument in macros.get(part, [part])
+    ]
 
 
 def varied(sweep: dict[str, Any]) -> list[dict[str, Any]]:
     """The first run, then those in which one parameter has another value."""
     every = {name: values(parameter) for name, parameter in sweep["parameters"].items()}
     first = {name: found[0] for name, found in every.items()}
-    return [first, *({**first, name: value} for name, found in every.items() for value in found[1:])]
+    return [
+        first,
+        *({**first, name: value} for name, found in every.items() for value in found[1:]),
+    ]
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(sweep: dict[str, Any], trained: Trained) -> None:
+def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(
+    sweep: dict[str, Any], trained: Trained
+) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(sweep)
     assert set(sweep) <= set(SCHEMA["properties"]), "the schema lets pass what it does not know"
     names = (trained.directory / "metrics.csv").read_text().splitlines()[0].split(",")
@@ -65,7 +83,12 @@ def test_every_value_makes_another_run(sweep: dict[str, Any]) -> None:
     hashes = []
     for chosen in varied(sweep):
         env, interpreter, option, program, *overrides = command_of(sweep, chosen)
-        assert [env, interpreter, option, program] == ["/usr/bin/env", "python", "-m", "capsule_lab.train"]
+        assert [env, interpreter, option, program] == [
+            "/usr/bin/env",
+            "python",
+            "-m",
+            "capsule_lab.train",
+        ]
         config = compose("train", overrides)
         check(config)
         assert config.logger.wandb.mode == "online"

@@ -58,7 +58,11 @@ def attempt(name: str, fault: Try, seed: int, number: int) -> str:
     except Fault as error:
         return str(error)
     except Exception as error:  # unreadable files count as a failure
-        return f"unreadable: {type(error).__name__}: {error} {traceback.format_exc(limit=-2)}".replace("\n", " ")
+        return (
+            f"unreadable: {type(error).__name__}: {error} {traceback.format_exc(limit=-2)}".replace(
+                "\n", " "
+            )
+        )
     return "survived"
 
 
@@ -76,12 +80,16 @@ def main(arguments: Sequence[str], kinds: Mapping[str, tuple[str, Try]] = KINDS)
             outcome = attempt(names[0], kinds[names[0]][1], seed, int(options["case"]))
             sys.stdout.write(f"{outcome}\n")
             return int(":" in outcome)
-        return int(not run({name: kinds[name] for name in names}, float(options.get("minutes", 30)), seed))
+        return int(
+            not run({name: kinds[name] for name in names}, float(options.get("minutes", 30)), seed)
+        )
     finally:
         shutil.rmtree(faults.TEMPORARY[0], ignore_errors=True)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # its processes end with it
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # its processes end with it
     processes.preload()
     sys.exit(main(sys.argv[1:]))

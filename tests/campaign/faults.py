@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.campaign.outcomes import Fault, NotHitError, ended, expect_equal, expect_sentence, expect_success, stopped_by
+from tests.campaign.outcomes import (
+    Fault,
+    NotHitError,
+    ended,
+    expect_equal,
+    expect_sentence,
+    expect_success,
+    stopped_by,
+)
 from tests.campaign.processes import STOPPING, Process, executed, forked, status_of
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 from tests.helpers.tables import write_table
@@ -21,10 +29,17 @@ from tests.helpers.tables import write_table
 ANY_SIGNAL = (*STOPPING, signal.SIGKILL)
 GRACE = 10.0  # ours: seconds after which nothing lives on
 IMPORT_SECONDS = 5.0  # ours: what the shell's command takes longer
-RANK_LIMIT = 120.0  # ours: seconds in which a run of two processes ends when one of them stands still
+RANK_LIMIT = (
+    120.0  # ours: seconds in which a run of two processes ends when one of them stands still
+)
 EPOCHS = [*TINY_CAPSNET, "trainer.max_epochs=3", *NO_PICTURES]
 BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=7", "trainer.check_val_every_n_epoch=null"]
-EMCAPS = ["model=em_caps_small", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
+EMCAPS = [
+    "model=em_caps_small",
+    "model.channels=4",
+    "model.primary.types=2",
+    "model.conv.types=[2,2]",
+]
 CONFIGURATIONS = (
     EPOCHS,
     [*TINY_CAPSNET, "trainer.max_epochs=2"],  # with pictures
@@ -104,11 +119,22 @@ def counted(folder: Path, kill_at: int) -> Callable[[], Any]:
         file, runs = (folder / "changes").open("ab", buffering=0), str(folder / "runs")
 
         def audit(name: str, arguments: tuple[Any, ...]) -> None:
-            changes = name in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
-            if not changes and not (name == "open" and isinstance(arguments[2], int) and arguments[2] & writing):
+            changes = name in (
+                "os.rename",
+                "os.remove",
+                "os.mkdir",
+                "os.rmdir",
+                "os.link",
+                "os.truncate",
+            )
+            if not changes and not (
+                name == "open" and isinstance(arguments[2], int) and arguments[2] & writing
+            ):
                 return
             path = arguments[name == "os.rename"]
-            if isinstance(path, str | bytes | os.PathLike) and os.path.abspath(os.fsdecode(path)).startswith(runs):
+            if isinstance(path, str | bytes | os.PathLike) and os.path.abspath(
+                os.fsdecode(path)
+            ).startswith(runs):
                 file.write(b".")
                 if file.tell() == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -162,7 +188,10 @@ def rank(draw: random.Random) -> None:
         if not process.send(target, signum):
             raise NotHitError
         if left := process.remain(RANK_LIMIT, but=target if signum == signal.SIGSTOP else 0):
-            raise Fault("alive", f"{len(left)} processes {RANK_LIMIT} s after {signum.name} to rank {number}")
+            raise Fault(
+                "alive",
+                f"{len(left)} processes {RANK_LIMIT} s after {signum.name} to rank {number}",
+            )
         process.send(target, signal.SIGCONT)
         result = ended(process, GRACE)
         if result.status != -signum:
@@ -266,7 +295,9 @@ def _claim(folder: Path, claims: int) -> None:
         try:
             with lock.train_lock(config):
                 other = int(holder.read_text() or 0) if holder.is_file() else 0
-                assert other in (0, os.getpid()) or status_of(other)[0] in "XZ", f"{other} holds it as well"
+                assert other in (0, os.getpid()) or status_of(other)[0] in "XZ", (
+                    f"{other} holds it as well"
+                )
                 holder.write_text(str(os.getpid()))
                 time.sleep(0.002 * random.random())
                 holder.write_text("0")

@@ -17,7 +17,9 @@ class Fault(Exception):
 
     def __init__(self, verdict: str, detail: str = "") -> None:
         words = " ".join(detail.split())
-        super().__init__(f"{verdict}: {words if len(words) < 600 else f'{words[:200]} … {words[-400:]}'}")
+        super().__init__(
+            f"{verdict}: {words if len(words) < 600 else f'{words[:200]} … {words[-400:]}'}"
+        )
 
 
 class NotHitError(Exception):
@@ -43,7 +45,10 @@ def expect_sentence(result: Ended, *statuses: int, most: int = 1) -> None:
     if TRACEBACK in result.err + result.out:
         raise Fault("traceback", f"status {result.status}: {result.err or result.out}")
     if result.status and result.status not in (statuses or (2,)):
-        raise Fault("wrong status", f"{result.status}, expected 0 or one of {statuses or (2,)}: {result.err}")
+        raise Fault(
+            "wrong status",
+            f"{result.status}, expected 0 or one of {statuses or (2,)}: {result.err}",
+        )
     lines = re.findall(r"^capsule_lab: .+$", result.err, re.MULTILINE)
     if result.status and not 1 <= len(lines) <= most:
         raise Fault("no sentence", f"status {result.status}, {len(lines)} sentences: {result.err}")
@@ -65,13 +70,16 @@ def stopped_by(result: Ended, signum: int) -> None:
 def expect_equal(folder: Path, whole: Path) -> None:
     """Check that all runs in a folder equal undisturbed ones bit for bit, and that no other files are left."""
     names, expected = (
-        {_first(file.parent): file.parent for file in place.glob("runs/*/config.yaml")} for place in (folder, whole)
+        {_first(file.parent): file.parent for file in place.glob("runs/*/config.yaml")}
+        for place in (folder, whole)
     )
     if names.keys() != expected.keys():
         raise Fault("differs", f"runs are {sorted(names)}, not {sorted(expected)}")
     for directory in sorted(file.parent for file in folder.glob("runs/*/config.yaml")):
         other = expected[_first(directory)]
-        wrong = differences(_read(directory / "metrics.json"), directory, _read(other / "metrics.json"), other)
+        wrong = differences(
+            _read(directory / "metrics.json"), directory, _read(other / "metrics.json"), other
+        )
         for file in other.glob("evaluations/*.json"):
             if _read(file)["test"] != _read(directory / "evaluations" / file.name)["test"]:
                 wrong.append(file.name)

@@ -31,7 +31,9 @@ class Process:
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         number = next(_numbers)
         self.files = [folder / f"{number}.{name}" for name in ("out", "err")]
-        self.child = multiprocessing.get_context("fork").Process(target=self._run, args=(function, folder))
+        self.child = multiprocessing.get_context("fork").Process(
+            target=self._run, args=(function, folder)
+        )
         self.child.start()
         self.pid = int(self.child.pid or 0)
         while self.child.is_alive() and status_of(self.pid)[2] != self.pid:
@@ -42,11 +44,15 @@ class Process:
         self.child.join(seconds)
         if self.child.exitcode is None:
             return None
-        return Ended(self.child.exitcode, *(file.read_text(errors="replace") for file in self.files))
+        return Ended(
+            self.child.exitcode, *(file.read_text(errors="replace") for file in self.files)
+        )
 
     def members(self) -> list[int]:
         """Numbers of the living processes of its session."""
-        numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+        numbers = sorted(
+            int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()
+        )
         return [pid for pid in numbers if self._has(pid)]
 
     def send(self, pid: int, signum: int) -> bool:
@@ -86,10 +92,16 @@ class Process:
         os.chdir(folder)
         for name in ENVIRONMENT_OF_THE_DEVELOPER:
             os.environ.pop(name, None)
-        os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CAPSULE_LAB_RUNS": str(folder / "runs")}
+        os.environ |= {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "CAPSULE_LAB_RUNS": str(folder / "runs"),
+        }
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process inherits none
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background process inherits none
         sys.stdout.reconfigure(line_buffering=True)
         function()
 
@@ -103,7 +115,9 @@ def status_of(pid: int) -> tuple[str, int, int]:
     return fields[0], int(fields[1]), int(fields[3])
 
 
-def forked(module: str, *arguments: str, prepare: Callable[[], Any] | None = None) -> Callable[[], Any]:
+def forked(
+    module: str, *arguments: str, prepare: Callable[[], Any] | None = None
+) -> Callable[[], Any]:
     """``python -m module *arguments`` without its imports; ``prepare`` is called first."""
 
     def main() -> None:
@@ -127,7 +141,14 @@ def preload() -> None:
 
     for name in (
         *("lightning", "matplotlib.backends.backend_agg", "sklearn.datasets"),
-        *("capsule_lab.callbacks", "capsule_lab.data", "capsule_lab.kernels.cpu", "capsule_lab.config.compose"),
+        *(
+            "capsule_lab.callbacks",
+            "capsule_lab.data",
+            "capsule_lab.kernels.cpu",
+            "capsule_lab.config.compose",
+        ),
     ):
         importlib.import_module(name)  # starts no thread: this process can be forked
-    torch.set_num_threads(1)  # nor may OpenMP, when results are compared: its locks would stay locked in a child
+    torch.set_num_threads(
+        1
+    )  # nor may OpenMP, when results are compared: its locks would stay locked in a child

@@ -33,11 +33,22 @@ NO_OPTION = ("null", "none")
 def texts(file: Path) -> Iterator[str]:
     """The text constants of a file; the parts of an f-string are joined, with ``…`` for its values."""
     tree = ast.parse(file.read_text())
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else "…" for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in inside
+        ):
             yield node.value
 
 
@@ -62,16 +73,25 @@ def known_keys() -> frozenset[str]:
         for file in option_files(group).values():
             content = OmegaConf.to_container(OmegaConf.load(file))
             is_global = "@package _global_" in file.read_text()
-            found |= {key.removeprefix("global.") for key in keys_of(content, "global" if is_global else group)}
+            found |= {
+                key.removeprefix("global.")
+                for key in keys_of(content, "global" if is_global else group)
+            }
     return frozenset(found)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT / "capsule_lab").as_posix())
+@pytest.mark.parametrize(
+    "file", FILES, ids=lambda file: file.relative_to(ROOT / "capsule_lab").as_posix()
+)
 def test_options_and_keys_in_texts_exist(file: Path) -> None:
     wrong = []
     for text in texts(file):
         for group, option in OPTION.findall(text):
-            wrong += [f"{group}={each}" for each in option.split(",") if each and each not in known_options(group)]
+            wrong += [
+                f"{group}={each}"
+                for each in option.split(",")
+                if each and each not in known_options(group)
+            ]
         wrong += [key for key in KEY.findall(text) if key not in known_keys()]
     assert wrong == []
 
@@ -83,8 +103,18 @@ def known_options(group: str) -> frozenset[str]:
 
 def test_wrong_advice_would_be_found() -> None:
     assert "first" not in known_options("data")
-    assert {"data.test_share", "data.fit", "trainer.max_steps", "train.directory", "module.compile"} <= known_keys()
-    assert {"schedule.learning_rate.peak", "callbacks.best.monitor", "routing.iterations"} <= known_keys()
+    assert {
+        "data.test_share",
+        "data.fit",
+        "trainer.max_steps",
+        "train.directory",
+        "module.compile",
+    } <= known_keys()
+    assert {
+        "schedule.learning_rate.peak",
+        "callbacks.best.monitor",
+        "routing.iterations",
+    } <= known_keys()
     assert not {"data.tests_share", "schedule.learning_rate.lr"} & known_keys()
     assert KEY.findall("set data.tests_share=1 or model.x.y=…") == ["data.tests_share", "model.x.y"]
 

@@ -44,7 +44,11 @@ def test_as_argument_quotes_any_path() -> None:
 
 def test_own_folder_is_searched_by_compose(tmp_path: Path) -> None:
     named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
-    for words in ([f"--config-dir={named}"], ["-cd", str(named)], [f"hydra.searchpath=[file://{named},'pkg://torch']"]):
+    for words in (
+        [f"--config-dir={named}"],
+        ["-cd", str(named)],
+        [f"hydra.searchpath=[file://{named},'pkg://torch']"],
+    ):
         with searching(own_folders(words)):
             assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
 
@@ -58,10 +62,14 @@ def test_own_folder_is_searched_by_tables_hints_and_the_list(
     (tmp_path / "own.yaml").write_text(f"paper: mine\nseeds: [0]\nrows: [{row}]\n")
     planned = cli("sweep", *given, "table=own.yaml", "dry_run=true")
     assert planned.status == 0, planned.err
-    assert f" seed=0 'hydra.searchpath=[{MINE.as_uri()}]'\n" in planned.out, "the command works as it is printed"
+    assert f" seed=0 'hydra.searchpath=[{MINE.as_uri()}]'\n" in planned.out, (
+        "the command works as it is printed"
+    )
     assert cli("report", *given, "table=own.yaml").status == 0
     assert "did you mean mine?" in one_sentence(cli("train", *given, "routing=mien"))
-    assert "did you mean routing.sharpness?" in one_sentence(cli("train", *given, "routing=mine", "routing.sharpnes=2"))
+    assert "did you mean routing.sharpness?" in one_sentence(
+        cli("train", *given, "routing=mine", "routing.sharpnes=2")
+    )
     assert search_path() == []
     assert "mine" not in options_of("routing")
     monkeypatch.setattr("sys.argv", ["capsule-lab", *given])

@@ -6,7 +6,12 @@ from omegaconf import OmegaConf
 from capsule_lab.config.compose import compose
 from tests.helpers.compositions import composed_anew, composed_from_parts
 
-VALUES = ["seed=3", "++trainer.gradient_clip_algorithm=value", "callbacks.last=null", "~trainer.log_every_n_steps"]
+VALUES = [
+    "seed=3",
+    "++trainer.gradient_clip_algorithm=value",
+    "callbacks.last=null",
+    "~trainer.log_every_n_steps",
+]
 
 
 @pytest.mark.parametrize(

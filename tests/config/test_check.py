@@ -44,17 +44,25 @@ def test_values_are_checked_against_annotations() -> None:
     wrong: dict[str, list[tuple[Any, str]]] = {
         "flag": [(1, "1; expected true or false"), ([True], "[True]; expected true or false")],
         "whole": [(True, "True; expected a whole number"), (2.0, "2.0; expected a whole number")],
-        "share": [("half", "half; expected a number or null"), (float("inf"), "inf; expected a finite number")],
+        "share": [
+            ("half", "half; expected a number or null"),
+            (float("inf"), "inf; expected a finite number"),
+        ],
         "name": [(3, "3; expected text or null")],
         "sizes": [
             ("many", "many; expected a list of whole numbers or a whole number"),
             ([1, "two"], "[1, 'two']; expected a list of whole numbers or a whole number"),
         ],
         "kind": [("c", "'c'; expected 'a' or 'b' or null"), (3, "3; expected 'a' or 'b' or null")],
-        "pair": [([1], "[1]; expected a list of 2 numbers"), (3, "3; expected a list of 2 numbers")],
+        "pair": [
+            ([1], "[1]; expected a list of 2 numbers"),
+            (3, "3; expected a list of 2 numbers"),
+        ],
     }
     for name, cases in wrong.items():
-        assert [message_for(**{name: value}) for value, _ in cases] == [f"mine.{name} is {text}" for _, text in cases]
+        assert [message_for(**{name: value}) for value, _ in cases] == [
+            f"mine.{name} is {text}" for _, text in cases
+        ]
     assert message_for(flags=True) == (
         "mine.flags does not exist; did you mean mine.flag? Options: "
         "mine.anything, mine.flag, mine.kind, mine.name, mine.pair, mine.share, mine.sizes, mine.whole"
@@ -71,7 +79,11 @@ def test_every_option_of_every_part_is_checked(model: str) -> None:
     parts = {path: node for path, node in _targets(config) if "plugins" not in path}
     assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()
     for path, node in parts.items():
-        plain = [key for key in node if isinstance(node[key], bool | int | float | str) and str(key)[0] != "_"]
+        plain = [
+            key
+            for key in node
+            if isinstance(node[key], bool | int | float | str) and str(key)[0] != "_"
+        ]
         for key in plain:
             with pytest.raises(ConfigError, match=rf"^mine\.{key}x does not exist; "):
                 check(OmegaConf.create({"mine": {"_target_": node["_target_"], f"{key}x": 1}}))

@@ -12,13 +12,23 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import build
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import commands, compose, conf_dir, groups, options_of, overrides_of, to_container
+from capsule_lab.config.compose import (
+    commands,
+    compose,
+    conf_dir,
+    groups,
+    options_of,
+    overrides_of,
+    to_container,
+)
 from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
 
 MODELS = options_of("model")
 KINDS = ["capsnet", "cnn_baseline", "em_caps", "em_caps_paper"]
-OF_PAIRS = [name for name in MODELS if name.startswith(("transforming_autoencoder", "pair_autoencoder"))]
+OF_PAIRS = [
+    name for name in MODELS if name.startswith(("transforming_autoencoder", "pair_autoencoder"))
+]
 SMALLNORB = DataSpec((2, 32, 32), 5, ("a", "b", "c", "d", "e"))
 
 
@@ -61,7 +71,9 @@ def changes(experiment: str, group: str) -> set[str]:
     """Keys of a group that the file of an experiment sets, or a file in its defaults."""
     file = OmegaConf.load(conf_dir() / "experiment" / f"{experiment}.yaml")
     assert isinstance(file, DictConfig)
-    below = [name for name in file.get("defaults", []) if isinstance(name, str) and name != "_self_"]
+    below = [
+        name for name in file.get("defaults", []) if isinstance(name, str) and name != "_self_"
+    ]
     return set(file.get(group) or {}).union(*(changes(name, group) for name in below))
 
 
@@ -74,7 +86,10 @@ def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
     without = train(f"model={model}")
     for preset in PRESETS if model in KINDS else ("experiment=quickstart", "debug=smoke"):
         group, _, name = preset.partition("=")
-        own = {part: changes(name, part) if group == "experiment" else set() for part in ("model", "routing")}
+        own = {
+            part: changes(name, part) if group == "experiment" else set()
+            for part in ("model", "routing")
+        }
         config = compose("train", [f"model={model}", preset])
         refusal = ""
         try:
@@ -83,16 +98,22 @@ def test_preset_changes_only_its_own_keys_or_is_refused(model: str) -> None:
             refusal = str(error)
         if refusal:
             assert group == "experiment", refusal
-            expected = r"(model|routing)[.\w]* (does not exist|is .*; expected )|\w+ does not route, so "
+            expected = (
+                r"(model|routing)[.\w]* (does not exist|is .*; expected )|\w+ does not route, so "
+            )
             assert re.match(expected, refusal)
             continue
         assert own["model"] <= without.model.keys()
-        if class_of(config.routing) == class_of(without.routing):  # an experiment may choose another
+        if class_of(config.routing) == class_of(
+            without.routing
+        ):  # an experiment may choose another
             assert own["routing"] <= (without.routing or {}).keys()
         to_container(config)
         assert config.model.keys() == without.model.keys()
         changed = {key for key in config.model if config.model[key] != without.model[key]}
-        assert changed <= own["model"] | ({"routing", "class_routing"} if group == "experiment" else set())
+        assert changed <= own["model"] | (
+            {"routing", "class_routing"} if group == "experiment" else set()
+        )
 
 
 WITHOUT_DEFAULT = {
@@ -127,7 +148,10 @@ def test_every_monitor_is_measured() -> None:
         if model in OF_PAIRS:
             assert train(f"model={model}").callbacks.best.monitor == "val/loss"
         elif not model.endswith("multimnist"):
-            config = compose("train", [f"model={model}", f"data={data.get(model, 'mnist')}", "data.source=standin"])
+            config = compose(
+                "train",
+                [f"model={model}", f"data={data.get(model, 'mnist')}", "data.source=standin"],
+            )
             assert monitors <= {*build.build_without_weights(config).metrics}
 
 
@@ -160,24 +184,41 @@ def test_command_line_overrides_experiment_and_experiment_overrides_model(preset
     ):
         for words in (given.split(), given.split()[::-1]):
             config = compose("train", [presets, *words])
-            assert (class_of(config.routing), class_of(config.loss.classification)) == (routing, loss)
+            assert (class_of(config.routing), class_of(config.loss.classification)) == (
+                routing,
+                loss,
+            )
             assert config.seed == seed
     assert class_of(compose("train", [presets, "experiment=another_model"]).model) == "BaselineCNN"
-    assert class_of(compose("train", [presets, "experiment=another_model", "model=capsnet"]).model) == "CapsNet"
+    assert (
+        class_of(compose("train", [presets, "experiment=another_model", "model=capsnet"]).model)
+        == "CapsNet"
+    )
 
 
 def test_shipped_presets_have_this_precedence() -> None:
     for words, values in {
-        "model=em_caps_paper": {"loss": "official", "margin": "SigmoidRamp", "clip": 200.0, "cost": "official_legacy"},
+        "model=em_caps_paper": {
+            "loss": "official",
+            "margin": "SigmoidRamp",
+            "clip": 200.0,
+            "cost": "official_legacy",
+        },
         "model=em_caps_paper loss=spread": {"loss": "paper"},
         "model=em_caps_paper schedule=exponential": {"margin": None},
         "model=em_caps_paper trainer.gradient_clip_val=1": {"clip": 1},
         "model=em_caps_paper class_routing.cost=paper": {"cost": "paper"},
         "model=em_caps_paper routing=uniform": {"cost": None},
-        "model=em_caps_paper experiment=hinton2018/mnist_tutorial": {"loss": "paper", "margin": "Staircase"},
+        "model=em_caps_paper experiment=hinton2018/mnist_tutorial": {
+            "loss": "paper",
+            "margin": "Staircase",
+        },
         "experiment=hinton2018/smallnorb schedule=hinton2018_scaled": {"every": "1/6 run"},
         "experiment=hinton2018/viewpoints data.split=full": {"split": "full", "test": "last"},
-        "experiment=hinton2018/viewpoints model=cnn_smallnorb": {"split": "azimuth", "loss": "cross entropy"},
+        "experiment=hinton2018/viewpoints model=cnn_smallnorb": {
+            "split": "azimuth",
+            "loss": "cross entropy",
+        },
         "model=capsnet routing.iterations=5 experiment=quickstart": {"iterations": 5},
     }.items():
         for given in (words.split(), words.split()[::-1]):

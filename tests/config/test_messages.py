@@ -31,7 +31,11 @@ def fits(message: str | None, expected: str | None) -> bool:
 def test_invalid_argument_is_refused_in_one_sentence(tmp_path: Path, table: str) -> None:
     build.quiet_lightning_logs()
     messages = {words: message_for(words, tmp_path / "run") for words in TABLES[table]}
-    assert {words: message for words, message in messages.items() if not fits(message, TABLES[table][words])} == {}
+    assert {
+        words: message
+        for words, message in messages.items()
+        if not fits(message, TABLES[table][words])
+    } == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,12 +84,18 @@ def test_user_message_covers_errors_of_the_machine_but_not_of_the_code() -> None
     """Own errors keep their message; errors of disk and memory get one; bugs get none."""
     for error, message in {
         DataError("no such file"): "no such file",
-        OSError(errno.ENOSPC, "No space left", "last.ckpt"): "last.ckpt cannot be written or read: No space left",
-        PermissionError(errno.EACCES, "Permission denied"): "a file cannot be written or read: Permission denied",
+        OSError(
+            errno.ENOSPC, "No space left", "last.ckpt"
+        ): "last.ckpt cannot be written or read: No space left",
+        PermissionError(
+            errno.EACCES, "Permission denied"
+        ): "a file cannot be written or read: Permission denied",
         RuntimeError("DefaultCPUAllocator: can't allocate memory"): "not enough memory (Default",
         FileNotFoundError(errno.ENOENT, "No such file", "x"): None,
         MisconfigurationException("SWA needs\n an integer"): "SWA needs an integer",
-        ModuleNotFoundError("`psutil` is not installed"): "`psutil` is not installed",  # raised by Lightning
+        ModuleNotFoundError(
+            "`psutil` is not installed"
+        ): "`psutil` is not installed",  # raised by Lightning
         ModuleNotFoundError("No module named 'x'", name="x"): None,
         ValueError("ours"): None,
     }.items():

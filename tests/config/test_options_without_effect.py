@@ -6,7 +6,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from capsule_lab.config.check import check_evaluation
-from capsule_lab.config.compose import commands, compose, default_options, module_of, options_of, own_options
+from capsule_lab.config.compose import (
+    commands,
+    compose,
+    default_options,
+    module_of,
+    options_of,
+    own_options,
+)
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Cli, Trained
 from tests.helpers.messages import one_sentence
@@ -18,7 +25,9 @@ WEIGHTS = {"ckpt": "RUN", "run": "RUN", "images": "a.png", "out": "a.onnx", "nam
 
 
 def required(command: str) -> list[str]:
-    return [f"{key}={WEIGHTS[key]}" for key, value in own_options(command).items() if value == "???"]
+    return [
+        f"{key}={WEIGHTS[key]}" for key, value in own_options(command).items() if value == "???"
+    ]
 
 
 @pytest.mark.parametrize("command", OTHERS)
@@ -41,15 +50,24 @@ def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
     """A key that no code names has no effect."""
     module = ROOT.joinpath(*module_of(command).split("."))
     own = [*module.rglob("*.py")] if module.is_dir() else [module.with_suffix(".py")]
-    shared = [*(ROOT / "capsule_lab" / "studies").glob("*.py"), ROOT / "capsule_lab" / "evaluate.py"]
+    shared = [
+        *(ROOT / "capsule_lab" / "studies").glob("*.py"),
+        ROOT / "capsule_lab" / "evaluate.py",
+    ]
     is_measured = command in ("analyse", "attack", "evaluate")
     code = "".join(file.read_text() for file in (*own, *(shared if is_measured else [])))
-    unread = [key for key in own_options(command) if f"config.{key}" not in code and f'"{key}"' not in code]
+    unread = [
+        key
+        for key in own_options(command)
+        if f"config.{key}" not in code and f'"{key}"' not in code
+    ]
     assert command == "dataset" or unread == []
 
 
 @pytest.mark.parametrize("name", ["toynorb", *options_of("data")])
-@pytest.mark.parametrize("option", ["path=there", "size=9", "workers=2", "source=standin", "directory=there"])
+@pytest.mark.parametrize(
+    "option", ["path=there", "size=9", "workers=2", "source=standin", "directory=there"]
+)
 def test_option_of_dataset_reaches_its_data_set_or_is_refused(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, option: str
 ) -> None:
@@ -61,14 +79,21 @@ def test_option_of_dataset_reaches_its_data_set_or_is_refused(
 
     key, _, value = option.partition("=")
     monkeypatch.setattr("capsule_lab.config.build.build_data", built)
-    monkeypatch.setattr("capsule_lab.dataset._render", lambda config: reached.append(f"{key}={config[key]}"))
-    known = {"toynorb": ["directory", "size", "workers"], "folder": ["path", "size", "workers", "source", "directory"]}
+    monkeypatch.setattr(
+        "capsule_lab.dataset._render", lambda config: reached.append(f"{key}={config[key]}")
+    )
+    known = {
+        "toynorb": ["directory", "size", "workers"],
+        "folder": ["path", "size", "workers", "source", "directory"],
+    }
     ended = cli("dataset", f"name={name}", option)
     if key in known.get(name, ["source", "directory"]):
         assert reached == [option], ended.err
     else:
         assert reached == []
-        message = f"{key}={value} has no effect with name={name}; leave it out: the options there are "
+        message = (
+            f"{key}={value} has no effect with name={name}; leave it out: the options there are "
+        )
         assert one_sentence(ended).startswith(message)
 
 
@@ -105,7 +130,9 @@ def test_option_without_effect_is_refused(cli: Cli, trained: Trained, words: str
 def test_recorded_commands_have_no_option_without_effect(command: str, tmp_path: Path) -> None:
     """Only the Trainer's options: the others need the weights."""
     start = f".{command} "
-    overrides = {part for record in records() if start in record.command for part in record.command.split()}
+    overrides = {
+        part for record in records() if start in record.command for part in record.command.split()
+    }
     trainer = sorted(part for part in overrides if part.startswith("trainer."))
     check_evaluation(compose(command, [*required(command), *trainer]))
     assert "trainer" in default_options(command)

@@ -64,12 +64,18 @@ def test_what_is_no_plain_value_is_refused(name: str) -> None:
 
 
 def test_aliases_in_measure_are_read() -> None:
-    assert plain_yaml.parse("a: &x [b, 1e-3]\nc: *x\nd: *x") == {"a": ["b", 1e-3], "c": ["b", 1e-3], "d": ["b", 1e-3]}
+    assert plain_yaml.parse("a: &x [b, 1e-3]\nc: *x\nd: *x") == {
+        "a": ["b", 1e-3],
+        "c": ["b", 1e-3],
+        "d": ["b", 1e-3],
+    }
 
 
 @pytest.mark.parametrize("file", sorted(sweeps_dir().glob("*.yaml")), ids=lambda file: file.stem)
 def test_tables_of_this_repository_are_far_below_the_limit(file: Path) -> None:
-    assert plain_yaml.parse(file.read_text() + "\n# " + "x" * 150_000) == plain_yaml.parse(file.read_text())
+    assert plain_yaml.parse(file.read_text() + "\n# " + "x" * 150_000) == plain_yaml.parse(
+        file.read_text()
+    )
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -50,7 +50,9 @@ def of(*stages: str, source="standin", **options) -> AffNISTDataModule:
     return data
 
 
-@pytest.mark.parametrize(("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))])
+@pytest.mark.parametrize(
+    ("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))]
+)
 def test_test_set_has_32_versions_of_each_digit_or_eval_images(eval_images, expected):
     data = of("test", eval_images=eval_images, eval_batch_size=100)
     data.setup("test")
@@ -74,9 +76,16 @@ def test_training_and_validation_images_are_not_transformed():
 
 
 def test_synthetic_test_set_does_not_depend_on_the_seed():
-    for stage, digits, made, same in (("test", "test", "test", True), ("fit", "val", "affine", False)):
-        first, second = (of(stage, affine_validation=True, eval_images=60, seed=seed) for seed in (0, 1))
-        second.sets[digits] = first.sets[digits]  # which 60 digits are looked at is drawn by the run's seed
+    for stage, digits, made, same in (
+        ("test", "test", "test", True),
+        ("fit", "val", "affine", False),
+    ):
+        first, second = (
+            of(stage, affine_validation=True, eval_images=60, seed=seed) for seed in (0, 1)
+        )
+        second.sets[digits] = first.sets[
+            digits
+        ]  # which 60 digits are looked at is drawn by the run's seed
         one, other = (data.dataset(made)[torch.arange(60), 0].images for data in (first, second))
         assert one.equal(other) is same
 
@@ -91,7 +100,10 @@ def test_affine_validation_uses_the_validation_digits():
     assert second.images.shape == (240, 1, 40, 40)
     assert second.factors.shape == (240, 6)
     assert "test" not in data.sets
-    assert data.provenance["affine_validation"]["name"] == "synthetic affNIST made from the validation digits"
+    assert (
+        data.provenance["affine_validation"]["name"]
+        == "synthetic affNIST made from the validation digits"
+    )
     without = of("fit")
     assert not isinstance(without.val_dataloader(), list)
     assert "affine_validation" not in without.provenance
@@ -120,7 +132,9 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
         data = of("fit", "test", source="auto", directory=str(real))
     (record,) = caplog.records
     message = record.getMessage()
-    assert message.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
+    assert message.startswith(
+        f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download"
+    )
     assert "no network in tests" in message
     assert "train on real MNIST and test on synthetic affNIST made from its test digits" in message
     assert data.provenance["source"] == "standin"
@@ -134,8 +148,12 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
         "seed": 0,
     }
     training = ARRAYS["train-images-idx3-ubyte"]
-    np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), training[len(training) // 6 :])
-    np.testing.assert_array_equal(data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
+    np.testing.assert_array_equal(
+        data.sets["train"].images[:, 0].numpy(), training[len(training) // 6 :]
+    )
+    np.testing.assert_array_equal(
+        data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"]
+    )
     assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
 
 
@@ -156,7 +174,8 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
 def test_source_real_names_the_missing_files(both, missing):
     shutil.rmtree(both / missing)
     with pytest.raises(
-        DataError, match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$"
+        DataError,
+        match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$",
     ):
         of("test", source="real", directory=str(both))
 
@@ -186,7 +205,8 @@ def test_synthetic_tests_of_real_and_stand_in_digits_are_distinguished(real, tmp
         data.prepare_data()
     check_same_source(tmp_path, trained.provenance, trained.provenance, "wait")
     with pytest.raises(
-        RunError, match=r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait"
+        RunError,
+        match=r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait",
     ):
         check_same_source(tmp_path, trained.provenance, here.provenance, "wait")
 
@@ -196,11 +216,21 @@ TINY = [*TINY_CAPSNET, *TINY_DATA, *NO_PICTURES, "data.eval_batch_size=40", "tra
 
 @pytest.mark.whole  # a whole fit
 def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
-    expanded = train(compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run")
+    expanded = train(
+        compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run"
+    )
     assert expanded["provenance"]["test_images"] == "40 of 359"
-    overrides = [f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "data=affnist", "data.source=standin"]
+    overrides = [
+        f"ckpt={tmp_path / 'run'}",
+        "trainer.accelerator=cpu",
+        "data=affnist",
+        "data.source=standin",
+    ]
     result, path, _ = evaluate_checkpoint(compose("evaluate", [*overrides, "data.eval_images=60"]))
     assert 0 <= result["test"]["error"] <= 100
-    assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
+    assert (
+        result["provenance"]["affnist"]["name"]
+        == "synthetic affNIST made from the stand-in's test digits"
+    )
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
     assert path.name == "best-test-affnist-standin-eval_images=60.json"

@@ -35,7 +35,11 @@ def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 def seen(data: AbstractDataModule) -> dict[int, torch.Tensor]:
     """Every transformed training image of an epoch, by its key."""
     batches = [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
-    return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
+    return {
+        key: image
+        for batch in batches
+        for key, image in zip(batch.key.tolist(), batch.images, strict=True)
+    }
 
 
 def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> AbstractDataModule:
@@ -47,15 +51,24 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
 
 @pytest.mark.usefixtures("my_data")
 def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
-    options = ["trainer.max_steps=1", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
-    ended = cli("train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", *options)
+    options = [
+        "trainer.max_steps=1",
+        "trainer.accelerator=cpu",
+        "train.directory=run",
+        *NO_PICTURES,
+    ]
+    ended = cli(
+        "train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", *options
+    )
     assert (ended.status, ended.err) == (0, "")
     assert "on stripes" in ended.out
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
 @pytest.mark.parametrize(("batch_size", "parts"), [(7, 1), (33, 2)])
-def test_torchvision_transform_depends_only_on_the_image(my_data: Any, batch_size: int, parts: int) -> None:
+def test_torchvision_transform_depends_only_on_the_image(
+    my_data: Any, batch_size: int, parts: int
+) -> None:
     options = {"validation": "none", "train_images": 66}
     whole = seen(of(my_data, **options, batch_size=66))
     images: dict[int, torch.Tensor] = {}
@@ -87,7 +100,9 @@ class Missing(AbstractSource):
 
 class Ramps(AbstractSource):
     def load(self, *, train: bool) -> Images:
-        return Images(torch.arange(20 * 16, dtype=torch.uint8).view(20, 1, 4, 4), torch.arange(20) % 2)
+        return Images(
+            torch.arange(20 * 16, dtype=torch.uint8).view(20, 1, 4, 4), torch.arange(20) % 2
+        )
 
     def provenance(self) -> dict[str, Any]:
         return {"name": "ramps"}
@@ -105,12 +120,22 @@ class MissingDataModule(AbstractDataModule):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("auto", MissingDataError, "no images in data/images; put them there. MissingDataModule has no stand-in"),
+        (
+            "auto",
+            MissingDataError,
+            "no images in data/images; put them there. MissingDataModule has no stand-in",
+        ),
         ("real", MissingDataError, "no images in data/images; put them there"),
-        ("standin", DataError, "data.source is standin, and MissingDataModule has no stand-in: set data.source=real"),
+        (
+            "standin",
+            DataError,
+            "data.source is standin, and MissingDataModule has no stand-in: set data.source=real",
+        ),
     ],
 )
-def test_missing_images_without_a_stand_in_are_an_error(source: Any, error: type[Exception], message: str) -> None:
+def test_missing_images_without_a_stand_in_are_an_error(
+    source: Any, error: type[Exception], message: str
+) -> None:
     data = MissingDataModule(source=source)
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         data.setup("fit")
@@ -124,7 +149,9 @@ def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCapt
         data.setup("fit")
     assert data.uses_standin
     assert data.provenance["name"] == "ramps"
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "STAND-IN DATA, not the real set"
+    ]
 
 
 class Own(AbstractDataModule):
@@ -153,16 +180,51 @@ FOUR = {"image_shape": (1, 4, 4), "num_classes": 2}
 @pytest.mark.parametrize(
     ("changes", "transform", "parts", "message"),
     [
-        ({"image_shape": (1, 5, 4)}, FLOATS, {}, r"images of shape (1, 4, 4); expected (1, 5, 4), as its spec states"),
-        ({"image_shape": (3, 4, 4)}, FLOATS, {}, r"images of shape (1, 4, 4); expected (3, 4, 4), as its spec states"),
+        (
+            {"image_shape": (1, 5, 4)},
+            FLOATS,
+            {},
+            r"images of shape (1, 4, 4); expected (1, 5, 4), as its spec states",
+        ),
+        (
+            {"image_shape": (3, 4, 4)},
+            FLOATS,
+            {},
+            r"images of shape (1, 4, 4); expected (3, 4, 4), as its spec states",
+        ),
         ({}, v2.CenterCrop(3), {}, r"images of shape (1, 3, 3); expected (1, 4, 4)"),
-        ({}, v2.CenterCrop(4), {}, r"images of torch.uint8; expected torch.float32, as from v2.ToDtype"),
-        ({}, v2.ToDtype(torch.float64, scale=True), {}, r"images of torch.float64; expected torch.float32"),
+        (
+            {},
+            v2.CenterCrop(4),
+            {},
+            r"images of torch.uint8; expected torch.float32, as from v2.ToDtype",
+        ),
+        (
+            {},
+            v2.ToDtype(torch.float64, scale=True),
+            {},
+            r"images of torch.float64; expected torch.float32",
+        ),
         ({}, v2.ToDtype(torch.float32), {}, r"pixels up to 1"),
         ({}, lambda image: image / 0.0, {}, r"pixels that are not finite; expected numbers"),
-        ({"labels_per_image": 2}, FLOATS, {}, r"labels of shape (8,); expected (8, 2), as its spec states labels_per"),
-        ({}, FLOATS, {"labels": torch.zeros(8, 1).long()}, r"labels of shape (8, 1); expected (8,), as its spec"),
-        ({"classes": ("a", "b", "c")}, FLOATS, {}, r"3 names of classes; expected 2, as its spec states num_classes"),
+        (
+            {"labels_per_image": 2},
+            FLOATS,
+            {},
+            r"labels of shape (8,); expected (8, 2), as its spec states labels_per",
+        ),
+        (
+            {},
+            FLOATS,
+            {"labels": torch.zeros(8, 1).long()},
+            r"labels of shape (8, 1); expected (8,), as its spec",
+        ),
+        (
+            {"classes": ("a", "b", "c")},
+            FLOATS,
+            {},
+            r"3 names of classes; expected 2, as its spec states num_classes",
+        ),
     ],
 )
 def test_images_that_are_not_as_the_specification_states_are_refused(
@@ -170,7 +232,9 @@ def test_images_that_are_not_as_the_specification_states_are_refused(
 ) -> None:
     data = Own(Ramps().load(train=True), DataSpec(**{**FOUR, **changes}), transform, parts)
     name = "train" if stage == "fit" else "test"
-    with pytest.raises(DataError, match=rf"^the {name} set of Own gives the network {re.escape(message)}"):
+    with pytest.raises(
+        DataError, match=rf"^the {name} set of Own gives the network {re.escape(message)}"
+    ):
         data.setup(stage)
 
 
@@ -191,7 +255,9 @@ def test_transform_that_fails_is_one_sentence(transform: Any, reason: str) -> No
 @pytest.mark.parametrize("transform", [FLOATS, v2.Compose([FLOATS, v2.Normalize([0.13], [0.001])])])
 def test_usual_images_are_accepted_and_no_random_number_is_drawn(transform: Any) -> None:
     state = torch.get_rng_state()
-    data = Own(Ramps().load(train=True), DataSpec(**FOUR), v2.Compose([v2.RandomCrop(4, 1), transform]), {})
+    data = Own(
+        Ramps().load(train=True), DataSpec(**FOUR), v2.Compose([v2.RandomCrop(4, 1), transform]), {}
+    )
     data.setup("fit")
     assert torch.get_rng_state().equal(state)
 
@@ -200,7 +266,13 @@ def test_usual_images_are_accepted_and_no_random_number_is_drawn(transform: Any)
     ("images", "classes", "message"),
     [
         (Ramps().load(train=True), 5, "has no image of 3 of the 5 classes, such as class 2"),
-        (Ramps().load(train=True)._replace(images=torch.full((20, 1, 4, 4), 7, dtype=torch.uint8)), 2, "20 blank imag"),
+        (
+            Ramps()
+            .load(train=True)
+            ._replace(images=torch.full((20, 1, 4, 4), 7, dtype=torch.uint8)),
+            2,
+            "20 blank imag",
+        ),
     ],
 )
 def test_classes_without_images_and_blank_images_are_a_warning(
@@ -213,15 +285,26 @@ def test_classes_without_images_and_blank_images_are_a_warning(
 
 @pytest.mark.usefixtures("my_data")
 @pytest.mark.parametrize("size", [15, 24])
-def test_specification_of_another_size_is_one_line_before_a_run(cli: Cli, tmp_path: Path, size: int) -> None:
+def test_specification_of_another_size_is_one_line_before_a_run(
+    cli: Cli, tmp_path: Path, size: int
+) -> None:
     file = tmp_path / "own" / "stripes.py"
-    file.write_text(file.read_text().replace("image_shape=(3, 16, 16)", f"image_shape=(3, {size}, {size})"))
+    file.write_text(
+        file.read_text().replace("image_shape=(3, 16, 16)", f"image_shape=(3, {size}, {size})")
+    )
     del sys.modules["stripes"]
     ended = cli(
-        "train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", "trainer.max_steps=1"
+        "train",
+        "--config-dir",
+        str(tmp_path / "own" / "conf"),
+        *TINY_CNN,
+        "data=stripes",
+        "trainer.max_steps=1",
     )
     message = f"images of shape (3, 16, 16); expected (3, {size}, {size}), as its spec states"
-    assert one_sentence(ended).startswith(f"data: the train set of StripesDataModule gives the network {message}")
+    assert one_sentence(ended).startswith(
+        f"data: the train set of StripesDataModule gives the network {message}"
+    )
     assert not (tmp_path / "runs").exists()
     sys.modules["stripes"] = None
 
@@ -245,10 +328,14 @@ class InParts(MissingDataModule):
     ],
     ids=str,
 )
-def test_transform_gets_the_name_of_the_set(state: dict[str, bool] | None, names: list[str]) -> None:
+def test_transform_gets_the_name_of_the_set(
+    state: dict[str, bool] | None, names: list[str]
+) -> None:
     data: Any = InParts(standin=Ramps())
     data.trainer = None if state is None else trainer(**state)
-    batch = Batch(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long())
+    batch = Batch(
+        torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long()
+    )
     for number in range(len(names)):
         data.on_after_batch_transfer(batch, number)
     assert data.asked == names

@@ -13,7 +13,9 @@ from capsule_lab.data import CIFAR10DataModule, cifar10, transforms
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
 
 RANDOM = np.random.default_rng(0)
-BRIGHTEST = np.array([64, 128, 256])[:, None, None]  # of each channel, which contrast therefore changes
+BRIGHTEST = np.array([64, 128, 256])[
+    :, None, None
+]  # of each channel, which contrast therefore changes
 PHOTOGRAPHS = torch.from_numpy(RANDOM.integers(0, BRIGHTEST, (50, 3, 32, 32), dtype=np.uint8))
 KEYS = sample_key(0, 0, torch.arange(50))
 
@@ -36,7 +38,9 @@ def test_evaluation_is_on_the_centre_standardised(crop, corner):
     images = data.transform(PHOTOGRAPHS, KEYS, augment=False)
     assert images.dtype == torch.float32
     assert images.shape[1:] == data.spec.image_shape
-    np.testing.assert_allclose(images, np.stack([standardised(image) for image in expected]), atol=1e-5)
+    np.testing.assert_allclose(
+        images, np.stack([standardised(image) for image in expected]), atol=1e-5
+    )
 
 
 def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
@@ -45,7 +49,9 @@ def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
     seen = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     monkeypatch.setattr(transforms, "standardise", lambda images: images)
     before = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-    top, left, mirrored = (random_integers(KEYS, stream, 0, most).tolist() for stream, most in enumerate((8, 8, 1)))
+    top, left, mirrored = (
+        random_integers(KEYS, stream, 0, most).tolist() for stream, most in enumerate((8, 8, 1))
+    )
     added = random_uniform(KEYS, 3, -63.0, 63.0).tolist()
     factor = random_uniform(KEYS, 4, 0.2, 1.8).tolist()
     for i, image in enumerate(PHOTOGRAPHS.double().numpy()):
@@ -57,11 +63,19 @@ def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
         np.testing.assert_allclose(seen[i].numpy(), standardised(expected), atol=1e-4)
 
 
-CHANGED = {"crop": 20, "flip": False, "brightness": 5.0, "contrast": 0.3, "eval_batch_size": 7, "validation_share": 0.5}
+CHANGED = {
+    "crop": 20,
+    "flip": False,
+    "brightness": 5.0,
+    "contrast": 0.3,
+    "eval_batch_size": 7,
+    "validation_share": 0.5,
+}
 
 
 @pytest.mark.parametrize(
-    "option", [name for name in inspect.signature(CIFAR10DataModule).parameters if name != "options"]
+    "option",
+    [name for name in inspect.signature(CIFAR10DataModule).parameters if name != "options"],
 )
 def test_every_option_changes_the_data(monkeypatch, option):
     monkeypatch.setattr(transforms, "standardise", lambda images: images / 255)
@@ -71,13 +85,20 @@ def test_every_option_changes_the_data(monkeypatch, option):
         data.setup("fit")
         images = data.transform(PHOTOGRAPHS, KEYS, augment=True)
         observed.append(
-            (images.shape, images[..., 0].sum().item(), len(data.val_dataloader()), len(data.sets["train"].labels))
+            (
+                images.shape,
+                images[..., 0].sum().item(),
+                len(data.val_dataloader()),
+                len(data.sets["train"].labels),
+            )
         )
     assert observed[0] != observed[1]
 
 
 def test_network_of_the_experiment_has_the_published_size():
-    network = build.build_without_weights(compose("train", ["experiment=sabour2017/cifar10"])).network
+    network = build.build_without_weights(
+        compose("train", ["experiment=sabour2017/cifar10"])
+    ).network
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.digits.routing.leaky
     assert network.primary.scale == 1 / 65

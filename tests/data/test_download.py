@@ -15,7 +15,10 @@ from capsule_lab.errors import DataError
 from tests.helpers.data_modules import answer_downloads
 
 CONTENT = {"first": b"one" * 1000, "second": b"two", "third": b""}
-CHECKSUMS = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in CONTENT.items()}
+CHECKSUMS = {
+    name: hashlib.md5(content, usedforsecurity=False).hexdigest()
+    for name, content in CONTENT.items()
+}
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -32,7 +35,10 @@ def everything_below(folder: Path) -> list[str]:
 def test_reading_error_names_the_file(tmp_path):
     for error, reason in [
         (PermissionError(13, "Permission denied"), "Permission denied"),
-        (ValueError("Unknown mat file type,\n version 60, 33"), "Unknown mat file type, version 60, 33"),
+        (
+            ValueError("Unknown mat file type,\n version 60, 33"),
+            "Unknown mat file type, version 60, 33",
+        ),
         (EOFError(), "EOFError"),
     ]:
         with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
@@ -45,7 +51,9 @@ def test_reading_error_names_the_file(tmp_path):
 def test_verify_names_missing_and_damaged_files(tmp_path):
     assert verify(tmp_path / "nowhere", CHECKSUMS, "Toys") is False
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
-    for number, (there, missing) in enumerate(((["first"], "second, third"), (["second", "third"], "first"))):
+    for number, (there, missing) in enumerate(
+        ((["first"], "second, third"), (["second", "third"], "first"))
+    ):
         folder = tmp_path / str(number)
         message = f"{folder} holds {len(there)} of the 3 files of Toys; missing {missing}:"
         with pytest.raises(DataError, match=re.escape(message)):
@@ -53,7 +61,9 @@ def test_verify_names_missing_and_damaged_files(tmp_path):
     for content in (CONTENT["first"][:-1], b"", b"another file"):
         (tmp_path / "first").write_bytes(content)
         message = f"{tmp_path / 'first'} ({len(content)} bytes, md5 "
-        with pytest.raises(DataError, match=rf"^{re.escape(message)}.*{CHECKSUMS['first']}.*remove it"):
+        with pytest.raises(
+            DataError, match=rf"^{re.escape(message)}.*{CHECKSUMS['first']}.*remove it"
+        ):
             verify(tmp_path, CHECKSUMS, "Toys")
 
 
@@ -82,7 +92,10 @@ def test_fetch_renames_the_complete_folder_and_keeps_other_files(tmp_path):
     ("error", "reason"),
     [
         (OSError(-2, "Name or service not known"), "[Errno -2] Name or service not known"),
-        (OSError("File not found or corrupted.\n  second line"), "File not found or corrupted. second line"),
+        (
+            OSError("File not found or corrupted.\n  second line"),
+            "File not found or corrupted. second line",
+        ),
         (TimeoutError(), "TimeoutError"),
         (tarfile.ReadError("truncated header"), "truncated header"),
         (EOFError("ended early"), "ended early"),
@@ -113,22 +126,35 @@ def test_file_is_downloaded_from_the_first_server_that_has_it(tmp_path, monkeypa
     timeout = requests.exceptions.ConnectTimeout("…")
     for number, first in enumerate((b"content", b"another file", b"", timeout, OSError("reset"))):
         for algorithm, known in KNOWN.items():
-            asked = answer_downloads(monkeypatch, lambda url, f=first: f if url.startswith(SERVERS[0]) else b"content")
+            asked = answer_downloads(
+                monkeypatch, lambda url, f=first: f if url.startswith(SERVERS[0]) else b"content"
+            )
             folder = tmp_path / f"{number}{algorithm}"
             assert download_file("file", known, SERVERS, folder).read_bytes() == b"content"
-            assert asked == [f"{server}file" for server in SERVERS][: 1 if first == b"content" else 2]
+            assert (
+                asked == [f"{server}file" for server in SERVERS][: 1 if first == b"content" else 2]
+            )
             assert everything_below(folder) == ["file"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_error_has_the_reason_of_the_first_server(tmp_path, monkeypatch):
     for error, reason in [
-        (requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"), "ConnectionError"),
+        (
+            requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"),
+            "ConnectionError",
+        ),
         (requests.exceptions.ReadTimeout("HTTPSConnectionPool(…)"), "ReadTimeout"),
-        (requests.exceptions.HTTPError("404 Client Error: Not Found"), "404 Client Error: Not Found"),
+        (
+            requests.exceptions.HTTPError("404 Client Error: Not Found"),
+            "404 Client Error: Not Found",
+        ),
         (OSError("no\nspace"), "no space"),
     ]:
-        answer_downloads(monkeypatch, lambda url, e=error: e if url.startswith(SERVERS[0]) else OSError("another"))
+        answer_downloads(
+            monkeypatch,
+            lambda url, e=error: e if url.startswith(SERVERS[0]) else OSError("another"),
+        )
         with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
             download_file("file", KNOWN["md5"], SERVERS, tmp_path)
         assert everything_below(tmp_path) == []
@@ -136,7 +162,11 @@ def test_error_has_the_reason_of_the_first_server(tmp_path, monkeypatch):
 
 def test_download_has_a_timeout(tmp_path, monkeypatch):
     used: list[object] = []
-    monkeypatch.setattr(requests, "get", lambda url, **options: used.append(options["timeout"]) or pytest.fail("asked"))
+    monkeypatch.setattr(
+        requests,
+        "get",
+        lambda url, **options: used.append(options["timeout"]) or pytest.fail("asked"),
+    )
     with pytest.raises(pytest.fail.Exception):
         download_file("file", KNOWN["md5"], SERVERS, tmp_path)
     assert used == [10.0]

@@ -59,7 +59,13 @@ def files_of(data: PictureFolder, name: str) -> list[str]:
 
 def options_for(path: Path) -> list[str]:
     """Overrides of a tiny run on pictures."""
-    data = ["data=folder", f"data.path={path}", "data.size=20", "data.source=auto", "data.train_images=null"]
+    data = [
+        "data=folder",
+        f"data.path={path}",
+        "data.size=20",
+        "data.source=auto",
+        "data.train_images=null",
+    ]
     return data + NO_PICTURES
 
 
@@ -75,7 +81,9 @@ def test_pictures_of_every_kind_are_read_and_split(made: Path) -> None:
     expected = sorted(os.path.relpath(path, made) for path in pictures_in(made))
     assert sorted(file for files in sets.values() for file in files) == expected
     for name, files in sets.items():
-        assert [KINDS[label] for label in data.sets[name].labels.tolist()] == [file.split(os.sep)[0] for file in files]
+        assert [KINDS[label] for label in data.sets[name].labels.tolist()] == [
+            file.split(os.sep)[0] for file in files
+        ]
         counts = data.sets[name].labels.bincount()
         assert counts.max() - counts.min() <= 1
     images = batches(data)[0]
@@ -137,7 +145,9 @@ def test_grey_pictures_have_one_channel(tmp_path: Path) -> None:
 # --- the packed file
 
 
-def test_pictures_are_read_once_and_again_after_one_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_read_once_and_again_after_one_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = module(folder).provenance
     with monkeypatch.context() as context:
         context.setattr(Image, "open", lambda *_: pytest.fail("a picture was read"))
@@ -157,7 +167,10 @@ def test_images_stay_in_the_file(made: Path) -> None:
 
 def test_two_jobs_pack_at_once(made: Path) -> None:
     hashes: list[str] = []
-    jobs = [threading.Thread(target=lambda: hashes.append(module(made).provenance["sha256"])) for _ in range(2)]
+    jobs = [
+        threading.Thread(target=lambda: hashes.append(module(made).provenance["sha256"]))
+        for _ in range(2)
+    ]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -181,7 +194,10 @@ def test_two_jobs_pack_at_once(made: Path) -> None:
 def test_a_damaged_pack_is_reported(made: Path, file: str, content: bytes, text: str) -> None:
     module(made)
     (packs()[0] / file).write_bytes(content)
-    with pytest.raises(DataError, match=rf"folder-\w+ is damaged \({text}.*\): remove it, and the pictures are read"):
+    with pytest.raises(
+        DataError,
+        match=rf"folder-\w+ is damaged \({text}.*\): remove it, and the pictures are read",
+    ):
         module(made)
 
 
@@ -215,19 +231,25 @@ def test_an_index_of_other_pictures_is_reported(made: Path, name: str) -> None:
     index = json.loads(file.read_text())
     INDICES[name](index)
     file.write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"is damaged \(.+\): remove it, and the pictures are read again$"):
+    with pytest.raises(
+        DataError, match=r"is damaged \(.+\): remove it, and the pictures are read again$"
+    ):
         module(made)
 
 
 @pytest.mark.parametrize("largest", [0, 2**28], ids=["large", "small"])
-def test_a_changed_pixel_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+def test_a_changed_pixel_is_reported(
+    made: Path, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
     monkeypatch.setattr(folder_of_pictures, "_ALWAYS_HASHED", largest)
     module(made)
     with (packs()[0] / "pixels.u8").open("r+b") as file:
         value = file.read(1)[0]
         file.seek(0)
         file.write(bytes([value ^ 1]))
-    with pytest.raises(DataError, match=r"is damaged \(pixels\.u8 has another SHA-256 than in index\.json\)"):
+    with pytest.raises(
+        DataError, match=r"is damaged \(pixels\.u8 has another SHA-256 than in index\.json\)"
+    ):
         module(made)
 
 
@@ -241,20 +263,26 @@ def test_pixels_that_are_cut_off_while_they_are_used_are_reported(made: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)], ids=["FIFO", "folder", "loop"]
+    "kind",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)],
+    ids=["FIFO", "folder", "loop"],
 )
 def test_pixels_in_another_kind_of_file_are_reported(made: Path, kind: Any) -> None:
     module(made)
     file = packs()[0] / "pixels.u8"
     file.unlink()
     kind(file)
-    with pytest.raises(DataError, match=r"is damaged \((OSError|FileNotFoundError): .+\): remove it"):
+    with pytest.raises(
+        DataError, match=r"is damaged \((OSError|FileNotFoundError): .+\): remove it"
+    ):
         module(made)
 
 
 def test_a_fifo_in_place_of_a_picture_is_named(folder: Path) -> None:
     os.mkfifo(folder / "disc" / "pipe.png")
-    with pytest.raises(DataError, match=r"disc/pipe\.png \(not a regular file\); expected pictures: remove them"):
+    with pytest.raises(
+        DataError, match=r"disc/pipe\.png \(not a regular file\); expected pictures: remove them"
+    ):
         module(folder)
     assert module(folder, bad="skip").provenance["left_out"] == 1
 
@@ -271,20 +299,28 @@ def test_links_to_pictures_and_classes_are_followed(made: Path, tmp_path: Path) 
 
 def test_a_full_disk_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
-    with pytest.raises(DataError, match=r"cannot be written to .*\(0 MB are needed, 0 MB are free\); expected"):
+    with pytest.raises(
+        DataError, match=r"cannot be written to .*\(0 MB are needed, 0 MB are free\); expected"
+    ):
         module(made)
     assert packs() == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
-def test_twenty_thousand_pictures_stay_out_of_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc"
+)
+def test_twenty_thousand_pictures_stay_out_of_memory(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = module(made, size=128, channels=3)
     index, folder = data.real_source.index, data.real_source.folder
     files = [[f"{number}", number % 3, ""] for number in range(20_000)]
     with (folder / "pixels.u8").open("r+b") as file:
         file.truncate(len(files) * 3 * 128 * 128)
-    (folder / "index.json").write_text(json.dumps(index | {"files": files, "shape": [len(files), 3, 128, 128]}))
+    (folder / "index.json").write_text(
+        json.dumps(index | {"files": files, "shape": [len(files), 3, 128, 128]})
+    )
     for check in ("_problem_of_index", "_problem_of_pixels"):
         monkeypatch.setattr(folder_of_pictures.PackedFolder, check, lambda *_: "")
 
@@ -307,14 +343,19 @@ def test_twenty_thousand_pictures_stay_out_of_memory(made: Path, monkeypatch: py
 
 def test_training_pictures_are_augmented_by_their_keys_alone(made: Path) -> None:
     options = {"augment_with": [{"RandomRotation": {"degrees": 20}}], "mirror": True}
-    whole, halves = (torch.cat(batches(module(made, batch_size=size, **options))) for size in (16, 8))
+    whole, halves = (
+        torch.cat(batches(module(made, batch_size=size, **options))) for size in (16, 8)
+    )
     assert whole[:16].equal(halves[:16])
     still = torch.cat(batches(module(made, batch_size=16, augment=False)))
     shifted = torch.cat(batches(module(made, batch_size=16)))
     mirrored = torch.cat(batches(module(made, batch_size=16, shift=0, mirror=True)))
     assert not shifted.equal(still)
     assert not whole.equal(shifted)
-    same, flipped = ([a.equal(b) for a, b in zip(mirrored, other, strict=True)] for other in (still, still.flip(3)))
+    same, flipped = (
+        [a.equal(b) for a, b in zip(mirrored, other, strict=True)]
+        for other in (still, still.flip(3))
+    )
     assert all(a or b for a, b in zip(same, flipped, strict=True))
     assert any(same)
     assert any(flipped)
@@ -325,7 +366,9 @@ def test_few_pictures_are_mentioned(made: Path, caplog: pytest.LogCaptureFixture
     assert "24 training pictures are few" in caplog.text
 
 
-def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(made: Path, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(
+    made: Path, tiny: Tiny, tmp_path: Path
+) -> None:
     more = "data.augment_with=[{RandomRotation: {degrees: 10}}]"
     config = tiny(*options_for(made), "data.batch_size=5", more, "data.mirror=true")
     train(config, tmp_path / "whole")
@@ -338,19 +381,25 @@ def test_a_run_that_stopped_in_an_epoch_continues_bit_for_bit(made: Path, tiny: 
 # --- a checkpoint
 
 
-def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(folder: Path, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_checkpoint_needs_a_folder_for_tests_not_for_predictions(
+    folder: Path, tiny: Tiny, tmp_path: Path
+) -> None:
     train(tiny(*options_for(folder), "data.batch_size=8", "trainer.max_epochs=1"), tmp_path / "run")
     picture = Image.open(next((folder / "disc").iterdir()))
     picture.load()
     folder.rename(tmp_path / "elsewhere")
     run = runs.open(tmp_path / "run")
     assert run.spec.classes == KINDS
-    data = PictureFolder(**{name: value for name, value in run.data_config({}).items() if name != "_target_"})
+    data = PictureFolder(
+        **{name: value for name, value in run.data_config({}).items() if name != "_target_"}
+    )
     data.use_spec(run.spec)
     assert data.spec == run.spec
     assert data.from_picture(picture).shape == (3, 20, 20)
     assert runs.checkpoints.read(run.checkpoint)["capsule_lab"]["input_form"] == data.input_form
-    with pytest.raises(DataError, match=r"own cannot be read \(No such file or directory\); expected a folder"):
+    with pytest.raises(
+        DataError, match=r"own cannot be read \(No such file or directory\); expected a folder"
+    ):
         evaluate(run)
     shutil.rmtree(tmp_path / "elsewhere" / "cross")
     result = evaluate(runs.open(tmp_path / "run"), data={"path": str(tmp_path / "elsewhere")})
@@ -364,7 +413,9 @@ def test_the_commands_of_the_guide(cli: Cli) -> None:
     _, *commands = re.findall(r"^python .*", guide, re.MULTILINE)
     make_pictures(Path("pictures"))
     for command in commands:
-        _, _, name, *overrides = command.replace("max_steps=300", "max_steps=3 trainer.accelerator=cpu").split()
+        _, _, name, *overrides = command.replace(
+            "max_steps=300", "max_steps=3 trainer.accelerator=cpu"
+        ).split()
         name = name.removeprefix("capsule_lab.")
         ended = cli(name, *overrides)
         assert ended.status == 0, ended.err
@@ -386,10 +437,19 @@ def loop(disc: Path) -> None:
 
 UNREADABLE = {
     "text": (lambda disc: add(disc / "bad.png", b"text"), r"bad.png \(it is not a picture\)"),
-    "one pixel": (lambda disc: add(disc / "dot.png", Image.new("L", (1, 1))), r"dot.png \(it has a single pixel\)"),
-    "wide": (lambda disc: add(disc / "a.png", Image.new("1", (100_000, 2_000))), r"a.png \(.* Pillow's limit against"),
+    "one pixel": (
+        lambda disc: add(disc / "dot.png", Image.new("L", (1, 1))),
+        r"dot.png \(it has a single pixel\)",
+    ),
+    "wide": (
+        lambda disc: add(disc / "a.png", Image.new("1", (100_000, 2_000))),
+        r"a.png \(.* Pillow's limit against",
+    ),
     "link loop": (loop, r"loop.png \(Too many levels of symbolic links\)"),
-    "broken link": (lambda disc: (disc / "no.png").symlink_to("x"), r"no.png \(No such file or directory\)"),
+    "broken link": (
+        lambda disc: (disc / "no.png").symlink_to("x"),
+        r"no.png \(No such file or directory\)",
+    ),
 }
 
 
@@ -397,7 +457,9 @@ UNREADABLE = {
 def test_a_picture_that_cannot_be_read_fails_or_is_left_out(folder: Path, kind: str) -> None:
     damage, reason = UNREADABLE[kind]
     damage(folder / "disc")
-    expected = f"1 of 37 pictures of {folder} cannot be read: disc/{reason}.*; expected .*data.bad=skip"
+    expected = (
+        f"1 of 37 pictures of {folder} cannot be read: disc/{reason}.*; expected .*data.bad=skip"
+    )
     with pytest.raises(DataError, match=expected) as failed:
         module(folder)
     assert "\n" not in str(failed.value)
@@ -408,7 +470,9 @@ def test_a_picture_that_cannot_be_read_fails_or_is_left_out(folder: Path, kind: 
 def test_five_of_many_unreadable_pictures_are_named(folder: Path) -> None:
     for number in range(7):
         add(folder / "disc" / f"bad{number}.png", b"text")
-    with pytest.raises(DataError, match=r"7 of 43 pictures .*bad4.png \(it is not a picture\) and 2 more; expected"):
+    with pytest.raises(
+        DataError, match=r"7 of 43 pictures .*bad4.png \(it is not a picture\) and 2 more; expected"
+    ):
         module(folder)
 
 
@@ -446,7 +510,9 @@ def test_folders_that_are_no_classes_are_reported(folder: Path, damage: Any, mes
         _ = module(folder, stage=None).spec
 
 
-def test_a_folder_without_permission_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:
@@ -455,14 +521,19 @@ def test_a_folder_without_permission_is_reported(folder: Path, monkeypatch: pyte
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"own/disc cannot be read \(Permission denied\); expected a readable folder"):
+    with pytest.raises(
+        DataError,
+        match=r"own/disc cannot be read \(Permission denied\); expected a readable folder",
+    ):
         _ = module(folder, stage=None).spec
 
 
 def test_a_class_without_a_readable_picture_is_reported(folder: Path) -> None:
     for path in (folder / "disc").iterdir():
         path.write_bytes(b"text")
-    with pytest.raises(DataError, match=r"no picture of .*own/disc can be read; expected one or more"):
+    with pytest.raises(
+        DataError, match=r"no picture of .*own/disc can be read; expected one or more"
+    ):
         module(folder, bad="skip")
 
 
@@ -488,16 +559,36 @@ def test_invalid_options_are_refused(made: Path, options: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("fit", "sides", "size", "expected"),
     [
-        ("crop", (733, 3), 24, "cuts off most of most pictures, such as 100 % of one of 733x3; set data.fit=stretch, "),
-        ("crop", (20, 90), 24, "such as 78 % of one of 20x90; set data.fit=pad, which keeps everything, or stretch"),
+        (
+            "crop",
+            (733, 3),
+            24,
+            "cuts off most of most pictures, such as 100 % of one of 733x3; set data.fit=stretch, ",
+        ),
+        (
+            "crop",
+            (20, 90),
+            24,
+            "such as 78 % of one of 20x90; set data.fit=pad, which keeps everything, or stretch",
+        ),
         ("crop", (160, 90), 24, None),
         ("pad", (20, 90), 24, None),
-        ("pad", (733, 3), 24, "fewer than 4 of 24 pixels in one direction, such as one of 733x3; set data.fit=stretch"),
+        (
+            "pad",
+            (733, 3),
+            24,
+            "fewer than 4 of 24 pixels in one direction, such as one of 733x3; set data.fit=stretch",
+        ),
         ("stretch", (733, 3), 24, None),
     ],
 )
 def test_a_square_that_shows_little_of_most_pictures_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, fit: str, sides: tuple[int, int], size: int, expected: str | None
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fit: str,
+    sides: tuple[int, int],
+    size: int,
+    expected: str | None,
 ) -> None:
     for label in range(2):
         add(tmp_path / "mixed" / f"{label}" / "square.png", Image.effect_noise((30, 30), 50))
@@ -513,7 +604,9 @@ def test_a_square_that_shows_little_of_most_pictures_is_a_warning(
     assert "data.fit" not in caplog.text, "the advice is accepted without another warning"
 
 
-def test_pictures_that_become_equal_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pictures_that_become_equal_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for label in range(2):
         strip = Image.new("L", (300, 3))
         strip.paste(255, (50 * label, 0, 50 * label + 20, 3))
@@ -522,18 +615,28 @@ def test_pictures_that_become_equal_are_a_warning(tmp_path: Path, caplog: pytest
     module(tmp_path / "strips", fit="stretch")
     assert "blank" not in caplog.text
     module(tmp_path / "strips", fit="crop")
-    assert "the training set of PictureFolder has 10 blank images among 10 that were looked at" in caplog.text
+    assert (
+        "the training set of PictureFolder has 10 blank images among 10 that were looked at"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("numbers", [(2, 2), (3, 2), (2, 2, 2), (3, 3, 4), (9, 2), (2, 40)])
-@pytest.mark.parametrize("options", [{}, {"test_share": 0.9}, {"test_share": "1/100", "validation_share": 0.99}])
+@pytest.mark.parametrize(
+    "options", [{}, {"test_share": 0.9}, {"test_share": "1/100", "validation_share": 0.99}]
+)
 def test_advice_about_shares_is_accepted_until_the_folder_can_be_used(
     tmp_path: Path, numbers: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     for label, number in enumerate(numbers):
         for picture in range(number):
-            add(tmp_path / "few" / f"class{label}" / f"{picture}.png", Image.new("L", (8, 8), picture))
-    options = followed(followed(followed(options, tmp_path / "few"), tmp_path / "few"), tmp_path / "few")
+            add(
+                tmp_path / "few" / f"class{label}" / f"{picture}.png",
+                Image.new("L", (8, 8), picture),
+            )
+    options = followed(
+        followed(followed(options, tmp_path / "few"), tmp_path / "few"), tmp_path / "few"
+    )
     module(tmp_path / "few", **options).setup("test")
 
 
@@ -549,12 +652,18 @@ def followed(options: dict[str, Any], path: Path) -> dict[str, Any]:
 def test_a_class_of_one_picture_is_reported(folder: Path) -> None:
     for path in sorted((folder / "disc").iterdir())[1:]:
         path.unlink()
-    with pytest.raises(ValueError, match=r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"test_share is 1/5, 5 of 25 images; .*: there is a single image of class 1",
+    ):
         module(folder)
 
 
 def test_a_missing_path_is_one_line(cli: Cli) -> None:
     ended = cli("train", "data=folder", *TINY_CAPSNET)
     assert ended.status != 0
-    assert "data.path is missing; expected data.path=<a folder with a folder of pictures per class>" in ended.err
+    assert (
+        "data.path is missing; expected data.path=<a folder with a folder of pictures per class>"
+        in ended.err
+    )
     assert "Traceback" not in ended.err

@@ -62,12 +62,16 @@ def archive(name: str, kind: bytes, link: str) -> bytes:
     return written.getvalue()
 
 
-def test_archive_writes_only_into_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_writes_only_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "SECRET").write_text("another file of the user")
     source = CIFAR10Files(tmp_path / "data")
     for member in members():
         content = archive(*member)
-        monkeypatch.setattr(cifar10, "download_file", lambda *_, content=content: write(_[3] / "archive", content))
+        monkeypatch.setattr(
+            cifar10, "download_file", lambda *_, content=content: write(_[3] / "archive", content)
+        )
         fetch(source.folder, source.download)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["SECRET", "data"], member
         assert (tmp_path / "SECRET").read_text() == "another file of the user", member
@@ -92,7 +96,9 @@ PICKLES = {
     "numpy's own loader": b"cnumpy\nload\n(S'MARKER'\ntR.",
     "numpy's scalars": b"cnumpy.core.multiarray\nscalar\n(S'MARKER'\ntR.",
     "huge array": b"cnumpy\nndarray\n((L1000000000000L\nttR.",
-    "array of objects": pickled(array(np.zeros((1, 3072), np.uint8)).replace(b"U\x02u1", b"U\x02O8"), [0]),
+    "array of objects": pickled(
+        array(np.zeros((1, 3072), np.uint8)).replace(b"U\x02u1", b"U\x02O8"), [0]
+    ),
     "number": pickle.dumps(5),
     "labels of text": pickle.dumps({"data": [[0]], "labels": ["a"]}),
     "endless list": b"(lp0\ng0\na.",
@@ -100,7 +106,11 @@ PICKLES = {
 
 
 OBJECTS = np.array([["a", 1]], dtype=object)
-SVHN = {"objects": matlab(X=OBJECTS, y=np.zeros((1, 1))), "text": matlab(X="text", y="text"), "pickle": PICKLES["call"]}
+SVHN = {
+    "objects": matlab(X=OBJECTS, y=np.zeros((1, 1))),
+    "text": matlab(X="text", y="text"),
+    "pickle": PICKLES["call"],
+}
 AFFNIST = {"objects": matlab(affNISTdata={"image": OBJECTS}), "pickle": PICKLES["call"]}
 
 
@@ -113,7 +123,9 @@ AFFNIST = {"objects": matlab(affNISTdata={"image": OBJECTS}), "pickle": PICKLES[
     ],
     ids=["CIFAR10", "SVHN", "affNIST"],
 )
-def test_hostile_file_is_refused_and_runs_nothing(tmp_path: Path, read: Any, contents: dict[str, bytes]) -> None:
+def test_hostile_file_is_refused_and_runs_nothing(
+    tmp_path: Path, read: Any, contents: dict[str, bytes]
+) -> None:
     (tmp_path / "SVHN").mkdir()
     for name, content in contents.items():
         with pytest.raises(DataError) as caught:
@@ -141,9 +153,13 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"])
+@pytest.mark.parametrize(
+    "kind", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"]
+)
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, name: str, kind: Any) -> None:
+def test_what_is_no_regular_file_is_refused_without_waiting(
+    tmp_path: Path, name: str, kind: Any
+) -> None:
     (tmp_path / "SVHN").mkdir()
     kind(tmp_path / "SVHN" / name)
     with pytest.raises(DataError, match=r"cannot be read.*not a regular file"):

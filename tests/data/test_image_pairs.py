@@ -38,7 +38,9 @@ def test_second_image_is_the_first_shifted_by_the_change(which: Any, largest: in
     margin = 0 if which == "target" else 2 * largest
     inside = slice(margin, 16 - margin)
     for first, second, (right, down) in zip(*pair, strict=True):
-        assert moved(first, int(right), int(down))[:, inside, inside].equal(second[:, inside, inside])
+        assert moved(first, int(right), int(down))[:, inside, inside].equal(
+            second[:, inside, inside]
+        )
     assert pair.change.abs().max() <= (2 * largest if which == "both" else largest)
     assert pair.first.equal(images) is (which == "target" or not largest)
 
@@ -53,14 +55,18 @@ def test_shifts_cover_their_range_and_axes_are_independent() -> None:
 def blob(x: float, y: float, size: int = 28) -> Tensor:
     """A Gaussian spot at a place in pixels from the centre, x to the right and y down."""
     places = torch.arange(size) - (size - 1) / 2
-    return torch.exp(-((places[None, :] - x) ** 2 + (places[:, None] - y) ** 2) / 4).view(1, 1, size, size)
+    return torch.exp(-((places[None, :] - x) ** 2 + (places[:, None] - y) ** 2) / 4).view(
+        1, 1, size, size
+    )
 
 
 def centres(images: Tensor) -> Tensor:
     """The centre of brightness of each image, in units of half the image from its centre."""
     places = torch.arange(28) - 13.5
     light = images[:, 0] / images.sum((1, 2, 3))[:, None, None]
-    return torch.stack([(light * places).sum((1, 2)), (light * places[:, None]).sum((1, 2))], 1) / 14
+    return (
+        torch.stack([(light * places).sum((1, 2)), (light * places[:, None]).sum((1, 2))], 1) / 14
+    )
 
 
 def test_matrix_maps_places_of_the_first_image_to_the_second() -> None:
@@ -90,7 +96,9 @@ def test_moved_target_keeps_the_first_image() -> None:
 
 
 def test_affine_change_of_zero_range_is_the_identity() -> None:
-    module = MNISTPairsDataModule(source="standin", change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0)
+    module = MNISTPairsDataModule(
+        source="standin", change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0
+    )
     images = torch.rand(3, 1, 28, 28)
     first, second, change = module.pair(images, KEY[:3])
     torch.testing.assert_close(first, images)
@@ -109,4 +117,6 @@ def test_batch_has_targets_a_change_and_labels(change: str, shape: tuple[int, ..
     assert float(batch.targets.max()) <= 1
     assert "pairs of" in module.provenance["name"]
     stored = module.dataset("val")[torch.arange(4), 0]
-    torch.testing.assert_close(module.unpaired_batch(stored, "val").images, stored.images.float() / 255)
+    torch.testing.assert_close(
+        module.unpaired_batch(stored, "val").images, stored.images.float() / 255
+    )

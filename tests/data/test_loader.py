@@ -20,13 +20,21 @@ def flat(batches: list[list[int]]) -> list[int]:
 
 
 def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> ResumableLoader:
-    images = torch.arange(size, dtype=torch.uint8)[:, None, None, None].expand(size, 1, 2, 2).contiguous()
+    images = (
+        torch.arange(size, dtype=torch.uint8)[:, None, None, None]
+        .expand(size, 1, 2, 2)
+        .contiguous()
+    )
     dataset = InMemory(Images(images, torch.arange(size) % 10), seed)
-    return ResumableLoader(dataset, EpochBatches(size, batch_size, seed=seed, **options), pin_memory=False)
+    return ResumableLoader(
+        dataset, EpochBatches(size, batch_size, seed=seed, **options), pin_memory=False
+    )
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("size", "end"), [(12, []), (13, [1]), (15, [3]), (4, []), (3, [3]), (1, [1])])
+@pytest.mark.parametrize(
+    ("size", "end"), [(12, []), (13, [1]), (15, [3]), (4, []), (3, [3]), (1, [1])]
+)
 def test_epoch_has_every_image_once_except_a_dropped_last_batch(size, end, drop_last):
     sizes = [4] * (size // 4) + ([] if drop_last and size > 4 else end)
     for shuffle in [False, True]:
@@ -54,7 +62,9 @@ def test_order_depends_only_on_seed_and_epoch():
 
 
 def test_two_processes_together_have_the_batches_of_one():
-    for shuffle, drop_last, size in product((False, True), (False, True), (32, 31, 30, 26, 8, 7, 2)):
+    for shuffle, drop_last, size in product(
+        (False, True), (False, True), (32, 31, 30, 26, 8, 7, 2)
+    ):
         options = {"shuffle": shuffle, "drop_last": drop_last}
         one = EpochBatches(size, 8, **options)
         two = [EpochBatches(size, 4, **options, rank=rank, world_size=2) for rank in (0, 1)]
@@ -63,9 +73,14 @@ def test_two_processes_together_have_the_batches_of_one():
         assert len(two[0]) == len(two[1]) == len(one)
 
 
-@pytest.mark.parametrize(("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)])
+@pytest.mark.parametrize(
+    ("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)]
+)
 def test_last_batch_too_small_for_all_processes_joins_the_one_before(size, world_size):
-    ranks = [EpochBatches(size, 8 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
+    ranks = [
+        EpochBatches(size, 8 // world_size, rank=r, world_size=world_size)
+        for r in range(world_size)
+    ]
     seen = [indices(rank) for rank in ranks]
     assert len({len(batches) for batches in seen}) == 1
     assert all(len(batch) > 0 for batches in seen for batch in batches)
@@ -87,7 +102,11 @@ def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]],
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"drop_last": True}, *({"batch_size": 4, "rank": rank, "world_size": 2} for rank in (0, 1))],
+    [
+        {},
+        {"drop_last": True},
+        *({"batch_size": 4, "rank": rank, "world_size": 2} for rank in (0, 1)),
+    ],
     ids=str,
 )
 def test_resumed_epoch_has_exactly_the_remaining_batches(options):

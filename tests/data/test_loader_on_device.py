@@ -17,14 +17,21 @@ from torch.utils._pytree import tree_leaves
 
 from capsule_lab.config.build import build_data
 from capsule_lab.config.compose import compose, options_of
-from capsule_lab.data import AbstractDataModule, MNISTDataModule, SmallNORBPairsDataModule, SVHNDataModule
+from capsule_lab.data import (
+    AbstractDataModule,
+    MNISTDataModule,
+    SmallNORBPairsDataModule,
+    SVHNDataModule,
+)
 from capsule_lab.data.loader import Images, InMemory, ResumableLoader, fits
 from capsule_lab.data.standins.affnist import SyntheticAffNIST
 from capsule_lab.types import Batch
 from tests.helpers.data_modules import trainer
 
 VARIANTS = {  # data sets, and options that choose other code
-    **{name: [name] for name in options_of("data") if name != "folder"},  # its images stay in a file
+    **{
+        name: [name] for name in options_of("data") if name != "folder"
+    },  # its images stay in a file
     "smallnorb_pairs": ["smallnorb_pairs", "data.categories=[animal,human,airplane,truck,car]"],
     "affine placing": ["multimnist", "data.placing=affine"],
     "affine validation": ["affnist", "data.affine_validation=true"],
@@ -39,8 +46,12 @@ def data(request: pytest.FixtureRequest, toynorb: Path) -> AbstractDataModule:
     """A data set of a few images, for the first of two processes."""
     name, *others = VARIANTS[request.param]
     few = ["data.eval_images=20", "data.batch_size=4", "data.eval_batch_size=8"]
-    few += [] if name == "smallnorb_pairs" else ["data.train_images=40"]  # views need their neighbours
-    config = compose("train", [f"data={name}", *others, *few, "data.source=standin", f"data.directory={toynorb}"])
+    few += (
+        [] if name == "smallnorb_pairs" else ["data.train_images=40"]
+    )  # views need their neighbours
+    config = compose(
+        "train", [f"data={name}", *others, *few, "data.source=standin", f"data.directory={toynorb}"]
+    )
     built: AbstractDataModule = build_data(config)
     built.trainer = trainer(rank=0, world_size=2)
     for stage in ("fit", "test"):
@@ -51,7 +62,10 @@ def data(request: pytest.FixtureRequest, toynorb: Path) -> AbstractDataModule:
 def loaders(data: AbstractDataModule, *, on_device: bool) -> list[tuple[str, ResumableLoader]]:
     """Every set that the module has, by name."""
     data.on_device = on_device
-    as_list = [each if isinstance(each, list) else [each] for each in (data.val_dataloader(), data.test_dataloader())]
+    as_list = [
+        each if isinstance(each, list) else [each]
+        for each in (data.val_dataloader(), data.test_dataloader())
+    ]
     train = data.train_dataloader()
     train.batches.set_epoch(3)
     names = ("train", *data.val_names, *data.test_names)
@@ -59,17 +73,25 @@ def loaders(data: AbstractDataModule, *, on_device: bool) -> list[tuple[str, Res
 
 
 def equal(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
-    pairs = [pair for batches in zip(one, other, strict=True) for pair in zip(*batches, strict=True)]
+    pairs = [
+        pair for batches in zip(one, other, strict=True) for pair in zip(*batches, strict=True)
+    ]
     return all(a is b is None or a.equal(b) for a, b in pairs)
 
 
-def test_batches_of_host_and_device_are_equal(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_host_and_device_are_equal(
+    data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[InMemory] = []
     move = InMemory.to
-    monkeypatch.setattr(InMemory, "to", lambda self, device: moved.append(self) or move(self, device))
+    monkeypatch.setattr(
+        InMemory, "to", lambda self, device: moved.append(self) or move(self, device)
+    )
     host, device = (loaders(data, on_device=on_device) for on_device in (False, True))
     for (name, one), (_, other) in zip(host, device, strict=True):
-        assert equal(*([data.transform_batch(batch, name) for batch in loader] for loader in (one, other)))
+        assert equal(
+            *([data.transform_batch(batch, name) for batch in loader] for loader in (one, other))
+        )
     assert len(moved) >= 2
 
 
@@ -94,12 +116,21 @@ def test_sample_does_not_depend_on_its_batch(data: AbstractDataModule) -> None:
         assert whole.images.dtype == torch.float32
 
 
-def test_only_training_images_change_with_epochs(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_images_change_with_epochs(
+    data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def changes(name: str) -> bool:
-        one, other = (data.transform_batch(data.dataset(name)[torch.arange(8), n], name) for n in (0, 3))
-        return any(not (a is b or a.equal(b)) for a, b in zip(one[:2] + one[3:], other[:2] + other[3:], strict=True))
+        one, other = (
+            data.transform_batch(data.dataset(name)[torch.arange(8), n], name) for n in (0, 3)
+        )
+        return any(
+            not (a is b or a.equal(b))
+            for a, b in zip(one[:2] + one[3:], other[:2] + other[3:], strict=True)
+        )
 
-    nothing_random = isinstance(data, SVHNDataModule | SmallNORBPairsDataModule)  # the toys have no neighbouring views
+    nothing_random = isinstance(
+        data, SVHNDataModule | SmallNORBPairsDataModule
+    )  # the toys have no neighbouring views
     assert [name for name in (*data.val_names, *data.test_names) if changes(name)] == []
     assert changes("train") is not nothing_random
     monkeypatch.setattr(data, "augment", False)
@@ -109,17 +140,25 @@ def test_only_training_images_change_with_epochs(data: AbstractDataModule, monke
 class OneDevice(TorchDispatchMode):
     """Fails for operators that mix or copy tensors of host and device, or that check for errors on the device."""
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         assert operator is not torch.ops.aten._linalg_check_errors.default
         result = operator(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor) and leaf.ndim]
+        tensors = [
+            leaf
+            for leaf in tree_leaves((args, kwargs, result))
+            if isinstance(leaf, Tensor) and leaf.ndim
+        ]
         assert len({tensor.device.type for tensor in tensors}) <= 1, operator
         return result
 
 
 def test_batch_on_a_gpu_needs_no_synchronisation(data: AbstractDataModule) -> None:
     sets = {name: data.dataset(name) for name in ("train", *data.val_names, *data.test_names)}
-    with FakeTensorMode(allow_non_fake_inputs=True):  # raises for numbers that are read, and shapes that they decide
+    with FakeTensorMode(
+        allow_non_fake_inputs=True
+    ):  # raises for numbers that are read, and shapes that they decide
         for name, dataset in sets.items():
             there = dataset.to(GPU)
             if isinstance(dataset, SyntheticAffNIST):
@@ -161,17 +200,23 @@ def test_batches_of_the_host_are_pinned_only_for_a_gpu() -> None:
     for device, pinned in [(GPU, True), (torch.device("cpu"), False)]:
         data.trainer = on(device)
         assert data.train_dataloader().pin_memory is pinned
-    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")  # without a trainer
+    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device(
+        "cpu"
+    )  # without a trainer
 
 
-def test_auto_moves_sets_that_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_moves_sets_that_fit_in_a_quarter_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
     for free, expected in [(47_999, False), (48_000, True)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
         assert fits(images, GPU) is expected
         assert not fits(images, torch.device("cpu"))
     for fitting, device in [(True, META), (False, torch.device("cpu"))]:
-        monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device, fitting=fitting: fitting)
+        monkeypatch.setattr(
+            "capsule_lab.data.base.fits", lambda images, device, fitting=fitting: fitting
+        )
         data = mnist()
         data.trainer = on(META)
         assert data.train_dataloader().dataset.device == device
@@ -190,4 +235,6 @@ def test_set_that_does_not_fit_stays_on_the_host_with_one_warning(
     batches, _ = data.train_dataloader(), data.val_dataloader()
     assert equal(list(batches), list(mnist(on_device=False).train_dataloader()))
     (record,) = [record for record in caplog.records if "does not fit" in record.getMessage()]
-    assert record.getMessage().startswith("the train set (0.0 GB) does not fit into the free memory of cpu: its")
+    assert record.getMessage().startswith(
+        "the train set (0.0 GB) does not fit into the free memory of cpu: its"
+    )

@@ -22,7 +22,9 @@ COUNT = 40
 def images(count: int = COUNT) -> Images:
     """Image n has brightness n and class n modulo 3."""
     index = torch.arange(count)
-    return Images(index.to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2), index % 3, index[:, None])
+    return Images(
+        index.to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2), index % 3, index[:, None]
+    )
 
 
 def mixed(index: torch.Tensor, epoch: int = 0, alpha: float = 0.4) -> Batch:
@@ -58,7 +60,11 @@ def test_images_and_labels_are_mixed_in_the_same_shares() -> None:
 
 def test_mixture_does_not_depend_on_its_batch_or_process() -> None:
     whole = mixed(torch.arange(COUNT))
-    batches = [index for rank in range(2) for index, _ in EpochBatches(COUNT, 5, rank=rank, world_size=2, shuffle=True)]
+    batches = [
+        index
+        for rank in range(2)
+        for index, _ in EpochBatches(COUNT, 5, rank=rank, world_size=2, shuffle=True)
+    ]
     for index in batches:
         part = mixed(index)
         assert torch.equal(part.images, whole.images[index])
@@ -91,7 +97,9 @@ MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", 
 
 
 @pytest.mark.whole  # two whole fits
-@pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET[:-1], "model.decoder=null"]], ids=["cnn", "capsnet"])
+@pytest.mark.parametrize(
+    "model", [TINY_CNN, [*TINY_CAPSNET[:-1], "model.decoder=null"]], ids=["cnn", "capsnet"]
+)
 def test_run_of_mixtures_resumes_exactly(tiny: Tiny, tmp_path: Path, model: list[str]) -> None:
     config = tiny(*MIXUP, "callbacks.not_learning.min_steps=8", model=model)
     whole = train(config, tmp_path / "whole")

@@ -15,7 +15,9 @@ from tests.helpers.data_modules import forbid_downloads, trainer
 from tests.helpers.mnist_files import ARRAYS, TRAIN
 
 
-def standin(*, training: bool = True, rank: int = 0, world_size: int = 1, **options) -> MNISTDataModule:
+def standin(
+    *, training: bool = True, rank: int = 0, world_size: int = 1, **options
+) -> MNISTDataModule:
     data = MNISTDataModule(**{"source": "standin", **options})
     data.trainer = trainer(training=training, rank=rank, world_size=world_size)
     data.setup("fit")
@@ -30,7 +32,9 @@ def test_only_verified_files_are_read(real):
         torch.save(other, real / "MNIST" / "processed" / name)
     data = MNISTDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
-    np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
+    np.testing.assert_array_equal(
+        data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"]
+    )
 
 
 def test_servers_and_checksums_are_those_of_torchvision():
@@ -75,7 +79,14 @@ def test_network_gets_floats_in_the_unit_interval(training, name):
 
 @pytest.mark.parametrize(
     ("training", "options"),
-    [(None, {}), (False, {}), (True, {"augment": False}), (True, {"shift": 0}), (True, {}), (True, {"shift": 1})],
+    [
+        (None, {}),
+        (False, {}),
+        (True, {"augment": False}),
+        (True, {"shift": 0}),
+        (True, {}),
+        (True, {"shift": 1}),
+    ],
 )
 def test_only_training_images_are_shifted(training, options):
     data = standin(training=bool(training), batch_size=32, **options)
@@ -85,8 +96,12 @@ def test_only_training_images_are_shifted(training, options):
     images = data.on_after_batch_transfer(stored, 0).images
     largest = options.get("shift", 2) if training and options.get("augment", True) else 0
     moves = torch.cartesian_prod(*[torch.arange(-largest, largest + 1)] * 2).tolist()
-    moved = torch.stack([(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves])
-    used = (moved == images).all(dim=(2, 3, 4))  # [move image]: the margin of 4 makes a roll a shift
+    moved = torch.stack(
+        [(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves]
+    )
+    used = (moved == images).all(
+        dim=(2, 3, 4)
+    )  # [move image]: the margin of 4 makes a roll a shift
     assert used.any(dim=0).all()
     assert used.any(dim=1).sum() > len(moves) / 2
 
@@ -143,7 +158,10 @@ def test_an_unpacked_file_is_used_before_a_packed_one(real, monkeypatch):
         (lambda content: content[:-8] + bytes(8), r"cannot be read \(CRC check failed"),
         (lambda content: content[:10] + b"\xff" * 9 + content[19:], r"cannot be read \(Error -3"),
         (lambda content: b"<html>", r"cannot be read \(Not a gzipped file"),
-        (lambda content: gzip.compress(bytes(2**26)), r"cannot be read \(it has more than 47040016 bytes\)"),
+        (
+            lambda content: gzip.compress(bytes(2**26)),
+            r"cannot be read \(it has more than 47040016 bytes\)",
+        ),
         (lambda content: gzip.compress(b"another file"), r"\(32 bytes, md5 "),
     ],
     ids=["truncated", "checksum", "corrupt", "another format", "bomb", "another file"],
@@ -153,6 +171,8 @@ def test_damaged_packed_file_gives_one_sentence(real, monkeypatch, damage, messa
     pack(path.parent, path.name)
     path = path.with_name(f"{path.name}.gz")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=rf"^{re.escape(str(path))} {message}[^\n]*remove it and its folder") as caught:
+    with pytest.raises(
+        DataError, match=rf"^{re.escape(str(path))} {message}[^\n]*remove it and its folder"
+    ) as caught:
         loaded(real, monkeypatch)
     assert "\n" not in str(caught.value)

@@ -53,7 +53,9 @@ def test_network_gets_larger_images_of_the_same_digits():
     images, labels = seen(data, "test")
     assert data.spec.image_shape == (1, 40, 40)
     assert images.shape == (359, 1, 40, 40)
-    torch.testing.assert_close(images.sum((1, 2, 3)), data.sets["test"].images.float().sum((1, 2, 3)) / 255)
+    torch.testing.assert_close(
+        images.sum((1, 2, 3)), data.sets["test"].images.float().sum((1, 2, 3)) / 255
+    )
     assert labels.equal(data.sets["test"].labels)
 
 
@@ -67,4 +69,8 @@ def test_provenance_names_digits_and_canvas(real: Path):
     assert standin().provenance["name"] == f"{STANDIN_NAME}, placed on 40x40"
     data = ExpandedMNISTDataModule(directory=str(real), source="real")
     data.prepare_data()
-    assert data.provenance == {"source": "real", "name": "real MNIST, placed on 40x40", "md5": MNISTFiles.checksums}
+    assert data.provenance == {
+        "source": "real",
+        "name": "real MNIST, placed on 40x40",
+        "md5": MNISTFiles.checksums,
+    }

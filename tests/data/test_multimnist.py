@@ -56,9 +56,12 @@ def test_allowed_partners_are_equally_likely(same_class: Any, first: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fixed", "seed", "epoch", "same"), [(True, 0, 1, True), (False, 0, 1, False), (True, 1, 0, False)]
+    ("fixed", "seed", "epoch", "same"),
+    [(True, 0, 1, True), (False, 0, 1, False), (True, 1, 0, False)],
 )
-def test_pairs_depend_on_the_seed_and_on_the_epoch_unless_fixed(fixed: bool, seed: int, epoch: int, same: bool) -> None:
+def test_pairs_depend_on_the_seed_and_on_the_epoch_unless_fixed(
+    fixed: bool, seed: int, epoch: int, same: bool
+) -> None:
     one = Pairs(numbered(), 0, size=50, fixed=fixed)[torch.arange(50), 0]
     other = Pairs(numbered(), seed, size=50, fixed=fixed)[torch.arange(50), epoch]
     assert one.images.equal(other.images) is one.key.equal(other.key) is same
@@ -109,7 +112,9 @@ def test_image_is_the_sum_or_maximum_of_its_parts(name: str) -> None:
         batch = pairs_of(data(blend=blend), name, torch.arange(20))
         assert batch.parts.shape == (20, 2, 1, 36, 36)
         first, second = batch.parts.unbind(1)
-        assert batch.images.equal((first + second).clamp(max=1) if blend == "sum" else torch.maximum(first, second))
+        assert batch.images.equal(
+            (first + second).clamp(max=1) if blend == "sum" else torch.maximum(first, second)
+        )
         assert 0 <= batch.images.min() < batch.images.max() <= 1
 
 
@@ -120,17 +125,25 @@ def test_boxes_of_20_pixels_have_the_expected_overlap() -> None:
         box = torch.zeros(28, 28, dtype=torch.uint8)
         box[4:24, 4:24] = 255
         module = MultiMNISTDataModule(source="standin", shift=shift)
-        batch = Pairs(Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True)
+        batch = Pairs(
+            Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True
+        )
         parts = module.transform_batch(batch[torch.arange(20_000), 0], "train").parts
         other = parts[:, 1] if moving == 2 else reference_shift(box, 0, 0)
-        assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(overlap, abs=0.5)
+        assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(
+            overlap, abs=0.5
+        )
 
 
 @pytest.mark.parametrize(
-    "options", [{"shift": 6}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}, {"same_class": "only"}], ids=str
+    "options",
+    [{"shift": 6}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}, {"same_class": "only"}],
+    ids=str,
 )
 def test_every_option_of_the_composition_changes_the_images(options: dict[str, Any]) -> None:
-    one, other = (pairs_of(data(**given), "train", torch.arange(8)).images for given in ({}, options))
+    one, other = (
+        pairs_of(data(**given), "train", torch.arange(8)).images for given in ({}, options)
+    )
     assert one.shape != other.shape or not one.equal(other)
 
 
@@ -146,7 +159,9 @@ def test_affine_placing_shrinks_digits_on_28_pixels() -> None:
 def test_pairs_have_the_recorded_hash() -> None:
     """Results of other machines and versions can then be compared pair by pair."""
     batch = pairs_of(data("test"), "test", torch.arange(64))
-    stored = hashlib.sha256((255 * batch.images).round().to(torch.uint8).numpy().tobytes()).hexdigest()
+    stored = hashlib.sha256(
+        (255 * batch.images).round().to(torch.uint8).numpy().tobytes()
+    ).hexdigest()
     assert stored[:16] == "651786a46484438b"
 
 
@@ -164,17 +179,27 @@ def test_number_of_pairs_follows_the_options() -> None:
         assert name != "test" or module.provenance["test_images"] == f"{size} pairs of 359"
     assert module.provenance["source"] == "standin"
     assert module.provenance["name"].startswith("pairs of digits of stand-in")
-    assert (module.spec.image_shape, module.spec.num_classes, module.spec.labels_per_image) == ((1, 36, 36), 10, 2)
+    assert (module.spec.image_shape, module.spec.num_classes, module.spec.labels_per_image) == (
+        (1, 36, 36),
+        10,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
     ("labels", "same_class", "message"),
     [
-        ((1, 1), "never", "an image of class 1 has no partner among 2 images with data.same_class=never"),
+        (
+            (1, 1),
+            "never",
+            "an image of class 1 has no partner among 2 images with data.same_class=never",
+        ),
         ((0, 0, 2), "only", "an image of class 2 has no partner among 3 images"),
         ((0,), "also", "an image of class 0 has no partner among 1 images"),
     ],
 )
-def test_image_without_a_partner_is_refused(labels: tuple[int, ...], same_class: Any, message: str) -> None:
+def test_image_without_a_partner_is_refused(
+    labels: tuple[int, ...], same_class: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Pairs(numbered(labels), 0, size=2, fixed=True, same_class=same_class)

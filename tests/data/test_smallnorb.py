@@ -23,7 +23,14 @@ from capsule_lab.data.standins import toynorb_files
 from capsule_lab.data.transforms import random_integers, random_uniform
 from capsule_lab.errors import DataError
 from tests.helpers.data_modules import answer_downloads, trainer, without_network
-from tests.helpers.smallnorb_files import TESTING, TRAINING, labels_and_factors, write_record, write_set, write_standin
+from tests.helpers.smallnorb_files import (
+    TESTING,
+    TRAINING,
+    labels_and_factors,
+    write_record,
+    write_set,
+    write_standin,
+)
 
 HELD_OUT = {(0, 7), (1, 6), (2, 9), (3, 8), (4, 7)}
 SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
@@ -33,7 +40,9 @@ SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
 def standin(toynorb):
     """A function that returns a DataModule on the stand-in: ``standin("fit", split="azimuth")``."""
 
-    def make(*stages: str, training: bool = True, testing: bool = False, **options) -> SmallNORBDataModule:
+    def make(
+        *stages: str, training: bool = True, testing: bool = False, **options
+    ) -> SmallNORBDataModule:
         data = SmallNORBDataModule(directory=str(toynorb), source="standin", **options)
         data.trainer = trainer(training=training, testing=testing)
         for stage in stages:
@@ -46,7 +55,9 @@ def standin(toynorb):
 def count_as_real(folder: Path, monkeypatch) -> None:
     """Replace the published checksums by those of the files in ``folder``."""
     sums = {
-        path.name.removesuffix(".gz"): Published(md5(path), hashlib.sha256(path.read_bytes()).hexdigest())
+        path.name.removesuffix(".gz"): Published(
+            md5(path), hashlib.sha256(path.read_bytes()).hexdigest()
+        )
         for path in sorted(folder.glob("*.mat*"))
     }
     monkeypatch.setattr(smallnorb, "PUBLISHED", sums)
@@ -56,7 +67,9 @@ def count_as_real(folder: Path, monkeypatch) -> None:
 def written(tmp_path_factory) -> dict[str, Path]:
     """The files of ``real``, by suffix."""
     folder = tmp_path_factory.mktemp("written")
-    return {suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")}
+    return {
+        suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")
+    }
 
 
 @pytest.fixture(params=[".mat", ".mat.gz"])
@@ -70,7 +83,9 @@ def real(request, written, tmp_path, monkeypatch) -> Path:
 @pytest.fixture(autouse=True)
 def no_network_and_no_rendering(monkeypatch) -> None:
     without_network(monkeypatch)
-    monkeypatch.setattr(toynorb_files, "render_files", lambda *_, **__: pytest.fail("toys were rendered"))
+    monkeypatch.setattr(
+        toynorb_files, "render_files", lambda *_, **__: pytest.fail("toys were rendered")
+    )
 
 
 def stored(folder: Path, part: str, content: str) -> np.ndarray:
@@ -79,7 +94,9 @@ def stored(folder: Path, part: str, content: str) -> np.ndarray:
 
 
 def assert_read_back(images, folder: Path, part: str) -> None:
-    np.testing.assert_array_equal(images.images.numpy(), stored(folder, part, "dat")[:, :, ::2, ::2])
+    np.testing.assert_array_equal(
+        images.images.numpy(), stored(folder, part, "dat")[:, :, ::2, ::2]
+    )
     np.testing.assert_array_equal(images.labels.numpy(), stored(folder, part, "cat"))
     np.testing.assert_array_equal(images.factors.numpy(), stored(folder, part, "info"))
 
@@ -132,7 +149,9 @@ def test_damaged_or_missing_file_is_named_and_kept(real, source):
         with pytest.raises(DataError, match=rf"^{re.escape(str(path))} [^\n]*remove[^\n]*$"):
             SmallNORBDataModule(directory=str(real), source=source).setup("fit")
     path.unlink()
-    with pytest.raises(DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"):
+    with pytest.raises(
+        DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"
+    ):
         SmallNORBDataModule(directory=str(real), source=source).setup("fit")
 
 
@@ -151,14 +170,20 @@ def published(written, tmp_path, monkeypatch) -> Path:
 def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypatch, down):
     def answer(url: str) -> bytes | Exception:
         is_down = url.startswith(smallnorb.SERVERS[:down])
-        return ConnectionError("no answer") if is_down else (published / url.rpartition("/")[2]).read_bytes()
+        return (
+            ConnectionError("no answer")
+            if is_down
+            else (published / url.rpartition("/")[2]).read_bytes()
+        )
 
     asked = answer_downloads(monkeypatch, answer)
     data = SmallNORBDataModule(directory=str(tmp_path / "data"), source="real")
     data.setup("fit")
     assert data.provenance["source"] == "real"
     assert len(asked) == 6 * (down + 1)
-    assert sorted(path.name for path in data.real_source.folder.iterdir()) == sorted(smallnorb.PUBLISHED)
+    assert sorted(path.name for path in data.real_source.folder.iterdir()) == sorted(
+        smallnorb.PUBLISHED
+    )
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
 
 
@@ -171,7 +196,9 @@ def test_source_real_without_network_names_the_missing_files(tmp_path):
     assert data.sets == {}
 
 
-@pytest.mark.parametrize(("source", "size", "folder"), [("auto", "full", "48x48"), ("standin", "small", "48x48-small")])
+@pytest.mark.parametrize(
+    ("source", "size", "folder"), [("auto", "full", "48x48"), ("standin", "small", "48x48-small")]
+)
 def test_provenance_of_the_standin_is_its_record(toynorb, caplog, source, size, folder):
     data = SmallNORBDataModule(directory=str(toynorb), source=source, standin=size)
     with caplog.at_level(logging.WARNING, "capsule_lab"):
@@ -201,7 +228,10 @@ def test_rendered_files_must_match_their_record(tmp_path, stage, part):
     for content, place in (("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)):
         (path,) = folder.glob(f"*-{part}-{content}.mat")
         flip(path, place)
-        with pytest.raises(DataError, match=rf"({part} files that do not match their SHA-256|among its {part} labels)"):
+        with pytest.raises(
+            DataError,
+            match=rf"({part} files that do not match their SHA-256|among its {part} labels)",
+        ):
             read()
         flip(path, place)
     read()
@@ -216,7 +246,9 @@ def test_rendered_files_must_match_their_record(tmp_path, stage, part):
         with pytest.raises(DataError, match=r"provenance\.json cannot be read"):
             read()
     record.write_text(json.dumps({"version": -1}))
-    with pytest.raises(DataError, match=r"48x48 was rendered by version -1 of toynorb; .*: remove the folder"):
+    with pytest.raises(
+        DataError, match=r"48x48 was rendered by version -1 of toynorb; .*: remove the folder"
+    ):
         read()
 
 
@@ -224,10 +256,16 @@ def test_rendered_files_must_match_their_record(tmp_path, stage, part):
     ("size", "folder", "levels"),
     [
         ("full", "48x48", {}),
-        ("small", "48x48-small", {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}),
+        (
+            "small",
+            "48x48-small",
+            {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)},
+        ),
     ],
 )
-def test_standin_is_rendered_once_or_again_after_a_failure(tmp_path, monkeypatch, caplog, size, folder, levels):
+def test_standin_is_rendered_once_or_again_after_a_failure(
+    tmp_path, monkeypatch, caplog, size, folder, levels
+):
     asked = []
 
     def render_files(folder: Path, **how) -> None:
@@ -238,17 +276,24 @@ def test_standin_is_rendered_once_or_again_after_a_failure(tmp_path, monkeypatch
         write_record(folder)
 
     monkeypatch.setattr(toynorb_files, "render_files", render_files)
-    with pytest.raises(DataError, match=r"cannot be written into .*48x48.* \(No space left on device\)"):
+    with pytest.raises(
+        DataError, match=r"cannot be written into .*48x48.* \(No space left on device\)"
+    ):
         SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup("fit")
     caplog.clear()
     with caplog.at_level(logging.INFO, "capsule_lab"):
         for stage in ("fit", "test"):
-            SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(stage)
+            SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(
+                stage
+            )
     assert asked == 2 * [{"size": 48, "seed": 0, **levels}]
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
     warning, first, again = [record.getMessage() for record in caplog.records]
     assert warning == again == "STAND-IN DATA, not the real set: data.source is standin"
-    assert first == f"rendering toys into {tmp_path / 'toynorb' / folder}, once; this takes about half a minute"
+    assert (
+        first
+        == f"rendering toys into {tmp_path / 'toynorb' / folder}, once; this takes about half a minute"
+    )
 
 
 # --- inconsistent files
@@ -257,11 +302,27 @@ def test_standin_is_rendered_once_or_again_after_a_failure(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("content", "array", "message"),
     [
-        ("dat", np.zeros((100, 2, 32, 32), np.uint8), r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of"),
+        (
+            "dat",
+            np.zeros((100, 2, 32, 32), np.uint8),
+            r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of",
+        ),
         ("dat", np.zeros((100, 2, 48, 48), np.float32), r"holds float32 of shape"),
-        ("cat", np.zeros(99, np.int32), r"categories of shape \(99,\) and info of shape \(100, 4\)"),
-        ("cat", np.full(100, 5, np.int32), r"category 5 among its training labels; expected one of 0, 1, 2, 3, 4"),
-        ("info", np.full((100, 4), 1, np.int32), r"azimuth 1 among its training labels; expected one of 0, 2, 4"),
+        (
+            "cat",
+            np.zeros(99, np.int32),
+            r"categories of shape \(99,\) and info of shape \(100, 4\)",
+        ),
+        (
+            "cat",
+            np.full(100, 5, np.int32),
+            r"category 5 among its training labels; expected one of 0, 1, 2, 3, 4",
+        ),
+        (
+            "info",
+            np.full((100, 4), 1, np.int32),
+            r"azimuth 1 among its training labels; expected one of 0, 2, 4",
+        ),
     ],
 )
 def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array, message):
@@ -278,7 +339,9 @@ def test_unpacked_file_is_preferred_to_the_archive(tmp_path):
     (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
     assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
     write_set(folder, side=48, size="48x48")
-    with pytest.raises(DataError, match=r"holds .*48x48-training-cat\.mat.* expected one such file"):
+    with pytest.raises(
+        DataError, match=r"holds .*48x48-training-cat\.mat.* expected one such file"
+    ):
         smallnorb.load_part(folder, "training", "subsample")
 
 
@@ -295,14 +358,19 @@ def test_a_third_of_the_viewpoints_is_familiar(viewpoints):
     familiar, novel = split_by_viewpoint(values, viewpoints)
     assert (len(familiar), len(novel)) == (8_100, 16_200)
     assert np.array_equal(np.sort(np.concatenate([familiar, novel])), np.arange(24_300))
-    published = {"azimuth": {30, 32, 34, 0, 2, 4}, "elevation": {0, 1, 2}}  # 300 to 40 degrees; 30 to 40 degrees
+    published = {
+        "azimuth": {30, 32, 34, 0, 2, 4},
+        "elevation": {0, 1, 2},
+    }  # 300 to 40 degrees; 30 to 40 degrees
     assert set(values[familiar]) == published[viewpoints]
     assert set(values[familiar]).isdisjoint(values[novel])
     assert [len(part) for part in split_by_viewpoint(values, "full")] == [24_300, 0]
 
 
 def by_instance(held_out: int = 1, seed: int = 0, fold: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return split_by_instance(FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed, fold)
+    return split_by_instance(
+        FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed, fold
+    )
 
 
 def toys(indices: np.ndarray) -> set[tuple[int, int]]:
@@ -351,7 +419,10 @@ def test_training_and_validation_come_from_the_training_viewpoints(standin, ster
     train, validation = data.sets["train"], data.sets["val"]
     samples = (100 if stereo == "channels" else 200) // share
     assert (len(train.labels), len(validation.labels)) == (samples * 4 // 5, samples // 5)
-    seen = [set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True)) for s in (train, validation)]
+    seen = [
+        set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True))
+        for s in (train, validation)
+    ]
     assert seen[0].isdisjoint(seen[1])
     if split != "full":
         for images in (train, validation):
@@ -369,15 +440,22 @@ def test_validation_from_novel_viewpoints(standin, split):
         assert torch.equal(data.sets[name].images, plain.sets[name].images)
     for name in ("val", "novel_val"):
         assert torch.equal(data.sets[name].images, upper.sets[name].images)
-    toys = {name: set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True)) for name, s in data.sets.items()}
+    toys = {
+        name: set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True))
+        for name, s in data.sets.items()
+    }
     assert toys["novel_val"] == toys["val"]
     viewpoints = {name: set(s.factors[:, COLUMN[split]].tolist()) for name, s in upper.sets.items()}
     assert viewpoints["novel_val"].isdisjoint(FAMILIAR[split])
     assert viewpoints["train"] == viewpoints["val"] | viewpoints["novel_val"]
     assert len(upper.sets["train"].labels) == 2 * len(data.sets["train"].labels)
     loaders = data.val_dataloader()
-    assert [len(loader.dataset) for loader in loaders] == [len(data.sets[name].labels) for name in data.val_names]
-    with pytest.raises(ValueError, match=r"data\.validation is instance_all_viewpoints with data\.split=full"):
+    assert [len(loader.dataset) for loader in loaders] == [
+        len(data.sets[name].labels) for name in data.val_names
+    ]
+    with pytest.raises(
+        ValueError, match=r"data\.validation is instance_all_viewpoints with data\.split=full"
+    ):
         standin("fit", validation="instance_all_viewpoints")
 
 
@@ -405,7 +483,11 @@ def test_provenance_distinguishes_splits(standin):
         data = standin("fit", **options)
         content = dict(data.provenance["split"])
         hashes.add(content.pop("hash"))
-        assert content == {"validation": "instance", "train_images": sizes[0], "val_images": sizes[1]}
+        assert content == {
+            "validation": "instance",
+            "train_images": sizes[0],
+            "val_images": sizes[1],
+        }
         assert data.sets["train"].labels.bincount().tolist() == [sizes[0] // 5] * 5
         assert json.loads(json.dumps(data.provenance)) == data.provenance
     assert len(hashes) == 6
@@ -423,9 +505,16 @@ def first_batch(data: SmallNORBDataModule, name: str):
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 @pytest.mark.parametrize(
     ("options", "shape"),
-    [({}, (2, 32, 32)), ({"stereo": "separate"}, (1, 32, 32)), ({"crop": 48}, (2, 48, 48)), ({"crop": 1}, (2, 1, 1))],
+    [
+        ({}, (2, 32, 32)),
+        ({"stereo": "separate"}, (1, 32, 32)),
+        ({"crop": 48}, (2, 48, 48)),
+        ({"crop": 1}, (2, 1, 1)),
+    ],
 )
-def test_batch_has_the_shape_and_the_factors_of_the_spec(standin, name, preprocessing, options, shape):
+def test_batch_has_the_shape_and_the_factors_of_the_spec(
+    standin, name, preprocessing, options, shape
+):
     data = standin("fit", "test", training=name == "train", preprocessing=preprocessing, **options)
     stored, seen = first_batch(data, name)
     assert data.spec.image_shape == seen.images.shape[1:] == shape
@@ -441,7 +530,9 @@ def test_batch_has_the_shape_and_the_factors_of_the_spec(standin, name, preproce
 
 
 def test_separate_eyes_are_samples_with_the_factors_of_their_pair(standin):
-    pairs, eyes = (standin("test", stereo=stereo).sets["test"] for stereo in ("channels", "separate"))
+    pairs, eyes = (
+        standin("test", stereo=stereo).sets["test"] for stereo in ("channels", "separate")
+    )
     assert len(eyes.labels) == 2 * len(pairs.labels)
     for eye in (0, 1):
         assert eyes.images[eye::2, 0].equal(pairs.images[:, eye])
@@ -467,13 +558,17 @@ def still(image: np.ndarray, preprocessing: str, top: int = 8, left: int = 8) ->
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
 @pytest.mark.parametrize("name", ["val", "test", "train"])
 def test_image_without_augmentation_is_the_standardised_central_crop(standin, name, preprocessing):
-    data = standin("fit", "test", training=name == "train", augment=False, preprocessing=preprocessing)
+    data = standin(
+        "fit", "test", training=name == "train", augment=False, preprocessing=preprocessing
+    )
     stored, seen = first_batch(data, name)
     expected = [still(image, preprocessing) for image in stored.images.numpy().astype(float)]
     np.testing.assert_allclose(seen.images.numpy(), np.stack(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize(("preprocessing", "largest"), [("official", (63.0, 0.8)), ("paper", (2.0, 0.5))])
+@pytest.mark.parametrize(
+    ("preprocessing", "largest"), [("official", (63.0, 0.8)), ("paper", (2.0, 0.5))]
+)
 def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing, largest):
     """Each sample has four random numbers, which both eyes share."""
     stored, seen = first_batch(standin("fit", preprocessing=preprocessing), "train")
@@ -490,14 +585,19 @@ def test_training_images_equal_the_published_steps_one_by_one(standin, preproces
 
 def test_brightness_of_the_official_code_changes_nothing(standin):
     """The final standardisation undoes it."""
-    images = [first_batch(standin("fit", brightness=b), "train")[1].images for b in (0.0, None, 200.0)]
+    images = [
+        first_batch(standin("fit", brightness=b), "train")[1].images for b in (0.0, None, 200.0)
+    ]
     torch.testing.assert_close(images[0], images[1], rtol=0, atol=1e-4)
     torch.testing.assert_close(images[0], images[2], rtol=0, atol=1e-4)
 
 
 def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(standin):
     for stereo, differs in [("separate", False), ("channels", True)]:
-        images = [first_batch(standin("fit", contrast=c, stereo=stereo), "train")[1].images for c in (0.0, 0.7)]
+        images = [
+            first_batch(standin("fit", contrast=c, stereo=stereo), "train")[1].images
+            for c in (0.0, 0.7)
+        ]
         assert bool((images[0] - images[1]).abs().max() > 1e-3) is differs
 
 
@@ -519,7 +619,9 @@ def test_thirteen_crops_are_those_of_the_official_code(standin, preprocessing):
     assert seen.images.shape == (100, 13, 2, 32, 32)
     assert (seen.labels.shape, seen.factors.shape) == ((100,), (100, 4))
     full = stored.images.numpy().astype(float)
-    expected = [[still(image, preprocessing, *corner) for corner in OFFICIAL_13] for image in full[:5]]
+    expected = [
+        [still(image, preprocessing, *corner) for corner in OFFICIAL_13] for image in full[:5]
+    ]
     np.testing.assert_allclose(seen.images[:5].numpy(), np.array(expected), atol=1e-5)
 
 

@@ -21,7 +21,11 @@ def toys(elevations: int = 9) -> Images:
     levels = torch.arange(2), torch.arange(elevations), 2 * torch.arange(18), torch.arange(2)
     factors = torch.cartesian_prod(*levels)
     factors = factors[torch.randperm(len(factors), generator=torch.Generator().manual_seed(0))]
-    return Images(torch.zeros(len(factors), 2, 1, 1, dtype=torch.uint8), torch.full((len(factors),), CAR), factors)
+    return Images(
+        torch.zeros(len(factors), 2, 1, 1, dtype=torch.uint8),
+        torch.full((len(factors),), CAR),
+        factors,
+    )
 
 
 def angles(*degrees: int) -> list[Tensor]:
@@ -38,16 +42,25 @@ GOLDEN = [  # computed once by an independent program, from the camera's azimuth
 def test_rotation_equals_golden_values() -> None:
     rotation = camera_rotation(*angles(0, 30, 20, 35))[0]
     torch.testing.assert_close(rotation, torch.tensor(GOLDEN), atol=1e-7, rtol=0)
-    elevation_alone = torch.tensor([[1, 0, 0], [0, 0.9961947, -0.08715574], [0, 0.08715574, 0.9961947]])
-    torch.testing.assert_close(camera_rotation(*angles(70, 30, 70, 35))[0], elevation_alone, atol=1e-7, rtol=0)
+    elevation_alone = torch.tensor(
+        [[1, 0, 0], [0, 0.9961947, -0.08715574], [0, 0.08715574, 0.9961947]]
+    )
+    torch.testing.assert_close(
+        camera_rotation(*angles(70, 30, 70, 35))[0], elevation_alone, atol=1e-7, rtol=0
+    )
 
 
 def test_rotations_compose_from_the_left() -> None:
-    first, second = camera_rotation(*angles(0, 30, 20, 35))[0], camera_rotation(*angles(20, 35, 60, 40))[0]
+    first, second = (
+        camera_rotation(*angles(0, 30, 20, 35))[0],
+        camera_rotation(*angles(20, 35, 60, 40))[0],
+    )
     both = camera_rotation(*angles(0, 30, 60, 40))[0]
     torch.testing.assert_close(second @ first, both, atol=1e-6, rtol=0)
     assert not torch.allclose(first @ second, both, atol=1e-3)
-    torch.testing.assert_close(camera_rotation(*angles(140, 30, 160, 35))[0], first, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        camera_rotation(*angles(140, 30, 160, 35))[0], first, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize(("azimuth", "elevation"), [(0, 30), (20, 35), (140, 70)])
@@ -71,7 +84,9 @@ def test_neighbouring_views_equal_those_of_a_loop() -> None:
         expected = {
             other
             for other, (i, e, a, light) in enumerate(rows)
-            if (i, light) == (instance, lighting) and abs(e - elevation) <= 1 and (a - azimuth) % 36 in (0, 2, 34)
+            if (i, light) == (instance, lighting)
+            and abs(e - elevation) <= 1
+            and (a - azimuth) % 36 in (0, 2, 34)
         }
         assert {*neighbours[number, : counts[number]].tolist()} == expected
         assert (neighbours[number, counts[number] :] == -1).all()
@@ -87,7 +102,9 @@ def test_pair_has_one_toy_and_lighting_and_the_rotation_between_its_views() -> N
     assert (batch.images[:, :2] == pixels).all()
     first, second = images.factors, images.factors[partner]
     assert first[:, [0, 3]].equal(second[:, [0, 3]])
-    expected = camera_rotation(10 * first[:, 2], 30 + 5 * first[:, 1], 10 * second[:, 2], 30 + 5 * second[:, 1])
+    expected = camera_rotation(
+        10 * first[:, 2], 30 + 5 * first[:, 1], 10 * second[:, 2], 30 + 5 * second[:, 1]
+    )
     torch.testing.assert_close(batch.change, expected)
     steps = torch.stack([(second[:, 2] - first[:, 2]) % 36, second[:, 1] - first[:, 1]], 1)
     assert len(torch.unique(steps, dim=0)) == 9

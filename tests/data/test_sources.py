@@ -32,7 +32,18 @@ class DataSet(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # of batches.meta
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)  # of batches.meta
 DATA_SETS = (
     DataSet(CIFAR10Files, CIFAR10DataModule, cifar10_files, CLASSES),
     DataSet(MNISTFiles, MNISTDataModule, mnist_files),
@@ -120,7 +131,9 @@ def test_validation_is_on_the_first_images(data_set, real):
 def test_training_never_reads_the_test_file(data_set, real):
     data = data_set.module(directory=str(real), source="real")
     data.prepare_data()
-    (data.real_source.folder / list(data_set.files.CONTENTS)[-1]).write_bytes(b"poison")  # all others are for training
+    (data.real_source.folder / list(data_set.files.CONTENTS)[-1]).write_bytes(
+        b"poison"
+    )  # all others are for training
     data.setup("fit")
     assert set(data.sets) == {"train", "val"}
 
@@ -131,7 +144,9 @@ def test_missing_or_damaged_file_is_named_and_kept(data_set, real, source):
         path = folder / file
         for content in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
             path.write_bytes(content)
-            with pytest.raises(DataError, match=rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"):
+            with pytest.raises(
+                DataError, match=rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"
+            ):
                 data_set.module(directory=str(real), source=source).setup("fit")
             assert path.read_bytes() == content
         path.unlink()
@@ -155,7 +170,9 @@ def test_file_of_another_format_is_refused_despite_its_checksum(data_set, real, 
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_source_real_without_network_names_the_missing_files(data_set, tmp_path, monkeypatch, stage):
+def test_source_real_without_network_names_the_missing_files(
+    data_set, tmp_path, monkeypatch, stage
+):
     without_network(monkeypatch)
     data = data_set.module(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
@@ -173,7 +190,9 @@ def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads,
     data.setup("test")
     assert data.provenance["source"] == "real"
     assert len(asked) == len(data_set.files.downloads(data_set.files.CONTENTS))
-    assert files_below(data.directory) == sorted(data.real_source.folder / name for name in data_set.files.CONTENTS)
+    assert files_below(data.directory) == sorted(
+        data.real_source.folder / name for name in data_set.files.CONTENTS
+    )
     assert data.sets["test"].images.equal(data_set.files.TEST.images)
     assert capfd.readouterr() == ("", "")
 
@@ -181,20 +200,30 @@ def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads,
 def test_download_of_a_wrong_file_is_named(data_set, tmp_path, downloads):
     for number, file in enumerate(data_set.files.CONTENTS):
         downloads(**{file: b"a login page"})
-        message = re.escape(file) + (": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes")
+        message = re.escape(file) + (
+            ": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes"
+        )
         with pytest.raises(DataError, match=message):
             data_set.module(directory=str(tmp_path / str(number)), source="real").setup("fit")
 
 
 @pytest.mark.parametrize("option", ["auto", "standin"])
-def test_standin_has_one_warning_and_its_own_provenance(data_set, tmp_path, monkeypatch, caplog, option):
+def test_standin_has_one_warning_and_its_own_provenance(
+    data_set, tmp_path, monkeypatch, caplog, option
+):
     (without_network if option == "auto" else forbid_downloads)(monkeypatch)
     data = data_set.module(directory=str(tmp_path), source=option)
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.setup("fit")
         data.setup("test")
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    reason = "data.source is standin" if option == "standin" else f"{data_set.source.name} is not in {tmp_path}"
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    reason = (
+        "data.source is standin"
+        if option == "standin"
+        else f"{data_set.source.name} is not in {tmp_path}"
+    )
     assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
     assert "\n" not in message
     name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"

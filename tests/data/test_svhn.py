@@ -17,7 +17,11 @@ def test_checksums_and_addresses_are_those_of_torchvision():
 
 
 def test_training_images_are_shifted_only_if_asked():
-    for name, options, moved in ("train", {}, False), ("train", {"shift": 2}, True), ("val", {"shift": 2}, False):
+    for name, options, moved in (
+        ("train", {}, False),
+        ("train", {"shift": 2}, True),
+        ("val", {"shift": 2}, False),
+    ):
         data = SVHNDataModule(source="standin", **options)
         data.setup("fit")
         stored = data.dataset(name)[torch.arange(20), 0]
@@ -26,10 +30,17 @@ def test_training_images_are_shifted_only_if_asked():
 
 @pytest.mark.whole  # a whole fit
 @pytest.mark.parametrize(
-    ("decoder", "terms"), [("null", {"margin"}), ("[8]", {"margin", "reconstruction"})], ids=["without", "with"]
+    ("decoder", "terms"),
+    [("null", {"margin"}), ("[8]", {"margin", "reconstruction"})],
+    ids=["without", "with"],
 )
 def test_experiment_trains_with_and_without_a_decoder(tmp_path, decoder, terms):
-    small = ["model.channels=4", "model.primary.types=2", f"model.decoder={decoder}", "trainer.accelerator=cpu"]
+    small = [
+        "model.channels=4",
+        "model.primary.types=2",
+        f"model.decoder={decoder}",
+        "trainer.accelerator=cpu",
+    ]
     config = compose("train", ["experiment=sabour2017/svhn", "debug=smoke", *small, *NO_PICTURES])
     result = train(config, tmp_path / "run")
     assert result["test"].keys() == {"error", "loss", *terms}

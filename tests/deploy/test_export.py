@@ -29,7 +29,9 @@ NETWORKS: dict[str, Any] = {
     "capsnet": lambda: small_capsnet(SHAPE, 10, decoder=None),
     "efficient": lambda: EfficientCapsNet(SHAPE, 10, decoder=None),
     "em": lambda: small_em_caps(SHAPE, 10, routing=EMRouting),
-    "em_normalised": lambda: small_em_caps(SHAPE, 10, routing=NormalisedEMRouting, class_routing=None),
+    "em_normalised": lambda: small_em_caps(
+        SHAPE, 10, routing=NormalisedEMRouting, class_routing=None
+    ),
 }
 
 
@@ -37,13 +39,19 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     record = {"spec": {"classes": ["a"]}, "input_form": {"kind": "digit"}}
     monkeypatch.setattr(module, "record_of", lambda run: record)
     monkeypatch.setattr(module, "_images", lambda run: torch.rand(72, *SHAPE))
-    facts = {"checkpoint": Path("a.ckpt"), "check_classifies": lambda name: None, "spec": DataSpec(SHAPE, 10)}
+    facts = {
+        "checkpoint": Path("a.ckpt"),
+        "check_classifies": lambda name: None,
+        "spec": DataSpec(SHAPE, 10),
+    }
     return SimpleNamespace(network=network.eval(), **facts)
 
 
 @pytest.mark.parametrize("to", whole_but(["onnx", "torch_export"], "torch_export"))
 @pytest.mark.parametrize("name", whole_but(NETWORKS, "capsnet"))
-def test_programs_equal_the_network(name: str, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_equal_the_network(
+    name: str, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     run = run_of(NETWORKS[name](), monkeypatch)
     assert export(run, to, tmp_path / "program") <= 1e-5
@@ -64,12 +72,17 @@ def test_comparison_on_random_images_says_why(
     run = runs.open(trained.directory)
     run.config.data[option] = value
     assert module._images(run).shape == (72, *SHAPE)
-    assert f"there are no validation images {reason}; the file is compared on random images" in caplog.text
+    assert (
+        f"there are no validation images {reason}; the file is compared on random images"
+        in caplog.text
+    )
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_iterations_are_unrolled(iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterations_are_unrolled(
+    iterations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import onnx
 
     routing = partial(DynamicRouting, iterations=iterations)
@@ -77,19 +90,32 @@ def test_iterations_are_unrolled(iterations: int, tmp_path: Path, monkeypatch: p
     export(run_of(network, monkeypatch), "onnx", tmp_path / "a.onnx")
     model = onnx.load(str(tmp_path / "a.onnx"))
     # the softmax of the first iteration, of zeros, may be folded into a constant
-    assert sum(node.op_type == "Softmax" for node in model.graph.node) in (iterations, iterations - 1)
+    assert sum(node.op_type == "Softmax" for node in model.graph.node) in (
+        iterations,
+        iterations - 1,
+    )
     assert not model.functions or all(node.domain != "capsule_lab" for node in model.graph.node)
-    metadata = {entry.key: json.loads(entry.value) for entry in model.metadata_props if "capsule_lab" in entry.key}
+    metadata = {
+        entry.key: json.loads(entry.value)
+        for entry in model.metadata_props
+        if "capsule_lab" in entry.key
+    }
     assert metadata["capsule_lab.classes"] == ["a"]
     assert metadata["capsule_lab.input_form"] == {"kind": "digit"}
 
 
 @pytest.mark.parametrize("value", [2e-5, float("nan")])
-def test_another_program_is_refused(value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_is_refused(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = run_of(NETWORKS["capsnet"](), monkeypatch)
-    monkeypatch.setattr(module, "_read_torch_export", lambda path: lambda x: [y + value for y in wrapped(x)])
+    monkeypatch.setattr(
+        module, "_read_torch_export", lambda path: lambda x: [y + value for y in wrapped(x)]
+    )
     wrapped = ExportedNetwork(run.network)
-    with pytest.raises(RunError, match=r"differ from those of a\.ckpt by (2\.0e-05|nan); expected at most 1e-05"):
+    with pytest.raises(
+        RunError, match=r"differ from those of a\.ckpt by (2\.0e-05|nan); expected at most 1e-05"
+    ):
         export(run, "torch_export", tmp_path / "program")
     assert [*tmp_path.iterdir()] == []
 
@@ -100,18 +126,24 @@ def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return super().forward(images.reshape(len(images), *SHAPE), **options)
 
     network = Fixed(SHAPE, 10, channels=4, primary=partial(PrimaryCapsules, types=2), decoder=None)
-    with pytest.raises(RunError, match=r"Fixed with DynamicRouting cannot be exported to torch_export \("):
+    with pytest.raises(
+        RunError, match=r"Fixed with DynamicRouting cannot be exported to torch_export \("
+    ):
         export(run_of(network, monkeypatch), "torch_export", tmp_path / "program")
 
 
-def test_missing_packages_are_named(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     message = r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
     with pytest.raises(ConfigError, match=message):
         export(runs.open(trained.directory), "onnx", tmp_path / "a.onnx")
 
 
-def test_a_comparison_downloads_nothing(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_downloads_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MNISTFiles, "find", lambda self: pytest.fail("files were fetched"))
     run = runs.open(trained.directory)
     run.config.data.update(source="auto", directory=str(tmp_path))
@@ -119,16 +151,26 @@ def test_a_comparison_downloads_nothing(trained: Trained, tmp_path: Path, monkey
 
 
 def test_command_exports_a_run(cli: Cli, trained: Trained) -> None:
-    ended = cli("export", f"ckpt={trained.directory}", "to=torch_export", "out=a.pt2", "reconstruction=true")
+    ended = cli(
+        "export", f"ckpt={trained.directory}", "to=torch_export", "out=a.pt2", "reconstruction=true"
+    )
     assert (ended.status, ended.err) == (0, "")
     assert "on batches of 1, 7, 64 images" in ended.out
     extra = {"capsule_lab.record": ""}
     program = torch.export.load("a.pt2", extra_files=extra)
-    assert [tuple(output.shape) for output in program.module()(torch.rand(5, *SHAPE))][-1] == (5, 1, 28, 28)
+    assert [tuple(output.shape) for output in program.module()(torch.rand(5, *SHAPE))][-1] == (
+        5,
+        1,
+        28,
+        28,
+    )
     assert json.loads(extra["capsule_lab.record"])["input_form"]["kind"] == "digit"
     ended = cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=tiny.safetensors")
     assert ended.status == 0
-    assert json.loads(ended.out[ended.out.index("{") :])["tiny"]["bytes"] == Path("tiny.safetensors").stat().st_size
+    assert (
+        json.loads(ended.out[ended.out.index("{") :])["tiny"]["bytes"]
+        == Path("tiny.safetensors").stat().st_size
+    )
 
 
 @pytest.mark.whole

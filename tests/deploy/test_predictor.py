@@ -36,7 +36,9 @@ def test_pictures_paths_and_batches_give_the_same(trained: Trained, pictures: Pa
     values = [*of_path.scores.values()]
     assert values == sorted(values, reverse=True)
     assert (of_path.name, of_path.score) == next(iter(of_path.scores.items()))
-    assert of_path.pose.norm() == pytest.approx(of_path.score, rel=1e-4), "the length of a capsule is its score"
+    assert of_path.pose.norm() == pytest.approx(of_path.score, rel=1e-4), (
+        "the length of a capsule is its score"
+    )
     assert of_path.reconstruction.shape == (1, 28, 28)
     assert "CapsNet of" in repr(net)
     assert f"Prediction({of_path.name} " in repr(of_path)

@@ -35,8 +35,12 @@ def in_node(network: Any, images: torch.Tensor, **options: Any) -> list[dict[str
     exported = export(network, "f16")
     index = {"network": exported.network, "tensors": exported.tensors}
     block = base64.b64encode(exported.block).decode()
-    given = json.dumps({"index": index, "block": block, "images": images.flatten(1).tolist(), "options": options})
-    ended = subprocess.run(["node", RUN, ENGINE], input=given, capture_output=True, text=True, check=True)
+    given = json.dumps(
+        {"index": index, "block": block, "images": images.flatten(1).tolist(), "options": options}
+    )
+    ended = subprocess.run(
+        ["node", RUN, ENGINE], input=given, capture_output=True, text=True, check=True
+    )
     return json.loads(ended.stdout)
 
 
@@ -47,20 +51,29 @@ def in_torch(network: Any, images: torch.Tensor) -> list[dict[str, Any]]:
             shares = scores if isinstance(network, MatchedCNN) else scores.softmax(1)
             return [{"scores": each, "decoded": None, "steps": []} for each in shares]
         output, layers = trace(network, images)
-        drawn = network.reconstruct(output, output.scores.argmax(1)) if reconstructs(network) else None
+        drawn = (
+            network.reconstruct(output, output.scores.argmax(1)) if reconstructs(network) else None
+        )
     found = []
     for number in range(len(images)):
-        steps = [[step_of(step, layer, number, len(images)) for step in layer.iterations] for layer in layers.values()]
+        steps = [
+            [step_of(step, layer, number, len(images)) for step in layer.iterations]
+            for layer in layers.values()
+        ]
         decoded = None if drawn is None else drawn[number]
         found.append({"scores": output.scores[number], "decoded": decoded, "steps": steps})
     return found
 
 
-def step_of(step: RoutingTrace, layer: LayerTrace, number: int, images: int) -> list[torch.Tensor | None]:
+def step_of(
+    step: RoutingTrace, layer: LayerTrace, number: int, images: int
+) -> list[torch.Tensor | None]:
     """What the engine keeps of an iteration: EM routing has couplings ordered (window, parent, place)."""
     windows = len(step.couplings) // images
     rows = slice(number * windows, (number + 1) * windows)
-    couplings = step.couplings[rows] if step.variances is None else step.couplings[rows].transpose(1, 2)
+    couplings = (
+        step.couplings[rows] if step.variances is None else step.couplings[rows].transpose(1, 2)
+    )
     assert step.activations is not None
     return [
         couplings,
@@ -82,7 +95,10 @@ def check_equal(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
             check_equal(one, other)
     else:
         torch.testing.assert_close(
-            torch.tensor(found, dtype=torch.float32), expected.flatten().float(), rtol=tolerance, atol=tolerance
+            torch.tensor(found, dtype=torch.float32),
+            expected.flatten().float(),
+            rtol=tolerance,
+            atol=tolerance,
         )
 
 
@@ -105,15 +121,25 @@ def test_half_precision_is_what_the_page_computes_with() -> None:
 @pytest.mark.parametrize(
     ("network", "named"),
     [
-        (lambda: small_capsnet(SHAPE, 10, routing=partial(DynamicRouting, leaky=True)), "routing.leaky=true"),
+        (
+            lambda: small_capsnet(SHAPE, 10, routing=partial(DynamicRouting, leaky=True)),
+            "routing.leaky=true",
+        ),
         (lambda: small_capsnet(SHAPE, 10, transformation="shared"), "ClassCapsules"),
-        (lambda: small_capsnet(SHAPE, 10, primary=partial(PrimaryCapsules, types=2, squash="half")), "primary.squash"),
+        (
+            lambda: small_capsnet(
+                SHAPE, 10, primary=partial(PrimaryCapsules, types=2, squash="half")
+            ),
+            "primary.squash",
+        ),
         (lambda: small_em_caps(SHAPE, 10, routing=EMRouting), "EMRouting"),
         (lambda: BaselineCNN(SHAPE, 10, channels=(4,), hidden=(4,), pooling=2), "MaxPool2d"),
     ],
 )
 def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
-    with pytest.raises(RunError, match=f"the explorer has no {named}.*; expected a CapsNet with dynamic"):
+    with pytest.raises(
+        RunError, match=f"the explorer has no {named}.*; expected a CapsNet with dynamic"
+    ):
         export(network(), "f16")
 
 

@@ -26,8 +26,15 @@ NAMES = ("</script><b>", 'two "quotes"', *"23456789")
 
 def run_of(network: Any, spec: DataSpec | None = None) -> Any:
     spec = spec or DataSpec(SHAPE, 10, classes=NAMES)
-    ready = {"spec": spec, "checkpoint": Path("a.ckpt"), "directory": Path("none"), "provenance": {"name": "stand-in"}}
-    return SimpleNamespace(network=with_statistics(network), check_classifies=lambda name: None, **ready)
+    ready = {
+        "spec": spec,
+        "checkpoint": Path("a.ckpt"),
+        "directory": Path("none"),
+        "provenance": {"name": "stand-in"},
+    }
+    return SimpleNamespace(
+        network=with_statistics(network), check_classifies=lambda name: None, **ready
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +60,16 @@ def test_facts_are_in_the_page(networks: list[Any]) -> None:
     assert all(0 <= each["rounding"] < 0.01 for each in facts["networks"])
     own = standin_digits(train=True).labels[:300] == 3
     with torch.no_grad():
-        poses = networks[0].network(standin_digits(train=True).images[:300][own].float() / 255).capsules.poses[:, 3]
+        poses = (
+            networks[0]
+            .network(standin_digits(train=True).images[:300][own].float() / 255)
+            .capsules.poses[:, 3]
+        )
     assert facts["ranges"]["mean"][3] == pytest.approx(poses.mean(0).tolist(), abs=1e-6)
     assert facts["ranges"]["std"][3] == pytest.approx(poses.std(0).tolist(), abs=1e-6)
-    assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", text).replace("http-equiv", "")
+    assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", text).replace(
+        "http-equiv", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,12 +85,19 @@ def test_networks_that_cannot_be_shown_are_named(chosen: tuple[str, ...], messag
         render([run_of(NETWORKS[name]()) for name in chosen])
 
 
-def test_other_images_and_large_pages_are_refused(networks: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_images_and_large_pages_are_refused(
+    networks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     colour = run_of(NETWORKS["capsnet"](), DataSpec((3, 32, 32), 10))
-    with pytest.raises(RunError, match=r"has 10 classes of images of 3x32x32; expected the ten digits of 1x28x28"):
+    with pytest.raises(
+        RunError, match=r"has 10 classes of images of 3x32x32; expected the ten digits of 1x28x28"
+    ):
         render([colour])
     monkeypatch.setattr(module, "LARGEST", 100_000)
-    with pytest.raises(RunError, match=r"the page would have 0\.\d MB; expected at most 0: explore a smaller network"):
+    with pytest.raises(
+        RunError,
+        match=r"the page would have 0\.\d MB; expected at most 0: explore a smaller network",
+    ):
         render(networks)
 
 
@@ -104,19 +124,26 @@ def browser() -> Iterator[Any]:
     if (chromium := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield started.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
 
 
 class Opened:
     """The page in a browser, and what it asked for."""
 
     def __init__(self, browser: Any, file: Path, address: str = "", **options: Any) -> None:
-        self.page = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}).new_page()
+        self.page = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, **options}
+        ).new_page()
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda text: self.problems.append(text.text) if text.type == "error" else None)
+        self.page.on(
+            "console",
+            lambda text: self.problems.append(text.text) if text.type == "error" else None,
+        )
         self.page.goto(file.as_uri() + address)
         self.page.wait_for_function("() => window.explorer && window.explorer.ready")
 
@@ -135,7 +162,8 @@ def file(networks: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PIXELS = (
-    "id => [...document.getElementById(id).getContext('2d').getImageData(0, 0, 200, 200).data].reduce((a, b) => a + b)"
+    "id => [...document.getElementById(id).getContext('2d').getImageData(0, 0, 200, 200).data]"
+    ".reduce((a, b) => a + b)"
 )
 
 
@@ -148,22 +176,30 @@ def test_page_works_in_a_browser(browser: Any, file: Path, networks: list[Any]) 
     opened.value("values => explorer.show(values)", image.flatten().tolist())
     with torch.no_grad():
         expected = networks[0].network(image[None]).scores[0]
-    assert opened.value("[...explorer.result().scores]") == pytest.approx(expected.tolist(), abs=1e-3)  # half precision
+    assert opened.value("[...explorer.result().scores]") == pytest.approx(
+        expected.tolist(), abs=1e-3
+    )  # half precision
 
     page.click("#clear")
-    page.wait_for_function("() => document.getElementById('verdict').textContent === 'Nothing is drawn.'")
+    page.wait_for_function(
+        "() => document.getElementById('verdict').textContent === 'Nothing is drawn.'"
+    )
     blank = opened.value("[...explorer.result().scores]")
     box = page.locator("#pad").bounding_box()
     page.mouse.move(box["x"] + 150, box["y"] + 60)
     page.mouse.down()
     page.mouse.move(box["x"] + 140, box["y"] + 220, steps=8)
     page.mouse.up()
-    page.wait_for_function("() => document.getElementById('verdict').textContent !== 'Nothing is drawn.'")
+    page.wait_for_function(
+        "() => document.getElementById('verdict').textContent !== 'Nothing is drawn.'"
+    )
     assert opened.value("[...explorer.result().scores]") != blank
     page.wait_for_function("() => location.hash.startsWith('#image=')")
 
     before = opened.value(PIXELS, "decoded")
-    page.locator("#sliders input").first.evaluate("input => { input.value = input.max; input.oninput(); }")
+    page.locator("#sliders input").first.evaluate(
+        "input => { input.value = input.max; input.oninput(); }"
+    )
     assert opened.value(PIXELS, "decoded") != before
 
     page.check("#equal")
@@ -173,16 +209,22 @@ def test_page_works_in_a_browser(browser: Any, file: Path, networks: list[Any]) 
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("ArrowLeft")
     assert page.locator("#step").text_content() == "iteration 2 of 3"
-    page.locator("#em-temperature").evaluate("input => { input.value = -1; input.oninput({ target: input }); }")
+    page.locator("#em-temperature").evaluate(
+        "input => { input.value = -1; input.oninput({ target: input }); }"
+    )
     page.check("input[value=shear]")
     page.wait_for_function("() => location.hash.includes('change=shear')")
-    page.wait_for_function("() => document.getElementById('changes-note').textContent.includes('the CNN')")
+    page.wait_for_function(
+        "() => document.getElementById('changes-note').textContent.includes('the CNN')"
+    )
     kept = "({ ...explorer.state, image: null, scores: [...explorer.result().scores] })"
     state, address = opened.value(kept), page.url.partition("#")[2]
 
     again = Opened(browser, file, f"#{address}")
     restored = again.value(kept)
-    assert restored.pop("scores") == pytest.approx(state.pop("scores"), abs=0.1)  # sixteen grey values in an address
+    assert restored.pop("scores") == pytest.approx(
+        state.pop("scores"), abs=0.1
+    )  # sixteen grey values in an address
     assert restored == state
     for each in (opened, again):
         assert [request.partition("#")[0] for request in each.requests] == [file.as_uri()]
@@ -200,7 +242,8 @@ def test_sandbox_routes(browser: Any, file: Path) -> None:
         page.click("#mixture-next")
     routed = page.evaluate("Sandbox.state()")
     assert all(
-        after[0] > 0.5 == before[0] for after, before in zip(routed["couplings"], start["couplings"], strict=True)
+        after[0] > 0.5 == before[0]
+        for after, before in zip(routed["couplings"], start["couplings"], strict=True)
     )
     masses = [each["mass"] for each in page.evaluate("Mixture.state()")["gaussians"]]
     assert masses == pytest.approx([10] * 3, abs=0.01), "each Gaussian has found its group"
@@ -232,7 +275,10 @@ def test_network_with_weights_that_are_not_finite_is_refused(value: float, which
     made = [run_of(NETWORKS[name]()) for name in ("capsnet", "em")]
     with torch.no_grad():
         next(made[which].network.parameters()).view(-1)[0] = value
-    with pytest.raises(RunError, match=r"the network of a\.ckpt gives sum of .* (nan|inf).*; expected finite numbers"):
+    with pytest.raises(
+        RunError,
+        match=r"the network of a\.ckpt gives sum of .* (nan|inf).*; expected finite numbers",
+    ):
         render(made)
 
 

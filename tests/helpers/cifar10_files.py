@@ -12,7 +12,10 @@ from capsule_lab.data.loader import Images
 IMAGES = 12  # in each file
 RANDOM = np.random.default_rng(0)
 BATCHES = {
-    name: (RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8), RANDOM.integers(0, 10, IMAGES).tolist())
+    name: (
+        RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8),
+        RANDOM.integers(0, 10, IMAGES).tolist(),
+    )
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 }
 
@@ -45,7 +48,9 @@ def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> byte
 def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
     """The images of the data module for these batches."""
     pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
-    return Images(torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels]))
+    return Images(
+        torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels])
+    )
 
 
 CONTENTS = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()}
@@ -75,6 +80,12 @@ BROKEN = {
         r"cannot be read \(it has batch_label, etikett, data, filenames, not data and labels\)",
     ),
     "label of CIFAR100": (pickled(WHOLE, [*range(10), 0, 10]), "it has label 10; expected 0 to 9"),
-    "too few labels": (pickled(WHOLE, [0] * 11), "holds 12 images and 11 labels; expected as many labels as images"),
-    "grey": (pickled(array(BATCHES["test_batch"][0][:, :1024]), [0] * IMAGES), r"12288 bytes of shape \(12, 1024\)"),
+    "too few labels": (
+        pickled(WHOLE, [0] * 11),
+        "holds 12 images and 11 labels; expected as many labels as images",
+    ),
+    "grey": (
+        pickled(array(BATCHES["test_batch"][0][:, :1024]), [0] * IMAGES),
+        r"12288 bytes of shape \(12, 1024\)",
+    ),
 }

@@ -30,12 +30,16 @@ from scipy import stats
 from capsule_lab.tables.statistics import holm
 
 RESULTS = Path(__file__).parents[2] / "results"
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)|(?<![\w.])\d+\.\d+(?=x\b)")
+NUMBER = re.compile(
+    r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)|(?<![\w.])\d+\.\d+(?=x\b)"
+)
 """``-0.03``, ``1,581``, ``4e-6``; no digit of ``4x4`` or ``bf16``."""
 
 _MEASURED = re.compile(r"(?<![\w.-])-?\d+(?:,\d{3})*(?:\.\d+| %|e-\d+)(?!\w)")
 _BLOCK = re.compile(r"^<!-- claims\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
-_NO_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)\n]*\)|[Ss]ection \d[\d.]*", re.MULTILINE | re.DOTALL)
+_NO_PROSE = re.compile(
+    r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)\n]*\)|[Ss]ection \d[\d.]*", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,12 @@ def parts_of(document: str) -> Iterator[Part]:
 
 def missing_texts(document: str) -> list[str]:
     """Texts of claims that the document does not contain above them."""
-    return [text for part in parts_of(document) for text, _ in part.claims if not re.search(_whole(text), part.prose)]
+    return [
+        text
+        for part in parts_of(document)
+        for text, _ in part.claims
+        if not re.search(_whole(text), part.prose)
+    ]
 
 
 def mismatches(document: str) -> list[str]:
@@ -85,14 +94,18 @@ def mismatches(document: str) -> list[str]:
         for text, source in part.claims:
             try:
                 values = eval(source, names)  # the documents are ours
-            except Exception as error:  # whatever a wrong expression raises, the other claims are worth checking
+            except (
+                Exception
+            ) as error:  # whatever a wrong expression raises, the other claims are worth checking
                 wrong.append(f"{text!r} has a claim that fails, {type(error).__name__}: {error}")
                 continue
             if isinstance(values, str):
                 wrong += [] if values else [f"{text!r} has neither a record nor a reason"]
                 continue
             numbers, written = [*_flat(values)], NUMBER.findall(text)
-            right = [as_written(number, like) for number, like in zip(numbers, written, strict=False)]
+            right = [
+                as_written(number, like) for number, like in zip(numbers, written, strict=False)
+            ]
             if right != written or len(numbers) != len(written):
                 recorded = ", ".join(f"{number:.7g}" for number in numbers)
                 wrong.append(f"{text!r} should be {recorded} by {source}")
@@ -106,7 +119,9 @@ def unclaimed(document: str) -> list[str]:
         prose = part.prose
         for text, _ in sorted(part.claims, key=lambda claim: -len(claim[0])):
             prose = re.sub(_whole(text), " ", prose)
-        wrong += [prose[max(match.start() - 40, 0) : match.end()] for match in _MEASURED.finditer(prose)]
+        wrong += [
+            prose[max(match.start() - 40, 0) : match.end()] for match in _MEASURED.finditer(prose)
+        ]
     return wrong
 
 
@@ -193,7 +208,10 @@ def report(table: str, column: str, *names: str) -> list[tuple[float, float]]:
     """Mean and deviation of rows of a table, as its report has them, on real data or on a stand-in."""
     rows = [csv(f"{table}.csv", column=column, name=name) for name in names]
     return [
-        (one_of(row["ours"].item(), row["standin"].item()), one_of(row["ours_std"].item(), row["standin_std"].item()))
+        (
+            one_of(row["ours"].item(), row["standin"].item()),
+            one_of(row["ours_std"].item(), row["standin_std"].item()),
+        )
         for row in rows
     ]
 
@@ -229,7 +247,10 @@ def paired_interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
 
 def fisher(first: float, second: float, images: int) -> float:
     """p of Fisher's exact test that two shares in percent, each of so many images, are the same."""
-    counts = [[round(share * images / 100), images - round(share * images / 100)] for share in (first, second)]
+    counts = [
+        [round(share * images / 100), images - round(share * images / 100)]
+        for share in (first, second)
+    ]
     return float(stats.fisher_exact(counts).pvalue)
 
 
@@ -244,7 +265,19 @@ _NAMES: dict[str, Any] = {
     **{
         function.__name__: function
         for function in (
-            *(csv, one, record, report, mean_std, welch, paired, paired_interval, interval, fisher, holm),
+            *(
+                csv,
+                one,
+                record,
+                report,
+                mean_std,
+                welch,
+                paired,
+                paired_interval,
+                interval,
+                fisher,
+                holm,
+            ),
             *(enumerate, float, len, map, max, min, sorted, sum, zip),
         )
     },

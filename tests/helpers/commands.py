@@ -15,9 +15,19 @@ from tests.helpers import forked_commands
 
 ROOT = Path(__file__).parents[2]
 
-TINY_CAPSNET = ["model.channels=4", "model.primary.types=2", "model.class_dim=4", "model.decoder=[8]"]
+TINY_CAPSNET = [
+    "model.channels=4",
+    "model.primary.types=2",
+    "model.class_dim=4",
+    "model.decoder=[8]",
+]
 TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
-TINY_DATA = ["data.source=standin", "data.batch_size=64", "data.train_images=256", "trainer.limit_val_batches=1"]
+TINY_DATA = [
+    "data.source=standin",
+    "data.batch_size=64",
+    "data.train_images=256",
+    "trainer.limit_val_batches=1",
+]
 TINY_DATA += ["trainer.log_every_n_steps=3", "trainer.accelerator=cpu"]
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
 CHOSEN = {"model": "capsnet", "routing": "dynamic", "data": "mnist"}
@@ -59,14 +69,20 @@ Tiny = Callable[..., DictConfig]
 
 def environment_of_a_command(**environment: str) -> dict[str, str]:
     """The environment of a command: one thread, and no variables of the developer."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_OF_THE_DEVELOPER}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ENVIRONMENT_OF_THE_DEVELOPER
+    }
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     """Start ``python *arguments`` in a new interpreter."""
     command, env = [sys.executable, *arguments], environment_of_a_command(**environment)
-    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
@@ -74,7 +90,9 @@ def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -
 
     The process is forked with its libraries imported; use ``interpreter`` for tests of imports.
     """
-    return Ended(*forked_commands.run([*arguments], cwd, environment_of_a_command(**environment), limit))
+    return Ended(
+        *forked_commands.run([*arguments], cwd, environment_of_a_command(**environment), limit)
+    )
 
 
 def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:

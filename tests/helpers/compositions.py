@@ -20,7 +20,11 @@ from capsule_lab.config.compose import conf_dir
 
 
 def _only_shipped(repo: Any) -> bool:
-    return all(Path(source.path) == conf_dir() for source in repo.get_sources() if source.scheme() == "file")
+    return all(
+        Path(source.path) == conf_dir()
+        for source in repo.get_sources()
+        if source.scheme() == "file"
+    )
 
 
 load, create = OmegaConf.load, defaults_list._create_defaults_list
@@ -35,7 +39,9 @@ def composed_by(load: Any, create: Any, merge: Any, open_repository: Any) -> Ite
         mock.patch.object(config_repository.CachingConfigRepository, "__init__", open_repository),
         mock.patch.object(OmegaConf, "load", staticmethod(load)),
         mock.patch.object(defaults_list, "_create_defaults_list", create),
-        mock.patch.object(config_loader_impl.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
+        mock.patch.object(
+            config_loader_impl.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge
+        ),
     ):
         yield
 
@@ -67,7 +73,9 @@ def composed_from_parts() -> AbstractContextManager[None]:
         key = repr((config_name, *choices, options))
         if key not in resolved:
             result = create(repo, config_name, overrides, **options)
-            changes = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
+            changes = {
+                name: value for name, value in vars(overrides).items() if name != "config_overrides"
+            }
             resolved[key] = pickle.dumps((result, changes))
             return result
         result, changes = pickle.loads(resolved[key])

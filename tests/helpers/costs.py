@@ -22,7 +22,10 @@ TOLERANCE = 0.1
 """Relative difference of a number in a head from the records, beside its rounding."""
 NO_RECORD = "no record"
 _IMAGES = {
-    **dict.fromkeys(("MNISTDataModule", "MultiMNISTDataModule", "AffNISTDataModule", "MNISTPairsDataModule"), 60_000),
+    **dict.fromkeys(
+        ("MNISTDataModule", "MultiMNISTDataModule", "AffNISTDataModule", "MNISTPairsDataModule"),
+        60_000,
+    ),
     "SmallNORBPairsDataModule": 4_860,  # the cars
 }
 """Training images of the published sets, for schedules in epochs."""
@@ -70,7 +73,9 @@ class Cost(NamedTuple):
     def text(self) -> str:
         """The cost as in the head of an experiment: ``26 to 59 hours on two CPU cores (results/mnist_hour.json)``."""
         length = {"minutes": 60, "hours": 3600, "days": 86400}[self.unit]
-        ends = dict.fromkeys(f"{max(seconds / length, 1):.0f}" for seconds in (self.shortest, self.longest))
+        ends = dict.fromkeys(
+            f"{max(seconds / length, 1):.0f}" for seconds in (self.shortest, self.longest)
+        )
         files = ", ".join(f"results/{file}" for file in self.files)
         return f"{' to '.join(ends)} {self.unit} on {_CORES[self.threads]} ({files})"
 
@@ -85,7 +90,9 @@ def cost_of(experiment: str) -> Cost | None:
     chosen = [speed for speed in found if speed.threads == threads]
     seconds = [speed.seconds * images_of(config) for speed in chosen]
     fastest, slowest = (end(chosen, key=lambda speed: speed.seconds) for end in (min, max))
-    return Cost(min(seconds), max(seconds), threads, tuple(dict.fromkeys((fastest.file, slowest.file))))
+    return Cost(
+        min(seconds), max(seconds), threads, tuple(dict.fromkeys((fastest.file, slowest.file)))
+    )
 
 
 def steps_of(config: DictConfig) -> int:
@@ -123,7 +130,11 @@ def _of_runs() -> Iterator[tuple[Network, Speed]]:
             continue
         command, _ = today()[record.command, record.recorded_hash]
         overrides = shlex.split(command.removeprefix(TRAIN))
-        kept = [each for each in overrides if each.startswith(_OF_NETWORK) and not each.startswith(_SET_BY_NETWORK)]
+        kept = [
+            each
+            for each in overrides
+            if each.startswith(_OF_NETWORK) and not each.startswith(_SET_BY_NETWORK)
+        ]
         config = _composed(tuple(kept))
         seconds = record.seconds / steps / config.data.batch_size
         yield network_of(config), Speed(record.file, int(threads[1]), seconds)
@@ -155,7 +166,9 @@ def network_of(config: DictConfig) -> Network:
         routing: Any = config.routing or {}
         names = [str(node.get("_target_")).rpartition(".")[2] for node in (config.model, routing)]
         shape = tuple(build.build_data(config).spec.image_shape)
-        _NETWORKS[id(config)] = Network(names[0], parameters, shape, names[1], routing.get("iterations"))
+        _NETWORKS[id(config)] = Network(
+            names[0], parameters, shape, names[1], routing.get("iterations")
+        )
     return _NETWORKS[id(config)]
 
 
@@ -171,7 +184,11 @@ def problem_with(text: str, cost: Cost | None) -> str:
     if written is None:
         return f"expected 'Cost: {expected}'"
     if cost is None:
-        return "" if written[1].startswith(NO_RECORD) else f"{written[1]!r} has no record; expected {NO_RECORD!r}"
+        return (
+            ""
+            if written[1].startswith(NO_RECORD)
+            else f"{written[1]!r} has no record; expected {NO_RECORD!r}"
+        )
     numbers = [*map(float, re.findall(r"\d+(?= to |\s\w+ on )", written[1]))]
     right = [*map(float, re.findall(r"\d+(?= to |\s\w+ on )", expected))]
     is_near = len(numbers) == len(right) and all(
@@ -179,7 +196,11 @@ def problem_with(text: str, cost: Cost | None) -> str:
     )
     same_words = re.sub(r"\d+(?= to |\s\w+ on )", "", expected)
     is_same = re.sub(r"\d+(?= to |\s\w+ on )", "", written[1]).startswith(same_words)
-    return "" if is_near and is_same else f"{written[1]!r} is not the cost by the records; expected {expected!r}"
+    return (
+        ""
+        if is_near and is_same
+        else f"{written[1]!r} is not the cost by the records; expected {expected!r}"
+    )
 
 
 def main() -> None:

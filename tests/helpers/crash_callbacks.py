@@ -32,7 +32,9 @@ class WaitsOnce(Callback):
         if marker.exists():
             return
         marker.touch()
-        (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
+        (last,) = (
+            callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint)
+        )
         end = time.monotonic() + 240  # a test that failed leaves nothing behind
         while last.signals.received is None:
             assert time.monotonic() < end, "no signal came"
@@ -49,7 +51,10 @@ class KillOneProcess(Callback):
         self.marker.with_suffix(f".{trainer.global_rank}").write_text(str(os.getpid()))
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if (trainer.global_rank, trainer.global_step) == (self.rank, self.step) and not self.marker.exists():
+        if (trainer.global_rank, trainer.global_step) == (
+            self.rank,
+            self.step,
+        ) and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -12,9 +12,16 @@ Answer = bytes | Exception
 """The content of a file, or the error of its download."""
 
 
-def trainer(*, training: bool = True, testing: bool = False, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
+def trainer(
+    *, training: bool = True, testing: bool = False, rank: int = 0, world_size: int = 1
+) -> SimpleNamespace:
     """The attributes of a Trainer that a data module reads."""
-    known = {"training": training, "testing": testing, "global_rank": rank, "world_size": world_size}
+    known = {
+        "training": training,
+        "testing": testing,
+        "global_rank": rank,
+        "world_size": world_size,
+    }
     return SimpleNamespace(**known, strategy=SimpleNamespace(root_device=torch.device("cpu")))
 
 
@@ -39,7 +46,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, Answer]) -> list[
     return answer_downloads(monkeypatch, lambda url: files.get(url.rpartition("/")[2], missing))
 
 
-def without_network(monkeypatch: pytest.MonkeyPatch, reason: str = "no network in tests") -> list[str]:
+def without_network(
+    monkeypatch: pytest.MonkeyPatch, reason: str = "no network in tests"
+) -> list[str]:
     """Every download fails."""
     return answer_downloads(monkeypatch, lambda url: OSError(reason))
 

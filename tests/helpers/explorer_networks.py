@@ -23,7 +23,9 @@ NETWORKS: dict[str, Any] = {
     "efficient": lambda: EfficientCapsNet(SHAPE, 10, decoder=(16,)),
     "em": em_caps,
     "em, three convolutions": lambda: em_caps(stem="conv3", conv_types=(), conv_strides=()),
-    "em, cold": lambda: em_caps(routing=partial(NormalisedEMRouting, temperature=0.5, min_variance=0.3, iterations=3)),
+    "em, cold": lambda: em_caps(
+        routing=partial(NormalisedEMRouting, temperature=0.5, min_variance=0.3, iterations=3)
+    ),
     "cnn": lambda: SmallCNN(SHAPE, 10, pooled=32),
     "cnn of the paper": lambda: BaselineCNN(SHAPE, 10, channels=(4, 4), hidden=(8,)),
     "dense units": lambda: MatchedCNN(SHAPE, 10, channels=(4, 4), batch_norm=True),

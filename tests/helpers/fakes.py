@@ -29,7 +29,9 @@ class FakeCapsNet(CapsNet):
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
         _, classes, dim = output.capsules.poses.shape
         primary = partial(PrimaryCapsules, types=1)
-        super().__init__((1, 17, 17), classes, channels=2, primary=primary, class_dim=dim, decoder=(2,))
+        super().__init__(
+            (1, 17, 17), classes, channels=2, primary=primary, class_dim=dim, decoder=(2,)
+        )
         self.decoder = PoseDecoder(weight)
         self.output = output
 
@@ -39,7 +41,9 @@ class FakeCapsNet(CapsNet):
 
 def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
     """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
-    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)  # the highest class comes next
+    scores = torch.linspace(0.1, 0.2, classes).repeat(
+        len(predictions), 1
+    )  # the highest class comes next
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
     poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
@@ -71,7 +75,9 @@ def texts(figure: Figure) -> list[str]:
     return [text.get_text().replace("\n", " ") for text in figure.axes[0].texts]
 
 
-def picture_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+def picture_at(
+    figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)
+) -> np.ndarray:
     """The picture at this place of the grid, in red, green and blue."""
     (image,) = figure.axes[0].images
     mosaic = np.asarray(image.get_array())

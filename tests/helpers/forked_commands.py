@@ -19,10 +19,41 @@ from pathlib import Path
 from unittest import mock
 
 LIBRARIES = [
-    *("torch", "torchvision", "lightning", "lightning.pytorch", "torchmetrics", "hydra", "omegaconf", "pandas"),
-    *("scipy.stats", "scipy.ndimage", "sklearn.model_selection", "sklearn.metrics", "sklearn.linear_model"),
-    *("matplotlib.figure", "matplotlib.pyplot", "rich", "pydantic", "pooch", "jaxtyping", "filelock", "torch._dynamo"),
-    *("numba", "jinja2", "tensorboard", "sklearn.datasets", "torchvision.transforms.v2", "torchvision.models.resnet"),
+    *(
+        "torch",
+        "torchvision",
+        "lightning",
+        "lightning.pytorch",
+        "torchmetrics",
+        "hydra",
+        "omegaconf",
+        "pandas",
+    ),
+    *(
+        "scipy.stats",
+        "scipy.ndimage",
+        "sklearn.model_selection",
+        "sklearn.metrics",
+        "sklearn.linear_model",
+    ),
+    *(
+        "matplotlib.figure",
+        "matplotlib.pyplot",
+        "rich",
+        "pydantic",
+        "pooch",
+        "jaxtyping",
+        "filelock",
+        "torch._dynamo",
+    ),
+    *(
+        "numba",
+        "jinja2",
+        "tensorboard",
+        "sklearn.datasets",
+        "torchvision.transforms.v2",
+        "torchvision.models.resnet",
+    ),
 ]
 
 
@@ -35,10 +66,14 @@ def _context() -> ForkServerContext:
     return context
 
 
-def run(arguments: list[str], cwd: Path, environment: dict[str, str], limit: float) -> tuple[int, str, str]:
+def run(
+    arguments: list[str], cwd: Path, environment: dict[str, str], limit: float
+) -> tuple[int, str, str]:
     """Return status, output and errors of ``python *arguments``, which must end within ``limit`` seconds."""
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        process = _context().Process(target=_become, args=(arguments, cwd, environment, out.name, err.name))
+        process = _context().Process(
+            target=_become, args=(arguments, cwd, environment, out.name, err.name)
+        )
         process.start()
         try:
             process.join(limit)
@@ -49,16 +84,28 @@ def run(arguments: list[str], cwd: Path, environment: dict[str, str], limit: flo
         return process.exitcode, out.read().decode(), err.read().decode()
 
 
-def _become(arguments: list[str], cwd: Path, environment: dict[str, str], out: str, err: str) -> None:
+def _become(
+    arguments: list[str], cwd: Path, environment: dict[str, str], out: str, err: str
+) -> None:
     """Become ``python *arguments``, and exit."""
-    for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_WRONLY), (2, err, os.O_WRONLY)):
+    for number, name, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY),
+        (2, err, os.O_WRONLY),
+    ):
         os.dup2(os.open(name, mode | os.O_APPEND), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    installed = [path for path in sys.path if "site-packages" in path or path.startswith(sys.base_prefix)]
+    installed = [
+        path for path in sys.path if "site-packages" in path or path.startswith(sys.base_prefix)
+    ]
     sys.path[:] = ["", *os.environ.get("PYTHONPATH", "").split(os.pathsep), *installed]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "capsule_lab", "hydra_plugins")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("tests", "capsule_lab", "hydra_plugins")
+    ]:
         del sys.modules[name]
     how, what, *rest = arguments
     status = 0

@@ -18,14 +18,53 @@ GENERATED = settings(
     derandomize=EXAMPLES not in os.environ,
     database=None,
     deadline=None,  # the machine may be busy
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # fixtures only read
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+    ],  # fixtures only read
 )
 
 _NUMBERS = (0, 1, -1, 127, 128, 255, 256, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1)
 _SIZES = (1, 2, 4, 8)
 _TOKENS = (
-    *("a", "0", "1e3", "null", "yes", "~", ".inf", ".nan", "0x1F", "1:20", "2026-11-27", "name", "rows", "paper"),
-    *(": ", "- ", "\n", "\n  ", "[", "]", "{", "}", ", ", "? ", "| ", "> ", "# ", '"', "'", "\\", "\t", "%", "@", "`"),
+    *(
+        "a",
+        "0",
+        "1e3",
+        "null",
+        "yes",
+        "~",
+        ".inf",
+        ".nan",
+        "0x1F",
+        "1:20",
+        "2026-11-27",
+        "name",
+        "rows",
+        "paper",
+    ),
+    *(
+        ": ",
+        "- ",
+        "\n",
+        "\n  ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "? ",
+        "| ",
+        "> ",
+        "# ",
+        '"',
+        "'",
+        "\\",
+        "\t",
+        "%",
+        "@",
+        "`",
+    ),
     *(
         "&x ",
         "*x",
@@ -72,9 +111,21 @@ def texts() -> st.SearchStrategy[str]:
 
 def values() -> st.SearchStrategy[Any]:
     """Plain values as in JSON, also numbers that are not finite and text that is not Unicode."""
-    surrogates = st.sampled_from(["\ud800", "${x}", "", "a" * 300, "\x00", "capsule_lab.CapsNet", "os.mkdir"])
-    plain = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | surrogates
-    return st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(), inner, max_size=3))
+    surrogates = st.sampled_from(
+        ["\ud800", "${x}", "", "a" * 300, "\x00", "capsule_lab.CapsNet", "os.mkdir"]
+    )
+    plain = (
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | st.floats()
+        | st.text(max_size=5)
+        | surrogates
+    )
+    return st.recursive(
+        plain,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(), inner, max_size=3),
+    )
 
 
 @st.composite

@@ -16,7 +16,9 @@ def golden_traces(*, em: bool) -> list[RoutingTrace]:
     traces: list[RoutingTrace] = []
     votes, activations = golden_votes()
     if em:
-        em_routing(votes, activations, votes.new_zeros(3), votes.new_zeros(3), on_iteration=traces.append)
+        em_routing(
+            votes, activations, votes.new_zeros(3), votes.new_zeros(3), on_iteration=traces.append
+        )
     else:
         dynamic_routing(votes, on_iteration=traces.append)
     return traces

@@ -24,7 +24,9 @@ class Case(NamedTuple):
     sizes: Sizes
     dtype: torch.dtype = torch.float64
     programs: int = 2048  # of PROGRAMS; if few, each goes through several parents, or rows
-    votes_kept: int = 144  # of VOTES_KEPT; if few, a fit computes votes in each pass over the children
+    votes_kept: int = (
+        144  # of VOTES_KEPT; if few, a fit computes votes in each pass over the children
+    )
     options: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -35,7 +37,9 @@ CASES = {
     "CapsNet": Case(Sizes(1, 2, 5, 1, 8, 16), programs=1),
     "class layer": Case(Sizes(2, 5, 35, 2, 3, 1), programs=3),
     "not measured": Case(Sizes(5, 1, 73, 2, 1, 4), options=UNMEASURED),
-    "not measured or damped": Case(Sizes(1, 5, 3, 1, 4, 2), programs=1, options={"damping": 0.0, **UNMEASURED}),
+    "not measured or damped": Case(
+        Sizes(1, 5, 3, 1, 4, 2), programs=1, options={"damping": 0.0, **UNMEASURED}
+    ),
     "one of each": Case(Sizes(1, 1, 1, 1, 1, 1)),
     "more than a block": Case(Sizes(1, 2, 521, 1, 2, 2), programs=1, votes_kept=1),
     "float32": Case(Sizes(3, 2, 73, 2, 2, 3), torch.float32, programs=2, options={"damping": 0.0}),
@@ -59,18 +63,27 @@ def compare(name: str, device: str) -> None:
         for kernel_name, kernel in kernels_of(gpu, case.sizes, **case.options).items():
             given = [each.to(case.dtype) for each in kernel.arguments]
             found = kernel.call(*(each.to(device) for each in given))
-            assert_near(found, kernel.slow(*(each.double() for each in given)), case.dtype, f"{name}, {kernel_name}")
+            assert_near(
+                found,
+                kernel.slow(*(each.double() for each in given)),
+                case.dtype,
+                f"{name}, {kernel_name}",
+            )
 
 
 def compare_order(device: str) -> None:
     """Strided arguments have the same results as contiguous ones, and these are contiguous."""
     from capsule_lab.kernels import gpu
 
-    for kernel in kernels_of(gpu, CASES["EM"].sizes).values():  # of CASES, so that nothing is compiled twice
+    for kernel in kernels_of(
+        gpu, CASES["EM"].sizes
+    ).values():  # of CASES, so that nothing is compiled twice
         given = [each.to(device) for each in kernel.arguments]
         expected, found = (kernel.call(*arguments) for arguments in (given, map(backwards, given)))
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        assert all(each.is_contiguous() for each in ([found] if isinstance(found, Tensor) else found))
+        assert all(
+            each.is_contiguous() for each in ([found] if isinstance(found, Tensor) else found)
+        )
 
 
 @contextmanager
@@ -85,7 +98,9 @@ def fused_by_gpu() -> Iterator[None]:
 
 
 def outputs_and_gradients(above: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    loss = sum((each * draw(*each.shape, seed=5 + n).to(each)).sum() for n, each in enumerate(above))
+    loss = sum(
+        (each * draw(*each.shape, seed=5 + n).to(each)).sum() for n, each in enumerate(above)
+    )
     return [*above, *torch.autograd.grad(loss, leaves)]
 
 
@@ -102,7 +117,9 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     answers = []
     names: tuple[Backend, ...] = ("fused", "reference")
     for backend in names:
-        poses, weight, *others = leaves = [tensor.clone().to(device).requires_grad_() for tensor in tensors]
+        poses, weight, *others = leaves = [
+            tensor.clone().to(device).requires_grad_() for tensor in tensors
+        ]
         with fused_by_gpu():
             if algorithm == "em":
                 above = em_routing(Votes(poses, weight), *others, backend=backend, **options)
@@ -116,8 +133,13 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
 def compare_convolutional_routing(device: str) -> None:
     """The same of a layer whose parents compete at all positions."""
     torch.manual_seed(0)
-    routings = [partial(EMRouting, backend=backend, iterations=2) for backend in ("fused", "matmul")]
-    layers = [ConvCapsules((3, 3), 2, 4, 3, 4, rows=2, kernel_size=2, routing=each).double() for each in routings]
+    routings = [
+        partial(EMRouting, backend=backend, iterations=2) for backend in ("fused", "matmul")
+    ]
+    layers = [
+        ConvCapsules((3, 3), 2, 4, 3, 4, rows=2, kernel_size=2, routing=each).double()
+        for each in routings
+    ]
     layers[1].load_state_dict(layers[0].state_dict())
     answers = []
     for layer in layers:

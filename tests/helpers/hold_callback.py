@@ -26,7 +26,9 @@ class Hold(Callback):
         if "SLURM_JOB_ID" not in os.environ or trainer.global_step != self.step or marker.exists():
             return
         marker.write_text(json.dumps({"job": this_job(), "pid": os.getpid()}))
-        (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
+        (last,) = (
+            callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint)
+        )
         end = time.monotonic() + 300  # a test that failed leaves nothing behind
         while last.signals.received is None:
             assert time.monotonic() < end, "no signal came"

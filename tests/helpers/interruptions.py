@@ -18,7 +18,12 @@ from capsule_lab.train import train
 from tests.helpers.training import checkpoint, curves, results, run
 
 HOOKS = (
-    *("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start"),
+    *(
+        "on_train_batch_start",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_validation_start",
+    ),
     *("on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_epoch_start"),
     *("on_save_checkpoint", "on_train_end", "on_test_start", "on_test_batch_end"),
 )
@@ -43,7 +48,9 @@ class Counting(Callback):
         return hook
 
 
-def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: int) -> Iterator[Path]:
+def killed_at_writes(
+    config: DictConfig, directory: Path, folder: Path, every: int
+) -> Iterator[Path]:
     """Copies of a run's directory as kill -9 would leave it before a file is replaced, from the last to the first."""
     copies: list[Path] = []
     real = os.replace
@@ -58,7 +65,9 @@ def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: i
     yield from copies[::-every]
 
 
-def stopped_and_resumed(config: DictConfig, directory: Path, at: int, signum: int) -> dict[str, Any]:
+def stopped_and_resumed(
+    config: DictConfig, directory: Path, at: int, signum: int
+) -> dict[str, Any]:
     """The result of a run that a signal stops at call ``at`` of ``HOOKS``, and that is then resumed."""
     try:
         with interruptible():
@@ -74,7 +83,9 @@ def resumed(config: DictConfig) -> DictConfig:
     return config
 
 
-def differences(result: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path) -> list[str]:
+def differences(
+    result: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path
+) -> list[str]:
     """Names of the parts in which an interrupted run differs from an uninterrupted one; empty if they are equal."""
     ours, theirs = checkpoint(directory), checkpoint(whole)
     pairs = {
@@ -83,7 +94,10 @@ def differences(result: dict[str, Any], directory: Path, expected: dict[str, Any
         "weights": [_plain(saved["state_dict"]) for saved in (ours, theirs)],
         "optimizer": [_plain(saved["optimizer_states"]) for saved in (ours, theirs)],
         "metrics.csv": (curves(directory), curves(whole)),
-        "best.ckpt": [_plain(checkpoint(run_directory, "best")["state_dict"]) for run_directory in (directory, whole)],
+        "best.ckpt": [
+            _plain(checkpoint(run_directory, "best")["state_dict"])
+            for run_directory in (directory, whole)
+        ],
     }
     return [name for name, (first, second) in pairs.items() if first != second]
 

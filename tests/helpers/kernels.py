@@ -35,7 +35,9 @@ SIZES = [
     Sizes(0, 2, 4, 2, 2, 2),
 ]
 CHILDREN = 132  # more than a block; most are nowhere
-WINDOWS = torch.tensor([[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]])  # which child is where
+WINDOWS = torch.tensor(
+    [[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]]
+)  # which child is where
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -56,7 +58,10 @@ def kernels_of(
 ) -> dict[str, Kernel]:  # fmt: skip
     """Every kernel of a module in float64; a backward pass is compared with the gradient of the plain computation."""
     row, parent, child, rows, inner, columns = sizes
-    poses, weight = scale * draw(row, rows * inner, child, seed=0), draw(parent, inner * columns, child, seed=1)
+    poses, weight = (
+        scale * draw(row, rows * inner, child, seed=0),
+        draw(parent, inner * columns, child, seed=1),
+    )
     activations = draw(row, child, seed=2).sigmoid() * (not absent)
     couplings = draw(row, parent, child, seed=3).softmax(1)
     parents = draw(row, parent, rows * columns, seed=4)
@@ -78,20 +83,28 @@ def kernels_of(
 
     def slow_contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
         each = zip(pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :], strict=True)
-        grad_votes = sum(torch.einsum("nji,njd->njid", child, component) for child, component in each)
-        return gradients(lambda *tensors: dense_votes(*tensors, inner), (poses, weight), [grad_votes])
+        grad_votes = sum(
+            torch.einsum("nji,njd->njid", child, component) for child, component in each
+        )
+        return gradients(
+            lambda *tensors: dense_votes(*tensors, inner), (poses, weight), [grad_votes]
+        )
 
     def slow_distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor) -> Tensor:
         error = dense_votes(poses, weight, inner) - parents[:, :, None]
         return (error**2 / (2 * variances[:, :, None])).sum(3)
 
     def slow_sum(equation: str) -> Callable[..., Tensor]:
-        return lambda poses, weight, given: torch.einsum(equation, given, dense_votes(poses, weight, inner))
+        return lambda poses, weight, given: torch.einsum(
+            equation, given, dense_votes(poses, weight, inner)
+        )
 
     log_height = draw(row * len(WINDOWS), parent, seed=9)
 
     def e_step(log_height: Tensor, distances: Tensor) -> Tensor:
-        return kernels.e_step_by_child(log_height, distances, WINDOWS.to(distances.device), CHILDREN)
+        return kernels.e_step_by_child(
+            log_height, distances, WINDOWS.to(distances.device), CHILDREN
+        )
 
     def e_step_backward(shares: Tensor, given: Tensor) -> Tensor:
         return kernels.e_step_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN)
@@ -142,7 +155,13 @@ def dense_votes(poses: Tensor, weight: Tensor, inner: int) -> Tensor:
 
 
 def slow_fit(
-    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor, *, options: FitOptions
+    poses: Tensor,
+    weight: Tensor,
+    activations: Tensor,
+    couplings: Tensor,
+    previous: Tensor,
+    *,
+    options: FitOptions,
 ) -> tuple[Tensor, ...]:
     votes = dense_votes(poses, weight, options.inner)
     assigned = couplings * activations[:, None]
@@ -150,7 +169,9 @@ def slow_fit(
     mean = torch.einsum("nji,njid->njd", assigned, votes) / mass[..., None]
     parents = (1 - options.damping) * mean + options.damping * previous
     squared = (votes - parents[:, :, None]) ** 2
-    variances = options.min_variance + torch.einsum("nji,njid->njd", assigned, squared) / mass[..., None]
+    variances = (
+        options.min_variance + torch.einsum("nji,njid->njd", assigned, squared) / mass[..., None]
+    )
     distances = torch.einsum("njid,njd->nji", squared, 0.5 / variances)
     return mass, parents, variances, distances if options.measure else distances[..., :0]
 
@@ -171,17 +192,25 @@ def gradients(function: Callable[..., Any], tensors: Any, given: Any) -> tuple[T
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outputs = function(*leaves)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    return torch.autograd.grad(outputs, leaves, list(given), allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        outputs, leaves, list(given), allow_unused=True, materialize_grads=True
+    )
 
 
 def assert_near(found: Any, expected: Any, dtype: torch.dtype, where: str) -> None:
     """Within a share of the largest number: in float32, a sum of several hundred is rounded to 1e-6 of it or so."""
-    found, expected = ([each] if isinstance(each, Tensor) else list(each) for each in (found, expected))
+    found, expected = (
+        [each] if isinstance(each, Tensor) else list(each) for each in (found, expected)
+    )
     for n, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.dtype == dtype
         atol = max(TOLERANCE[dtype] * other.abs().amax().item() if other.numel() else 0.0, 1e-10)
         torch.testing.assert_close(
-            one.double().cpu(), other, rtol=1e-10, atol=atol, msg=lambda text, n=n: f"{where}, {n}: {text}"
+            one.double().cpu(),
+            other,
+            rtol=1e-10,
+            atol=atol,
+            msg=lambda text, n=n: f"{where}, {n}: {text}",
         )
 
 

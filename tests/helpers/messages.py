@@ -13,7 +13,9 @@ from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, user_message
 from tests.helpers.commands import ROOT, TINY, TINY_DATA, Ended
 
-TABLES: dict[str, dict[str, str | None]] = yaml.safe_load((ROOT / "tests" / "config" / "messages.yaml").read_text())
+TABLES: dict[str, dict[str, str | None]] = yaml.safe_load(
+    (ROOT / "tests" / "config" / "messages.yaml").read_text()
+)
 
 
 @functools.cache

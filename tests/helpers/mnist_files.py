@@ -32,7 +32,9 @@ def md5(content: bytes) -> str:
 
 def stored(part: str) -> Images:
     """The images of the data module for the files of a part."""
-    images, labels = (torch.from_numpy(ARRAYS[f"{part}-{name}-ubyte"]) for name in ("images-idx3", "labels-idx1"))
+    images, labels = (
+        torch.from_numpy(ARRAYS[f"{part}-{name}-ubyte"]) for name in ("images-idx3", "labels-idx1")
+    )
     return Images(images[:, None], labels.long())
 
 
@@ -44,7 +46,10 @@ BROKEN = {
         r"cannot be read \(.+\); expected a file of MNIST: remove it",
     ),
     "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
-    "label 10": (idx(ARRAYS["t10k-labels-idx1-ubyte"] + np.uint8(1)), "has label 10; expected 0 to 9"),
+    "label 10": (
+        idx(ARRAYS["t10k-labels-idx1-ubyte"] + np.uint8(1)),
+        "has label 10; expected 0 to 9",
+    ),
     "too few labels": (idx(ARRAYS["t10k-labels-idx1-ubyte"][:19]), "has labels of torch.int64"),
 }
 
@@ -60,5 +65,7 @@ def write_mnist(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     for name, content in CONTENTS.items():
         (folder / name).write_bytes(content)
-    monkeypatch.setattr(MNISTFiles, "checksums", {name: md5(content) for name, content in CONTENTS.items()})
+    monkeypatch.setattr(
+        MNISTFiles, "checksums", {name: md5(content) for name, content in CONTENTS.items()}
+    )
     return directory

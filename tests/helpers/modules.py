@@ -51,4 +51,6 @@ def loader(*batches: Batch) -> Any:
 def trainer(**options: Any) -> L.Trainer:
     """A Trainer that prints and writes nothing, for one epoch on the CPU."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(**{"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1, **quiet, **options})
+    return L.Trainer(
+        **{"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1, **quiet, **options}
+    )

@@ -5,7 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.layers import ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers import (
+    ConvStack,
+    CoordinateClassCapsules,
+    LinearPrimaryCapsules,
+    PrimaryCapsules,
+)
 from capsule_lab.networks import CapsNet, EMCaps
 
 IMAGE = (2, 21, 25)
@@ -21,7 +26,9 @@ def count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def small_capsnet(image_shape: tuple[int, int, int], num_classes: int, *, types: int = 2, **options: Any) -> CapsNet:
+def small_capsnet(
+    image_shape: tuple[int, int, int], num_classes: int, *, types: int = 2, **options: Any
+) -> CapsNet:
     """A CapsNet of 4 feature maps and ``types`` of primary capsule."""
     primary = partial(PrimaryCapsules, types=types)
     return CapsNet(image_shape, num_classes, **{"channels": 4, "primary": primary, **options})
@@ -41,7 +48,9 @@ def small_em_caps(
     """An EMCaps of 4 feature maps and few types of capsule."""
     parts: dict[str, Any] = {
         "primary": partial(LinearPrimaryCapsules, types=types),
-        "conv": partial(ConvStack, types=conv_types, strides=conv_strides, weight_std=conv_weight_std),
+        "conv": partial(
+            ConvStack, types=conv_types, strides=conv_strides, weight_std=conv_weight_std
+        ),
         "classes": partial(CoordinateClassCapsules, weight_std=class_weight_std),
     }
     return EMCaps(image_shape, num_classes, **{"channels": 4, **parts, **options})

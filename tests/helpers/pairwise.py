@@ -5,7 +5,9 @@ from itertools import combinations, product
 from typing import Any
 
 
-def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def pairwise(
+    switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Combinations in which every two values of different switches occur together at least once.
 
     Greedy, and the same in every run.
@@ -31,8 +33,13 @@ def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str,
         return combinations([(name, row[name]) for name in switches if name in row], 2)
 
     def add(row: dict[str, Any]) -> None:
-        for name in sorted(switches.keys() - row.keys(), key=lambda name: (-len(switches[name]), name)):
-            row[name] = max(switches[name], key=lambda one: sum(pair in missing for pair in pairs({**row, name: one})))
+        for name in sorted(
+            switches.keys() - row.keys(), key=lambda name: (-len(switches[name]), name)
+        ):
+            row[name] = max(
+                switches[name],
+                key=lambda one: sum(pair in missing for pair in pairs({**row, name: one})),
+            )
         for pair in pairs(row):
             missing.pop(pair, None)
         rows.append(row)

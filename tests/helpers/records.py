@@ -49,14 +49,18 @@ def records() -> list[Record]:
     result = []
     for file in sorted(RESULTS.glob("*.csv")):
         with file.open(newline="") as lines:
-            result += [Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")]
+            result += [
+                Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")
+            ]
     for file in sorted(RESULTS.glob("*.json")):
         result.append(Record(file.name, json.loads(file.read_text())))
     return result
 
 
 def trainings() -> list[Record]:
-    return [record for record in records() if record.command.startswith(TRAIN) and record.has_result]
+    return [
+        record for record in records() if record.command.startswith(TRAIN) and record.has_result
+    ]
 
 
 @functools.cache

@@ -29,12 +29,16 @@ Route = Callable[..., Tensor]
 
 CONFIGS = [OmegaConf.load(file) for file in (conf_dir() / "routing").glob("*.yaml")]
 TARGETS = {(each.get("routing", each) or {}).get("_target_") for each in CONFIGS} - {None}
-DISCOVERED: list[type[AbstractRouting]] = sorted(map(get_class, TARGETS), key=lambda kind: kind.__name__)
+DISCOVERED: list[type[AbstractRouting]] = sorted(
+    map(get_class, TARGETS), key=lambda kind: kind.__name__
+)
 """The classes that the files of ``conf/routing`` name."""
 
 LOOPS = {kind: f"tests.reference.{kind.__module__.rpartition('.')[2]}_loops" for kind in DISCOVERED}
 REFERENCES: dict[type[AbstractRouting], Reference] = {
-    kind: importlib.import_module(name).REFERENCE for kind, name in LOOPS.items() if importlib.util.find_spec(name)
+    kind: importlib.import_module(name).REFERENCE
+    for kind, name in LOOPS.items()
+    if importlib.util.find_spec(name)
 }
 
 
@@ -42,8 +46,15 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
 def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, dict[str, Any]]]:
     """Names and arguments of routings with this backend; over all backends every pair of switch values occurs."""
     reference, given = REFERENCES[kind], REFERENCES[kind].given()
-    rows = pairwise({"backend": reference.backends, "types": (1, CHILDREN), **reference.switches}, given.values())
-    return [(name, row) for name, row in zip_longest(given, rows, fillvalue="") if row.pop("backend") == backend]
+    rows = pairwise(
+        {"backend": reference.backends, "types": (1, CHILDREN), **reference.switches},
+        given.values(),
+    )
+    return [
+        (name, row)
+        for name, row in zip_longest(given, rows, fillvalue="")
+        if row.pop("backend") == backend
+    ]
 
 
 @contextmanager
@@ -59,7 +70,9 @@ def case_in_errors(case: object) -> Iterable[None]:
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """Votes that agree enough for couplings far from 1/parents."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype)
+    return torch.randn(
+        *(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype
+    )
 
 
 def build(
@@ -121,7 +134,9 @@ def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
 
 
 def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
-    return lambda votes: concatenate(*REFERENCES[type(module)].loops(votes, child_activations(votes), module))
+    return lambda votes: concatenate(
+        *REFERENCES[type(module)].loops(votes, child_activations(votes), module)
+    )
 
 
 def learned(module: nn.Module) -> list[nn.Parameter]:
@@ -140,7 +155,12 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
 
 
 def check_couplings(
-    route: Route, *, leaky: bool = False, added: Any = 0.0, normalised: bool = False, competing: str = "parents"
+    route: Route,
+    *,
+    leaky: bool = False,
+    added: Any = 0.0,
+    normalised: bool = False,
+    competing: str = "parents",
 ) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
@@ -201,5 +221,7 @@ def check_every_parameter_has_a_gradient(route: Route, parameters: Iterable[Tens
     parents = route(votes)
     weighted = (parents * torch.linspace(1, 2, parents[0].numel()).view(parents.shape[1:])).sum()
     gradients = torch.autograd.grad(weighted, inputs, allow_unused=True)
-    unused = [i for i, gradient in enumerate(gradients) if gradient is None or not (gradient != 0).all()]
+    unused = [
+        i for i, gradient in enumerate(gradients) if gradient is None or not (gradient != 0).all()
+    ]
     assert not unused, f"no gradient reaches input {unused} of {len(inputs)}; 0 are the votes"

@@ -28,7 +28,9 @@ def labels_and_factors(
     return np.array([row[4] for row in rows], dtype=np.int32), factors
 
 
-def write_set(folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence) -> Path:
+def write_set(
+    folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence
+) -> Path:
     """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
     levels = {**LEVELS, **levels}
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,10 +55,18 @@ def write_standin(directory: Path, **levels: Sequence[int]) -> Path:
 def write_record(folder: Path, **levels: Sequence[int]) -> None:
     """The renderer's record of the files in ``folder``."""
     levels = {**LEVELS, **levels}
-    levels["azimuths"] = [azimuth // 2 for azimuth in levels["azimuths"]]  # files hold twice the index
+    levels["azimuths"] = [
+        azimuth // 2 for azimuth in levels["azimuths"]
+    ]  # files hold twice the index
     hashes = {}
     for part in NAMES:
         (path,) = folder.glob(f"*-{part}-dat.mat")
         hashes[part] = hashlib.sha256(read_matrix(path).tobytes()).hexdigest()
-    record = {"version": toynorb_files.VERSION, "seed": 0, "pixels": "random", **levels, "sha256": hashes}
+    record = {
+        "version": toynorb_files.VERSION,
+        "seed": 0,
+        "pixels": "random",
+        **levels,
+        "sha256": hashes,
+    }
     (folder / "provenance.json").write_text(json.dumps(record, default=list))

@@ -20,7 +20,9 @@ def specialisations() -> Iterator[set[Specialisation]]:
     found: set[Specialisation] = set()
 
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        found.add((kernel.fn.__name__, *map(kind_of, arguments), *sorted(map(str, options.items()))))
+        found.add(
+            (kernel.fn.__name__, *map(kind_of, arguments), *sorted(map(str, options.items())))
+        )
 
     with fused_by_gpu(), patch.object(JITFunction, "run", run):
         yield found

@@ -51,7 +51,16 @@ def subject(network: Any, changes: Mapping[str, Change] | None = None, images: i
 
     names = [f"class {label}" for label in range(CLASSES)]
     changes = changes or {"translation": moved}
-    return Subject(network.eval(), batches(stored), changed, changes, lambda _: batches(stored), (), names, CLASSES)
+    return Subject(
+        network.eval(),
+        batches(stored),
+        changed,
+        changes,
+        lambda _: batches(stored),
+        (),
+        names,
+        CLASSES,
+    )
 
 
 def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:

@@ -12,7 +12,10 @@ RANDOM = np.random.default_rng(0)
 def drawn(number: int) -> dict[str, np.ndarray]:
     """The content of a file. Labels are 1 to 10; 10 stands for the digit 0."""
     pixels = RANDOM.integers(0, 256, (32, 32, 3, number), dtype=np.uint8)
-    return {"X": pixels, "y": RANDOM.permutation(np.arange(number, dtype=np.uint8) % 10 + 1)[:, None]}
+    return {
+        "X": pixels,
+        "y": RANDOM.permutation(np.arange(number, dtype=np.uint8) % 10 + 1)[:, None],
+    }
 
 
 ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
@@ -22,7 +25,9 @@ def stored(arrays: dict[str, np.ndarray]) -> Images:
     """The images of the data module, with digits as labels."""
     pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
     images = np.stack([pixels[:, :, :, n].transpose(2, 0, 1) for n in range(len(labels))])
-    return Images(torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels]))
+    return Images(
+        torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels])
+    )
 
 
 CONTENTS = {name: matlab(**arrays) for name, arrays in ARRAYS.items()}
@@ -36,11 +41,23 @@ def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
 
 WHOLE = ARRAYS["test_32x32.mat"]
 BROKEN = {
-    "truncated": (matlab(**WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
-    "corrupt": (matlab(**WHOLE)[:5000] + bytes(20) + matlab(**WHOLE)[5020:], r"cannot be read \(.+\)"),
+    "truncated": (
+        matlab(**WHOLE)[:-500],
+        r"cannot be read \(.+\); expected a file of SVHN: remove it",
+    ),
+    "corrupt": (
+        matlab(**WHOLE)[:5000] + bytes(20) + matlab(**WHOLE)[5020:],
+        r"cannot be read \(.+\)",
+    ),
     "another file": (b"<html>a login page</html>" * 20, r"cannot be read \(.+\)"),
-    "of MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100), r"cannot be read \(.+\)"),
+    "of MATLAB 7.3": (
+        b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100),
+        r"cannot be read \(.+\)",
+    ),
     "no labels": (matlab(X=WHOLE["X"]), r"cannot be read \('y'\)"),
-    "too few labels": (matlab(X=WHOLE["X"], y=WHOLE["y"][:19]), r"has labels of torch.int64 and shape \(19,\) for 20"),
+    "too few labels": (
+        matlab(X=WHOLE["X"], y=WHOLE["y"][:19]),
+        r"has labels of torch.int64 and shape \(19,\) for 20",
+    ),
     "scaled": (matlab(X=WHOLE["X"] / 255, y=WHOLE["y"]), "has images of torch.float64"),
 }

@@ -26,7 +26,10 @@ def updated(text: str) -> str:
 
 
 def _options(group: str) -> str:
-    rows = [f"| `{group}={option}` | {_escaped(_summary(text))} |" for option, text in described_options(group).items()]
+    rows = [
+        f"| `{group}={option}` | {_escaped(_summary(text))} |"
+        for option, text in described_options(group).items()
+    ]
     return "\n".join(["", "| option | what |", "|---|---|", *rows]).lstrip("\n")
 
 
@@ -54,7 +57,9 @@ def _lines(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
     """Dotted key, value and comment of every line of a file that sets an option of the group."""
     text = file.read_text()
     path: list[str] = []
-    for indent, name, value, comment in re.findall(r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE):
+    for indent, name, value, comment in re.findall(
+        r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE
+    ):
         path = [*path[: len(indent) // 2], name]
         key = ".".join(path if "@package _global_" in text else [group, *path])
         if key.startswith(f"{group}.") and key != f"{group}.defaults" and not name.startswith("_"):

@@ -60,7 +60,12 @@ def shared_compositions() -> Iterator[None]:
 
 def write_table(folder: Path, **content: Any) -> Path:
     """Write ``mine.yaml``: ``write_table(folder, rows=[{"name": "a", "overrides": []}])``."""
-    standard = {"paper": "a paper", "seeds": [0, 1], "base": TINY, "rows": [{"name": "one", "overrides": []}]}
+    standard = {
+        "paper": "a paper",
+        "seeds": [0, 1],
+        "base": TINY,
+        "rows": [{"name": "one", "overrides": []}],
+    }
     file = folder / "mine.yaml"
     file.write_text("# Mine.\n" + yaml.safe_dump({**standard, **content}, sort_keys=False))
     return file
@@ -84,7 +89,11 @@ def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path
     assert cell.training.finished
     file = result_file(cell.training.finished[0], cell.fingerprint)
     file.parent.mkdir(exist_ok=True)
-    content = {"test": {"error": error}, "provenance": RESULT["provenance"], "evaluation_seconds": 6.0}
+    content = {
+        "test": {"error": error},
+        "provenance": RESULT["provenance"],
+        "evaluation_seconds": 6.0,
+    }
     file.write_text(json.dumps({**content, "hardware": "another machine", "commit": "def", **more}))
     return file
 
@@ -117,13 +126,19 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
         logging.getLogger().handlers[:] = handlers
         sys.stdout.write(ended.out)
-        failures[job.fingerprint] = ended.err.removeprefix("capsule_lab: ").strip() if ended.status else None
+        failures[job.fingerprint] = (
+            ended.err.removeprefix("capsule_lab: ").strip() if ended.status else None
+        )
     return failures
 
 
 def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
     """Time stamp and content of every file of every run."""
     return {
-        run.name: {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.rglob("*") if file.is_file()}
+        run.name: {
+            file.name: (file.stat().st_mtime_ns, file.read_bytes())
+            for file in run.rglob("*")
+            if file.is_file()
+        }
         for run in folder.glob("runs/capsnet-mnist-*")
     }

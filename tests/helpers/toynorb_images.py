@@ -3,7 +3,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def painted(category: int, instance: int, *levels: Sequence[int], size: int = 96, seed: int = 0) -> np.ndarray:
+def painted(
+    category: int, instance: int, *levels: Sequence[int], size: int = 96, seed: int = 0
+) -> np.ndarray:
     """Images whose first pixels are the factors given to ``render``, plus 1, and the seed."""
     grids = np.meshgrid([category], [instance], *levels, indexing="ij")
     images = np.zeros((*grids[0].shape, size * size), np.uint8)

@@ -49,7 +49,9 @@ class TimeOver(Callback):
 def add_callback(patch: pytest.MonkeyPatch, make: Callable[[], Callback]) -> None:
     """Add a new callback to each Trainer that is built from now on."""
     build_trainer = build.build_trainer
-    patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, make(), *callbacks))
+    patch.setattr(
+        build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, make(), *callbacks)
+    )
 
 
 def run(config: DictConfig, directory: Path, *extra: Callback) -> dict[str, Any]:
@@ -73,7 +75,9 @@ def interrupted_and_resumed(config: DictConfig, directory: Path, *steps: int) ->
 
 def checkpoint(directory: Path, name: str = "last") -> dict[str, Any]:
     """The content of a checkpoint of a run."""
-    return torch.load(directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True)
+    return torch.load(
+        directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True
+    )
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:

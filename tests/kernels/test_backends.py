@@ -16,7 +16,13 @@ from capsule_lab.kernels import backends, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
-from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, Normaliser, UniformRouting
+from capsule_lab.routing import (
+    AbstractRouting,
+    DynamicRouting,
+    EMRouting,
+    Normaliser,
+    UniformRouting,
+)
 from capsule_lab.types import Votes
 from tests.helpers.kernels import assert_exact as exact
 from tests.helpers.kernels import backwards, draw, with_gaps
@@ -48,7 +54,9 @@ every_size = pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(
 
 ROUTINGS: dict[str, Callable[..., AbstractRouting]] = {
     "em": EMRouting,
-    "em, every term": partial(EMRouting, damping=0.3, mass_eps=0.1, min_variance=0.05, iterations=4, cost="paper"),
+    "em, every term": partial(
+        EMRouting, damping=0.3, mass_eps=0.1, min_variance=0.05, iterations=4, cost="paper"
+    ),
     "em, mixing": partial(EMRouting, activation="mixing_proportions", initial="types"),
     "em, standardised": partial(EMRouting, cost="standardised"),
     "dynamic": DynamicRouting,
@@ -64,28 +72,41 @@ def given(sizes: Sizes = SIZES[0]) -> tuple[Votes, Tensor]:
     """Poses and weights whose votes are about one."""
     batch, child, parent, rows, inner, columns = sizes
     weight = draw(child, inner, parent, columns, seed=1) * inner**-0.5
-    return Votes(draw(batch, child, rows * inner, seed=0), weight), draw(batch, child, seed=2).sigmoid()
+    return Votes(draw(batch, child, rows * inner, seed=0), weight), draw(
+        batch, child, seed=2
+    ).sigmoid()
 
 
 def build(routing: str, backend: Any, sizes: Sizes = SIZES[0]) -> AbstractRouting:
     """A float64 routing in which no two parents are alike."""
-    module = ROUTINGS[routing](parents=sizes.parent, dim=sizes.rows * sizes.columns, backend=backend).double()
+    module = ROUTINGS[routing](
+        parents=sizes.parent, dim=sizes.rows * sizes.columns, backend=backend
+    ).double()
     for seed, parameter in enumerate(module.parameters()):
         parameter.data += 0.1 * draw(*parameter.shape, seed=10 + seed)
     return module
 
 
 def everything(
-    module: AbstractRouting, votes: Votes, activations: Tensor, *, differentiated: int = 3, **options: Any
+    module: AbstractRouting,
+    votes: Votes,
+    activations: Tensor,
+    *,
+    differentiated: int = 3,
+    **options: Any,
 ) -> list[Tensor]:
     """Poses, activations, logits; and of so many of these the gradients of poses, weight, activations, parameters."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (*votes[:2], activations)]
     parents = module(Votes(*inputs[:2]), inputs[2], **options)
     scale = sum(
-        (each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents[:differentiated]
+        (each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum()
+        for each in parents[:differentiated]
     )
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return [*parents, *torch.autograd.grad(scale, [*inputs, *learned], allow_unused=True, materialize_grads=True)]
+    return [
+        *parents,
+        *torch.autograd.grad(scale, [*inputs, *learned], allow_unused=True, materialize_grads=True),
+    ]
 
 
 @every_routing
@@ -101,13 +122,17 @@ def test_float32_is_near(routing: str) -> None:
     """Relative to the largest number. Exponents of EM's distances amplify rounding, in gradients most."""
     for sizes, backend in zip(SIZES[:2] * 3, BACKENDS * 2, strict=True):
         votes, activations = given(sizes)
-        expected = everything(build(routing, "reference", sizes), votes, activations, differentiated=2)
+        expected = everything(
+            build(routing, "reference", sizes), votes, activations, differentiated=2
+        )
         single = build(routing, backend, sizes).float()
         found = everything(single, votes.map(Tensor.float), activations.float(), differentiated=2)
         bounds = (2e-5, 2e-4) if routing.startswith("em") else (1e-6, 1e-5)
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert one.dtype == torch.float32
-            assert (one - other).abs().max() <= bounds[number >= 3] * max(other.abs().max(), 1e-3), (backend, sizes)
+            assert (one - other).abs().max() <= bounds[number >= 3] * max(
+                other.abs().max(), 1e-3
+            ), (backend, sizes)
 
 
 @both_fast
@@ -116,8 +141,13 @@ def test_extremes_are_the_references(routing: str, backend: str) -> None:
     """Activations of 0 or 1, votes of 0 and of 1e4; gradients where they are no rounded differences of 1e16."""
     for scale, activation in ((0.0, 1.0), (1e-4, 0.0), (1e4, 0.0), (1e4, 1.0)):
         votes, activations = given()
-        votes, activations = Votes(scale * votes.poses, votes.weight), torch.full_like(activations, activation)
-        found, expected = (everything(build(routing, name), votes, activations) for name in (backend, "reference"))
+        votes, activations = (
+            Votes(scale * votes.poses, votes.weight),
+            torch.full_like(activations, activation),
+        )
+        found, expected = (
+            everything(build(routing, name), votes, activations) for name in (backend, "reference")
+        )
         assert all(tensor.isfinite().all() for tensor in found)
         compared = slice(None if scale < 1 else 2)
         torch.testing.assert_close(found[compared], expected[compared], rtol=1e-9, atol=1e-9)
@@ -138,8 +168,12 @@ def test_memory_order_of_poses_weight_and_activations(backend: str, routing: str
                 inputs = [*leaves[:which], laid_out(leaf), *leaves[which + 1 :]]
                 parents = module(Votes(*inputs[:2]), inputs[2])
                 whole = parents.poses.sin().sum() + parents.activations.sum()
-                (gradient,) = torch.autograd.grad(whole, leaf, allow_unused=True, materialize_grads=True)
-                found.append((*parents, gradient.sum(0)))  # an expanded leaf has it all in its first row
+                (gradient,) = torch.autograd.grad(
+                    whole, leaf, allow_unused=True, materialize_grads=True
+                )
+                found.append(
+                    (*parents, gradient.sum(0))
+                )  # an expanded leaf has it all in its first row
             exact(*found)
 
 
@@ -161,7 +195,9 @@ class Constant(Normaliser):
 def test_couplings_in_any_memory_order_and_constant(routing: str) -> None:
     module = build(routing, "fused")
     exact(everything(module, *given(), normalise=Transposed()), everything(module, *given()))
-    constant = [everything(build(routing, name), *given(), normalise=Constant()) for name in BACKENDS]
+    constant = [
+        everything(build(routing, name), *given(), normalise=Constant()) for name in BACKENDS
+    ]
     exact(constant[1:], [constant[0]] * 2)
 
 
@@ -170,11 +206,22 @@ def test_couplings_in_any_memory_order_and_constant(routing: str) -> None:
 @three_routings
 def test_arguments_that_do_not_go_together_are_refused(routing: str, backend: str) -> None:
     """A kernel would read beyond the end of an array."""
-    pairs = [((2, 17, 15), (17, 4, 3, 4)), ((2, 17, 16), (16, 4, 3, 4)), ((2, 17, 16), (18, 4, 3, 4))]
+    pairs = [
+        ((2, 17, 15), (17, 4, 3, 4)),
+        ((2, 17, 16), (16, 4, 3, 4)),
+        ((2, 17, 16), (18, 4, 3, 4)),
+    ]
     for poses, weight in pairs:
         with pytest.raises((ValueError, RuntimeError)):
-            build(routing, backend)(Votes(draw(*poses, seed=0), draw(*weight, seed=1)), draw(2, 17, seed=2).sigmoid())
-    of_others = [(2, 16), (2, 18), (3, 17), *([(1, 17)] * (backend == "fused"))]  # others take it for every image's
+            build(routing, backend)(
+                Votes(draw(*poses, seed=0), draw(*weight, seed=1)), draw(2, 17, seed=2).sigmoid()
+            )
+    of_others = [
+        (2, 16),
+        (2, 18),
+        (3, 17),
+        *([(1, 17)] * (backend == "fused")),
+    ]  # others take it for every image's
     for shape in of_others if routing == "em" else ():
         with pytest.raises((ValueError, RuntimeError)):
             build(routing, backend)(given()[0], draw(*shape, seed=2).sigmoid())
@@ -268,7 +315,9 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
     """Beside those of its sums, in one graph."""
     poses, weight, _ = leaves()
     found, expected = (
-        torch.autograd.grad((kind.dense() ** 2).sum() + kind.agreement(kind.dense().sum(1)).sum(), (poses, weight))
+        torch.autograd.grad(
+            (kind.dense() ** 2).sum() + kind.agreement(kind.dense().sum(1)).sum(), (poses, weight)
+        )
         for kind in (FusedVotes(Votes(poses, weight)), PlainVotes(dense_votes(poses, weight)))
     )
     exact(found, expected)
@@ -282,7 +331,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[AbstractVotes]:
     """What a routing was given."""
     found: list[AbstractVotes] = []
     for kind in (PlainVotes, MatmulVotes, FusedVotes):
-        monkeypatch.setattr(run_routing, kind.__name__, lambda votes, kind=kind: found.append(kind(votes)) or found[-1])
+        monkeypatch.setattr(
+            run_routing,
+            kind.__name__,
+            lambda votes, kind=kind: found.append(kind(votes)) or found[-1],
+        )
     return found
 
 
@@ -292,9 +345,19 @@ class SeveralRows(Normaliser):
 
 def test_rows_of_a_call(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many whole images as the cache holds; all rows where every iteration is watched."""
-    table = [(0, 5, [1] * 5), (1, 5, [1] * 5), (2, 5, [2, 2, 1]), (2.9, 5, [2, 2, 1]), (5, 5, [5]), (2, 0, [0])]
+    table = [
+        (0, 5, [1] * 5),
+        (1, 5, [1] * 5),
+        (2, 5, [2, 2, 1]),
+        (2.9, 5, [2, 2, 1]),
+        (5, 5, [5]),
+        (2, 0, [0]),
+    ]
     of_four = [(0, 12, [4, 4, 4]), (2, 12, [8, 4]), (2, 4, [4])]
-    cases = [*((Normaliser(), *case) for case in table), *((SeveralRows(), *case) for case in of_four)]
+    cases = [
+        *((Normaliser(), *case) for case in table),
+        *((SeveralRows(), *case) for case in of_four),
+    ]
     for normalise, images_in_cache, rows, expected in cases:
         votes, _ = given(SIZES[0]._replace(batch=rows))
         bytes_per_image = normalise.rows_per_image * 17 * 3 * 16 * 8
@@ -305,7 +368,12 @@ def test_rows_of_a_call(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> Non
         exact(torch.cat([each.votes for each in seen]), dense_votes(*votes[:2]))
         exact(found, uniform_routing(votes, normalise=normalise, backend="reference"))
         seen.clear()
-        exact(uniform_routing(votes, normalise=normalise, backend="matmul", on_iteration=lambda _: None), found)
+        exact(
+            uniform_routing(
+                votes, normalise=normalise, backend="matmul", on_iteration=lambda _: None
+            ),
+            found,
+        )
         assert [len(each.votes) for each in seen] == [rows]
     votes, activations = given(SIZES[0]._replace(batch=5))
     monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 2 * 17 * 3 * 16 * 8)
@@ -356,7 +424,9 @@ def test_without_numba(seen: list[Any], caplog: pytest.LogCaptureFixture) -> Non
         found = everything(build(routing, "auto"), *given())
         assert type(seen[-1]) is MatmulVotes
         exact(found, everything(build(routing, "reference"), *given()))
-    assert caplog.messages == ["routing backend on cpu: matmul (no fused kernels: No module named 'numba')"]
+    assert caplog.messages == [
+        "routing backend on cpu: matmul (no fused kernels: No module named 'numba')"
+    ]
     with pytest.raises(ValueError, match="'fused'") as caught:
         uniform_routing(given()[0], backend="fused")
     assert str(caught.value) == (
@@ -366,14 +436,20 @@ def test_without_numba(seen: list[Any], caplog: pytest.LogCaptureFixture) -> Non
 
 def test_votes_that_cannot_be_fused() -> None:
     votes = given()[0].map(lambda tensor: tensor.to("meta"))
-    with pytest.raises(ValueError, match="does not run here: there are none for meta; expected auto or matmul"):
+    with pytest.raises(
+        ValueError, match="does not run here: there are none for meta; expected auto or matmul"
+    ):
         backends.select_backend("fused", votes)
     assert backends.select_backend("auto", votes) == "matmul"
-    with pytest.raises(ValueError, match=r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"):
+    with pytest.raises(
+        ValueError, match=r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"
+    ):
         uniform_routing(dense_votes(*given()[0][:2]), backend="fused")
 
 
-def routed_by(name: str, backend: Any, weight: Tensor, poses: Tensor, activations: Tensor) -> Tensor:
+def routed_by(
+    name: str, backend: Any, weight: Tensor, poses: Tensor, activations: Tensor
+) -> Tensor:
     votes = Votes(poses, weight)
     if name == "em":
         betas = poses.new_zeros(weight.shape[2])
@@ -382,7 +458,9 @@ def routed_by(name: str, backend: Any, weight: Tensor, poses: Tensor, activation
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of torch.func.jvp
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # of torch.func.jvp
 @three_routings
 def test_transforms_of_torch_take_dense_votes(routing: str) -> None:
     """``auto`` is ``fused`` outside of them, which has no rule for them."""
@@ -395,8 +473,13 @@ def test_transforms_of_torch_take_dense_votes(routing: str) -> None:
         lambda function: torch.func.vmap(function, in_dims=(None, 0, 0))(inputs[0], *several[1:]),
         lambda function: torch.func.grad(lambda *each: function(*each).square().sum())(*inputs),
     ):
-        found, expected = (transformed(partial(routed_by, routing, backend)) for backend in ("auto", "matmul"))
+        found, expected = (
+            transformed(partial(routed_by, routing, backend)) for backend in ("auto", "matmul")
+        )
         exact(found, expected)
-        with pytest.raises(ConfigError, match=r"is 'fused', which does not run here: torch\.func transforms what it"):
+        with pytest.raises(
+            ConfigError,
+            match=r"is 'fused', which does not run here: torch\.func transforms what it",
+        ):
             transformed(partial(routed_by, routing, "fused"))
     assert backends.select_backend("auto", votes) == "fused"

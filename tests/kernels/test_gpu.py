@@ -23,13 +23,29 @@ from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions
 
 if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
+    pytest.skip(
+        "Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True
+    )
 
 from benchmarks import compile as compiling
-from benchmarks.compile import Compiler, Layer, empty_cache, launch_all, papers_kernels, small_kernel
+from benchmarks.compile import (
+    Compiler,
+    Layer,
+    empty_cache,
+    launch_all,
+    papers_kernels,
+    small_kernel,
+)
 from tests.helpers import gpu_comparison
 
-KERNELS = ["agreement", "contraction", "distances", "e_step_by_child", "e_step_by_child_backward", "fit"]
+KERNELS = [
+    "agreement",
+    "contraction",
+    "distances",
+    "e_step_by_child",
+    "e_step_by_child_backward",
+    "fit",
+]
 KERNELS += ["fit_backward", "softmax_by_child"]
 KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 
@@ -38,13 +54,17 @@ def initialise() -> None:
     """First call in the process of the interpreter."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "overflow encountered in exp")  # of masked lanes, which are not stored
+    warnings.filterwarnings(
+        "ignore", "overflow encountered in exp"
+    )  # of masked lanes, which are not stored
 
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        with patch.dict(os.environ, TRITON_INTERPRET="1"):  # inherited by the process, which starts here
+        with patch.dict(
+            os.environ, TRITON_INTERPRET="1"
+        ):  # inherited by the process, which starts here
             pool.submit(initialise).result()
         yield pool
 
@@ -94,7 +114,9 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         launch_all(gpu, Layer(3, 2, 40, 1, 2, 2), em=True, dynamic=True)
         gpu.agreement(poses[:1], weight[:1], parents[:1, :1], 2)
         monkeypatch.setattr(gpu.em, "VOTES_KEPT", 1)
-        monkeypatch.setattr(gpu.em, "MOST_WARPS", 1)  # votes are computed again for each pass over the children
+        monkeypatch.setattr(
+            gpu.em, "MOST_WARPS", 1
+        )  # votes are computed again for each pass over the children
         gpu.fit(inputs, FitOptions(2, 0.3, 5e-4, 1e-7, True))
     assert {report.kernel for report in compiler.reports} == KERNEL_NAMES
     assert all(report.registers > 0 == report.spilled for report in compiler.reports)
@@ -115,13 +137,17 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (10**6, 10**6, (4, 1, None)),
     ],
 )
-def test_tiles_of_a_fit(child: int, bytes_per_vote: int, expected: tuple[int, int, int | None]) -> None:
+def test_tiles_of_a_fit(
+    child: int, bytes_per_vote: int, expected: tuple[int, int, int | None]
+) -> None:
     """Registers suffice for the votes of all children, unless ``rest`` is ``None``."""
     from capsule_lab.kernels import gpu
 
     warps, kept, rest = tiles = gpu.em.fit_tiles(child, bytes_per_vote)
     assert tiles == expected
-    assert gpu.em.fit_tiles(512, 64, inner=8) == (4, 4, 0), "poses and weights of coordinates need registers, too"
+    assert gpu.em.fit_tiles(512, 64, inner=8) == (4, 4, 0), (
+        "poses and weights of coordinates need registers, too"
+    )
     if rest is not None:
         assert (kept + rest) * 32 * warps >= child
         assert (kept + rest) * bytes_per_vote // 4 <= gpu.em.VOTES_KEPT
@@ -133,7 +159,9 @@ SMALL_KERNELS_EACH = 20  # 15 were measured
 
 
 @pytest.mark.slow
-def test_papers_layers_compile_soon_and_spill_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_papers_layers_compile_soon_and_spill_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Processor time as a ratio, which another machine has as well; the caches of both are empty."""
     from capsule_lab.kernels import gpu
 

@@ -33,7 +33,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def peak_memory(iterations: int, backend: str) -> int:
     """Of a forward and backward pass of the network of Hinton 2018, section 4, in a process of its own."""
     command = [sys.executable, "-c", STEP, str(iterations), backend]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    return int(
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    )
 
 
 @pytest.mark.slow
@@ -52,11 +54,16 @@ def sizes_kept(routing: Any, *, conv: bool) -> tuple[list[int], int, int]:
     else:
         batch, child, parent, count = 64, 256, 32, 256
         layer, rows = DenseCapsules(count, 4, parent, 4, routing=routing), batch
-    poses, activations = draw(batch, count, 4, seed=0).float(), draw(batch, count, seed=1).sigmoid().float()
+    poses, activations = (
+        draw(batch, count, 4, seed=0).float(),
+        draw(batch, count, seed=1).sigmoid().float(),
+    )
     sizes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        sizes[tensor.untyped_storage().data_ptr()] = (
+            tensor.untyped_storage().nbytes() // tensor.element_size()
+        )
         held.append(tensor)  # or its address may be used again
         return tensor
 
@@ -68,11 +75,15 @@ def sizes_kept(routing: Any, *, conv: bool) -> tuple[list[int], int, int]:
         for value in vars(node).values() if hasattr(node, "__dict__") else ():
             if isinstance(value, Tensor):
                 keep(value)
-        nodes += [after for after, _ in node.next_functions if after is not None and after not in nodes]
+        nodes += [
+            after for after, _ in node.next_functions if after is not None and after not in nodes
+        ]
     return sorted(sizes.values()), rows * child * parent, rows * parent * 4
 
 
-@pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"activation": "mixing_proportions"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"damping": 0.1}, {"activation": "mixing_proportions"}], ids=str
+)
 @pytest.mark.parametrize("conv", [False, True])
 def test_fused_em_keeps_no_couplings(conv: bool, options: dict[str, Any]) -> None:
     """Nothing as large as they are; and an iteration more keeps a few numbers per component of a parent's pose."""

@@ -25,7 +25,10 @@ from capsule_lab.types import Votes
 from tests.helpers import gpu_comparison
 from tests.helpers.kernels import backwards, draw
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
 
 DEVICE = torch.device("cuda")
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -58,44 +61,71 @@ EDGES = [Shape(4, 31, 3, 2, 2, 2), Shape(1, 64, 3, 2, 2, 2), Shape(5, 577, 3, 2,
 tested in Triton's interpreter, because each number of children is compiled anew."""
 COMPARED = ("EM", "float32", "half precision", "no rows")  # of the cases that the interpreter runs
 FIRST = ("dynamic", "em", "em_normalised", "heinsen")  # different kernels; the others use the same
-BY_WORTH = [pytest.param(name, marks=pytest.mark.gpu(order=0 if name in FIRST else 1)) for name in ROUTINGS]
+BY_WORTH = [
+    pytest.param(name, marks=pytest.mark.gpu(order=0 if name in FIRST else 1)) for name in ROUTINGS
+]
 
 
 @functools.cache
 def routing_of(name: str) -> partial[AbstractRouting]:
     """What ``conf/routing/<name>.yaml`` builds."""
     model = "em_caps_paper" if name.startswith("em") else "capsnet"
-    made: partial[AbstractRouting] = instantiate(compose("train", [f"model={model}", f"routing={name}"]).routing)
+    made: partial[AbstractRouting] = instantiate(
+        compose("train", [f"model={model}", f"routing={name}"]).routing
+    )
     return made
 
 
 def outputs_and_gradients(
-    name: str, backend: str, dtype: torch.dtype, shape: Shape | None, device: torch.device, change: Any = None
+    name: str,
+    backend: str,
+    dtype: torch.dtype,
+    shape: Shape | None,
+    device: torch.device,
+    change: Any = None,
 ) -> dict[str, Tensor]:
     """Of a routing, without a shape of a convolutional layer; arguments are the same numbers at every precision."""
     factory = partial(routing_of(name), backend=backend)
     torch.manual_seed(0)
     if shape is None:
-        module: nn.Module = ConvCapsules((5, 6), 4, 16, 6, 16, rows=4, stride=2, routing=factory, weight_std=0.5)
-        arguments = {"poses": draw(2, 120, 16, seed=0), "activations": draw(2, 120, seed=2).sigmoid()}
+        module: nn.Module = ConvCapsules(
+            (5, 6), 4, 16, 6, 16, rows=4, stride=2, routing=factory, weight_std=0.5
+        )
+        arguments = {
+            "poses": draw(2, 120, 16, seed=0),
+            "activations": draw(2, 120, seed=2).sigmoid(),
+        }
     else:
         rows, children, parents, pose_rows, inner, columns = shape
-        layer = LayerInfo(parents, pose_rows * columns, children, pose_rows * inner, False, children)
+        layer = LayerInfo(
+            parents, pose_rows * columns, children, pose_rows * inner, False, children
+        )
         module = build_routing(factory, layer)
         weight = draw(children, inner, parents, columns if module.poses else 0, seed=1)
         weight = weight / inner**0.5  # votes as large as poses
         poses = draw(rows, children, pose_rows * inner, seed=0)
-        arguments = {"poses": poses, "weight": weight, "activations": draw(rows, children, seed=2).sigmoid()}
+        arguments = {
+            "poses": poses,
+            "weight": weight,
+            "activations": draw(rows, children, seed=2).sigmoid(),
+        }
     module = module.to(device, F32 if dtype == BF16 else dtype)
-    leaves = {key: (change or torch.clone)(each.bfloat16().to(device, dtype)) for key, each in arguments.items()}
+    leaves = {
+        key: (change or torch.clone)(each.bfloat16().to(device, dtype))
+        for key, each in arguments.items()
+    }
     leaves = {key: each.detach().requires_grad_() for key, each in leaves.items()}
     with torch.autocast(device.type, BF16, enabled=dtype == BF16):
         below = leaves["poses"] if shape is None else Votes(leaves["poses"], leaves["weight"])
         above = module(below, leaves["activations"])
     loss = torch.stack([(each * draw(*each.shape, seed=9).to(each)).sum() for each in above]).sum()
     inputs = leaves | {key: each for key, each in module.named_parameters() if each.requires_grad}
-    gradients = torch.autograd.grad(loss, [*inputs.values()], allow_unused=True, materialize_grads=True)
-    found = dict(above._asdict()) | {f"gradient of {key}": each for key, each in zip(inputs, gradients, strict=True)}
+    gradients = torch.autograd.grad(
+        loss, [*inputs.values()], allow_unused=True, materialize_grads=True
+    )
+    found = dict(above._asdict()) | {
+        f"gradient of {key}": each for key, each in zip(inputs, gradients, strict=True)
+    }
     return {key: each.detach() for key, each in found.items()}
 
 
@@ -108,16 +138,22 @@ def judged(name: str, shape: Shape | None) -> dict[str, Tensor]:
 def poisoned() -> Iterator[None]:
     """Memory that torch allocates holds NaN, so that what a kernel does not write is seen."""
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")  # with it, torch.utils.deterministic.fill_uninitialized_memory applies
+    torch.set_deterministic_debug_mode(
+        "warn"
+    )  # with it, torch.utils.deterministic.fill_uninitialized_memory applies
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of operators without a deterministic form, which is not asked for
+            warnings.simplefilter(
+                "ignore"
+            )  # of operators without a deterministic form, which is not asked for
             yield
     finally:
         torch.set_deterministic_debug_mode(before)
 
 
-def check(name: str, backend: str, dtype: torch.dtype, shape: Shape | None, change: Any = None) -> None:
+def check(
+    name: str, backend: str, dtype: torch.dtype, shape: Shape | None, change: Any = None
+) -> None:
     """Compare every output and gradient; of the fused kernels a second call gives the same bits."""
     expected = judged(name, shape)
     compute = partial(outputs_and_gradients, name, backend, dtype, shape, DEVICE, change)
@@ -129,8 +165,12 @@ def check(name: str, backend: str, dtype: torch.dtype, shape: Shape | None, chan
     for key, each in expected.items():
         scale = max(norms[key], FLOOR * largest) if key.startswith("gradient") else norms[key]
         error = (found[key].double().cpu() - each).norm().item() / (scale or 1.0)
-        assert error <= TOLERANCE[dtype], f"{key} differs by {error:.2g} of its norm ({dtype}, {shape})"
-        assert torch.equal(again[key], found[key]), f"{key} of a second call differs ({dtype}, {shape})"
+        assert error <= TOLERANCE[dtype], (
+            f"{key} differs by {error:.2g} of its norm ({dtype}, {shape})"
+        )
+        assert torch.equal(again[key], found[key]), (
+            f"{key} of a second call differs ({dtype}, {shape})"
+        )
 
 
 @pytest.mark.parametrize("name", BY_WORTH)

@@ -44,14 +44,18 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "e_step_by_child_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
 }
 WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "softmax_by_child"}
-OPERATORS = {name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)}
+OPERATORS = {
+    name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)
+}
 
 
 def test_every_operator_is_checked() -> None:
     assert {call.split(",")[0] for call in CALLS} == OPERATORS
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own check
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own check
 @pytest.mark.parametrize("call", whole_but(CALLS, "weighted_sum"))
 def test_operator_is_what_torch_expects(call: str) -> None:
     """Schema, gradient, results without numbers, and compilation, for arguments in any memory order."""
@@ -65,7 +69,10 @@ def test_operator_is_what_torch_expects(call: str) -> None:
         return change(value.detach()).requires_grad_(name in WITH_GRADIENT)
 
     for change in (torch.clone, backwards):
-        opcheck(getattr(torch.ops.capsule_lab, name).default, [prepared(each, change) for each in CALLS[call]])
+        opcheck(
+            getattr(torch.ops.capsule_lab, name).default,
+            [prepared(each, change) for each in CALLS[call]],
+        )
 
 
 def conv(backend: str, **options: Any) -> nn.Module:
@@ -75,7 +82,9 @@ def conv(backend: str, **options: Any) -> nn.Module:
 
 def classes(backend: str) -> nn.Module:
     routing = partial(EMRouting, backend=backend, damping=0.1)
-    return ClassCapsules(6, 2, 4, 3, 4, rows=2, weight_std=0.8, routing=routing, coordinates=draw(6, 4, seed=9))
+    return ClassCapsules(
+        6, 2, 4, 3, 4, rows=2, weight_std=0.8, routing=routing, coordinates=draw(6, 4, seed=9)
+    )
 
 
 def dense(routing: Any, backend: str) -> nn.Module:
@@ -100,10 +109,14 @@ def layer_and_children(name: str, backend: str) -> tuple[nn.Module, tuple[Tensor
     return layer, (draw(2, count, 4, seed=0), draw(2, count, seed=1).sigmoid())
 
 
-def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, Tensor]) -> list[Tensor]:
+def values_and_gradients(
+    function: Any, layer: nn.Module, below: tuple[Tensor, Tensor]
+) -> list[Tensor]:
     inputs = [tensor.clone().requires_grad_() for tensor in below]
     parents = function(*inputs)
-    whole = sum((each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents)
+    whole = sum(
+        (each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents
+    )
     asked = [*inputs, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     return [*parents, *torch.autograd.grad(whole, asked, allow_unused=True, materialize_grads=True)]
 
@@ -116,16 +129,26 @@ def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, T
         ("classes", "fused"),
     ),
 )
-def test_layer_is_the_same_when_compiled_and_exported(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_is_the_same_when_compiled_and_exported(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A graph of torch's operators and ours, in which votes are materialised by ``matmul`` only."""
     layer, below = layer_and_children(name, backend)
     expected = values_and_gradients(layer, layer, below)
     without_shape_checks(monkeypatch)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)  # traces backward, too; needs no compiler
-    torch.testing.assert_close(values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12)
+    compiled = torch.compile(
+        layer, backend="aot_eager", fullgraph=True
+    )  # traces backward, too; needs no compiler
+    torch.testing.assert_close(
+        values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12
+    )
     for strict in (False, True) if name == "convolution" else (False,):
         program = torch.export.export(layer, below, strict=strict)
         found = [*program.module()(*below)]
         torch.testing.assert_close(found, expected[: len(found)], rtol=0, atol=1e-12)
-        used = {str(node.target).split(".")[1] for node in program.graph.nodes if "capsule_lab" in str(node.target)}
+        used = {
+            str(node.target).split(".")[1]
+            for node in program.graph.nodes
+            if "capsule_lab" in str(node.target)
+        }
         assert used == (set() if backend == "matmul" else USED.get(name, {"fit"}))

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
+    pytest.skip(
+        "Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True
+    )
 
 import triton.compiler
 from triton import knobs
@@ -67,7 +69,9 @@ def compile_for_tensors(launch: Launch) -> None:
 class Compilations(list[str]):
     """Keys of what Triton compiles on disk, in place of compiling it."""
 
-    def __call__(self, src: Any, target: Any, options: dict[str, Any], _env_vars: Any = None) -> object:
+    def __call__(
+        self, src: Any, target: Any, options: dict[str, Any], _env_vars: Any = None
+    ) -> object:
         self.append(f"{src.name} {src.hash()} {sorted(options.items())}")
         return object()
 
@@ -84,7 +88,9 @@ def train_step(network: AbstractImageNetwork, *, half: bool) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_is_what_the_first_step_launches(name: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_what_the_first_step_launches(
+    name: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By Triton's own keys, in memory and on disk."""
     compilations = Compilations()
     monkeypatch.setattr(triton.compiler, "compile", compilations)
@@ -104,7 +110,9 @@ def test_is_what_the_first_step_launches(name: str, half: bool, monkeypatch: pyt
 @pytest.mark.whole
 def test_is_found_on_disk() -> None:
     hits: list[bool] = []
-    network = CapsNet((1, 17, 17), 2, channels=8, primary=partial(PrimaryCapsules, types=1, dim=2), class_dim=2)
+    network = CapsNet(
+        (1, 17, 17), 2, channels=8, primary=partial(PrimaryCapsules, types=1, dim=2), class_dim=2
+    )
     with knobs.compilation.scope():
         knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
         compile_ahead(lambda: step(network))
@@ -120,7 +128,9 @@ def test_is_found_on_disk() -> None:
 def test_compiles_once_for_both_booleans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton uses their type; at the same time, it would compile the kernel twice."""
     pool = Mock()
-    inputs = FitInputs(*(torch.zeros(shape) for shape in ((1, 4, 3), (2, 4, 3), (1, 3), (1, 2, 3), (1, 2, 4))))
+    inputs = FitInputs(
+        *(torch.zeros(shape) for shape in ((1, 4, 3), (2, 4, 3), (1, 3), (1, 2, 3), (1, 2, 4)))
+    )
     monkeypatch.setattr(warm_up, "ThreadPoolExecutor", lambda *_, **__: pool)
 
     def fit_twice() -> None:
@@ -146,7 +156,9 @@ def launch_softmax() -> None:
     gpu.softmax_by_child(torch.zeros(1, 2, 4), torch.arange(4).expand(1, 4), 4)
 
 
-def test_an_error_is_only_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_only_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compilations = Compilations()
     monkeypatch.setattr(triton.compiler, "compile", compilations)
 
@@ -204,8 +216,12 @@ def test_a_fit_on_a_gpu_compiles_its_first_step(monkeypatch: pytest.MonkeyPatch)
     compilations = Compilations()
     zeros = torch.zeros
     monkeypatch.setattr(triton.compiler, "compile", compilations)
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None: zeros(*shape))  # there is no GPU
-    trainer = Mock(datamodule=Mock(batch_size=2), precision_plugin=Mock(forward_context=nullcontext))
+    monkeypatch.setattr(
+        torch, "zeros", lambda *shape, device=None: zeros(*shape)
+    )  # there is no GPU
+    trainer = Mock(
+        datamodule=Mock(batch_size=2), precision_plugin=Mock(forward_context=nullcontext)
+    )
     network = NETWORKS["CapsNet"]()
     compile_kernels(Mock(trainer=trainer, network=network, device=torch.device("cuda")))
     launch_softmax()  # waits

@@ -48,10 +48,19 @@ def test_number_of_gpus_follows_accelerator_and_devices() -> None:
         ("cpu", 2, "0", 0),
         ("auto", 2, "", 0),
     ):
-        assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (accelerator, devices, gpus)
-    wrong = r"trainer\.devices is .*; expected the number of GPUs of the run, 1 to 2, or auto for all"
+        assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (
+            accelerator,
+            devices,
+            gpus,
+        )
+    wrong = (
+        r"trainer\.devices is .*; expected the number of GPUs of the run, 1 to 2, or auto for all"
+    )
     too_many = r"trainer\.devices is 3, but the sweep sees only 2 GPUs \(0, 1\); expected at most that many, or "
-    refused: list[tuple[Any, str]] = [("3", too_many), *((value, wrong) for value in ([0], "0,1", 0, True, None))]
+    refused: list[tuple[Any, str]] = [
+        ("3", too_many),
+        *((value, wrong) for value in ([0], "0,1", 0, True, None)),
+    ]
     for devices, message in refused:
         with pytest.raises(DeviceError, match=message):
             gpus_of_a_run("auto", devices, ["0", "1"])

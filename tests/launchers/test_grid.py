@@ -20,16 +20,26 @@ SMOKE = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     ("arguments", "expected"),
     [
         (["a=1,2", "+b=3,4"], [["a=1", "+b=3"], ["a=1", "+b=4"], ["a=2", "+b=3"], ["a=2", "+b=4"]]),
-        (["a=range(2)", "b=[1,2]", "~c", "d='x,y'"], [[f"a={a}", "b=[1,2]", "~c", "d='x,y'"] for a in (0, 1)]),
-        (["a=choice(x,y)", "group@package=z"], [["a=x", "group@package=z"], ["a=y", "group@package=z"]]),
+        (
+            ["a=range(2)", "b=[1,2]", "~c", "d='x,y'"],
+            [[f"a={a}", "b=[1,2]", "~c", "d='x,y'"] for a in (0, 1)],
+        ),
+        (
+            ["a=choice(x,y)", "group@package=z"],
+            [["a=x", "group@package=z"], ["a=y", "group@package=z"]],
+        ),
     ],
     ids=str,
 )
-def test_combinations_has_every_combination_of_values(arguments: list[str], expected: list[list[str]]) -> None:
+def test_combinations_has_every_combination_of_values(
+    arguments: list[str], expected: list[list[str]]
+) -> None:
     assert combinations(arguments) == expected
 
 
-def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multirun_gives_a_job_for_each_combination_to_the_launcher(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[LocalLauncher, Sequence[Job]]] = []
     monkeypatch.setattr(LocalLauncher, "launch", lambda self, jobs: seen.append((self, jobs)) or {})
     ended = cli(
@@ -46,9 +56,18 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, mon
     ((launcher, jobs),) = seen
     assert (launcher.jobs, launcher.per_gpu, launcher.show) == (7, 2, False)
     for seed, job in enumerate(jobs, 3):
-        assert job.arguments == ("-m", "capsule_lab.train", f"seed={seed}", *SMOKE, "train.resume=true")
+        assert job.arguments == (
+            "-m",
+            "capsule_lab.train",
+            f"seed={seed}",
+            *SMOKE,
+            "train.resume=true",
+        )
     assert len({job.fingerprint for job in jobs}) == 2
-    assert ended.out.splitlines()[-2:] == ["seed=3  0.0      not finished", "seed=4  0.0      not finished"]
+    assert ended.out.splitlines()[-2:] == [
+        "seed=3  0.0      not finished",
+        "seed=4  0.0      not finished",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +78,9 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(cli: Cli, mon
         ("model.channels=4,five", "model.channels is five; expected a whole number"),
     ],
 )
-def test_invalid_multirun_is_refused_before_a_run(cli: Cli, tmp_path: Path, override: str, message: str) -> None:
+def test_invalid_multirun_is_refused_before_a_run(
+    cli: Cli, tmp_path: Path, override: str, message: str
+) -> None:
     assert one_sentence(cli("train", "-m", *SMOKE, override)).startswith(message)
     assert not list(tmp_path.rglob("metrics.csv"))
 

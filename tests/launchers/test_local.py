@@ -65,28 +65,48 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
     assert own.items() <= good.items()
     assert good[DEADLINE_VARIABLE] == str(deadline)
-    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), "two jobs at a time, one a GPU"
+    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), (
+        "two jobs at a time, one a GPU"
+    )
     assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3-1-of-1.lock", "gpu-5-1-of-1.lock"]
+    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == [
+        "gpu-3-1-of-1.lock",
+        "gpu-5-1-of-1.lock",
+    ]
     lines = [line for line in caplog.messages if "the refused" in line]
-    assert lines == [f"[4/6] the refused: log {logs / 'refused.log'}", "[4/6] the refused: failed: no disk"]
+    assert lines == [
+        f"[4/6] the refused: log {logs / 'refused.log'}",
+        "[4/6] the refused: failed: no disk",
+    ]
 
 
-def test_jobs_are_not_started_after_the_deadline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_not_started_after_the_deadline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs = [job(name, f"print('this is {name}')") for name in ("a", "b")]
     launcher = LocalLauncher(jobs=1, logs=str(tmp_path), show=True)
     assert launcher.launch(jobs) == {"a": None, "b": None}
     assert launcher.launch(jobs[:1]) == {"a": None}
-    assert capsys.readouterr().out == "this is a\nthis is b\nthis is a\n", "an appended log is shown once"
+    assert capsys.readouterr().out == "this is a\nthis is b\nthis is a\n", (
+        "an appended log is shown once"
+    )
     assert (tmp_path / "a.log").read_text() == "this is a\n" * 2
     slow = job("slow", "import time; time.sleep(0.6)")
     assert launcher.launch([slow, *jobs], time.time() + 0.5) == {"slow": None}
-    with pytest.raises(ValueError, match=r"hydra\.launcher\.jobs is 0; expected 1 or more, or null"):
+    with pytest.raises(
+        ValueError, match=r"hydra\.launcher\.jobs is 0; expected 1 or more, or null"
+    ):
         LocalLauncher(jobs=0)
 
 
-INT, TERM, HUP, USR1, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL
+INT, TERM, HUP, USR1, KILL = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGKILL,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +114,9 @@ INT, TERM, HUP, USR1, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signa
     [(HUP, [], [TERM]), (USR1, [TERM], [USR1, TERM]), (INT, [INT, INT], [TERM, TERM, KILL])],
     ids=str,
 )
-def test_signal_is_passed_on_to_running_jobs(signum: int, further: list[int], passed_on: list[int]) -> None:
+def test_signal_is_passed_on_to_running_jobs(
+    signum: int, further: list[int], passed_on: list[int]
+) -> None:
     """Further signals arrive while the sweep waits for its jobs."""
     received, left = [], list(further)
 
@@ -111,14 +133,19 @@ def test_signal_is_passed_on_to_running_jobs(signum: int, further: list[int], pa
     assert (caught.value.signum, received) == (signum, passed_on)
     saved = "without saving" if further else "after saving checkpoints"
     name = signal.Signals(signum).name
-    assert str(caught.value) == f"stopped by {name}; 1 runs were stopped {saved}; the same command continues"
+    assert (
+        str(caught.value)
+        == f"stopped by {name}; 1 runs were stopped {saved}; the same command continues"
+    )
 
 
 def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     """Also if the sweep is killed during the imports of the command."""
     with subprocess.Popen(["sleep", "60"]) as gone:
         gone.kill()
-    with start("-m", "capsule_lab.train", cwd=tmp_path, **{PARENT_VARIABLE: str(gone.pid)}) as process:
+    with start(
+        "-m", "capsule_lab.train", cwd=tmp_path, **{PARENT_VARIABLE: str(gone.pid)}
+    ) as process:
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGTERM, "")
     assert not list(tmp_path.rglob("metrics.json"))

@@ -62,7 +62,9 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4 * SHARE))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4 * SHARE)
+    )
     return names
 
 
@@ -100,7 +102,9 @@ def test_runs_know_their_share_of_the_processor_and_of_the_gpu(
     assert {name: environment[name] for name in expected} == expected
 
 
-def test_a_run_copies_its_images_if_they_fit_into_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_copies_its_images_if_they_fit_into_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1600, 1600))
     images = Images(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     for runs, expected in ((1, True), (4, True), (5, False)):
@@ -116,7 +120,9 @@ def test_a_record_says_that_a_gpu_was_shared(monkeypatch: pytest.MonkeyPatch) ->
         assert hardware(torch.device("cuda")) == expected
 
 
-def test_interruption_saves_all_runs_of_a_gpu(tmp_path: Path, config: DictConfig, shown: list[str]) -> None:
+def test_interruption_saves_all_runs_of_a_gpu(
+    tmp_path: Path, config: DictConfig, shown: list[str]
+) -> None:
     shown[:] = ["0"]
     jobs = jobs_of(tmp_path, config, WAIT, *"abcdef")
 
@@ -126,10 +132,14 @@ def test_interruption_saves_all_runs_of_a_gpu(tmp_path: Path, config: DictConfig
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(InterruptError, match="4 runs were stopped after saving checkpoints; the same command"):
+    with pytest.raises(
+        InterruptError, match="4 runs were stopped after saving checkpoints; the same command"
+    ):
         LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
     thread.join()
-    assert sorted(path.name for path in tmp_path.glob("*.saved")) == [f"{name}.saved" for name in "abcd"]
+    assert sorted(path.name for path in tmp_path.glob("*.saved")) == [
+        f"{name}.saved" for name in "abcd"
+    ]
     locks = [lock_gpus(["0"], 1, 4) for _ in range(5)]
     assert [*map(bool, locks)] == [True] * 4 + [False], "all places are free again"
     for descriptors in locks[:4]:
@@ -155,7 +165,9 @@ def test_a_gpu_has_places_of_one_size_at_a_time() -> None:
     whole = lock_gpus(["0", "1"], 1) or {}
     assert list(whole) == ["1"]
     more = [lock_gpus(["0", "1"], 1, 4) for _ in range(3)]
-    assert [locks and list(locks) for locks in more] == [["0"], ["0"], None], "the whole of 1 is used"
+    assert [locks and list(locks) for locks in more] == [["0"], ["0"], None], (
+        "the whole of 1 is used"
+    )
     for locks in (quarters[0], quarters[2], whole, *more[:2]):
         for descriptor in (locks or {}).values():
             os.close(descriptor)
@@ -164,7 +176,9 @@ def test_a_gpu_has_places_of_one_size_at_a_time() -> None:
 @pytest.mark.parametrize("option", ["per_gpu", "jobs"])
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True])
 def test_wrong_number_of_runs_is_refused(cli: Cli, option: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"^hydra\.launcher\.{option} is {value}; expected 1 or more"):
+    with pytest.raises(
+        ValueError, match=rf"^hydra\.launcher\.{option} is {value}; expected 1 or more"
+    ):
         LocalLauncher(**{option: value})
     ended = cli("sweep", "table=smoke", "launcher=gpus", f"hydra.launcher.{option}={value}")
     assert f"hydra.launcher.{option} is {value}; expected 1 or more" in one_sentence(ended)
@@ -172,7 +186,10 @@ def test_wrong_number_of_runs_is_refused(cli: Cli, option: str, value: object) -
 
 def test_sharing_needs_a_gpu(tmp_path: Path, config: DictConfig, shown: list[str]) -> None:
     shown.clear()
-    with pytest.raises(DeviceError, match=r"per_gpu is 4, but CUDA shows no GPU; expected .* hydra\.launcher\.jobs=4"):
+    with pytest.raises(
+        DeviceError,
+        match=r"per_gpu is 4, but CUDA shows no GPU; expected .* hydra\.launcher\.jobs=4",
+    ):
         LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs_of(tmp_path, config, RUN, "a"))
 
 
@@ -180,13 +197,26 @@ def test_sharing_needs_a_gpu(tmp_path: Path, config: DictConfig, shown: list[str
     ("activations", "message"),
     [
         (18.9e9, None),
-        (19.1e9, r"needs about 19\.1 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=3 or less$"),
-        (60e9, r"needs about 60\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$"),
-        (100e9, r"needs about 100\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$"),
+        (
+            19.1e9,
+            r"needs about 19\.1 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=3 or less$",
+        ),
+        (
+            60e9,
+            r"needs about 60\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$",
+        ),
+        (
+            100e9,
+            r"needs about 100\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$",
+        ),
     ],
 )
 def test_runs_that_do_not_fit_are_refused_before_one_begins(
-    tmp_path: Path, config: DictConfig, monkeypatch: pytest.MonkeyPatch, activations: float, message: str | None
+    tmp_path: Path,
+    config: DictConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    activations: float,
+    message: str | None,
 ) -> None:
     """Runs that differ in their seed are estimated once; those on the CPU are not."""
     estimated: list[int] = []
@@ -202,7 +232,9 @@ def test_runs_that_do_not_fit_are_refused_before_one_begins(
     configs = [small, config, config.copy(), on_cpu]
     config.data.batch_size = configs[2].data.batch_size = 256
     config.seed, configs[2].seed = 1, 2
-    jobs = [jobs_of(tmp_path, each, RUN, name)[0] for name, each in zip("abcd", configs, strict=True)]
+    jobs = [
+        jobs_of(tmp_path, each, RUN, name)[0] for name, each in zip("abcd", configs, strict=True)
+    ]
     launcher = LocalLauncher(per_gpu=4, logs=str(tmp_path / "logs"))
     if message is None:
         gpus.check_sharing(jobs, ["3", "5"], 4)
@@ -221,16 +253,23 @@ def test_a_sweep_that_does_not_fit_is_one_sentence(
     overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=auto"]
     file = write_table(tmp_path, seeds=[0], base=overrides)
     sharing = ["launcher=gpus", "hydra.launcher.per_gpu=4"]
-    for ended in (cli("sweep", f"table={file}", *sharing), cli("train", "-m", *overrides, "seed=0,1", *sharing)):
+    for ended in (
+        cli("sweep", f"table={file}", *sharing),
+        cli("train", "-m", *overrides, "seed=0,1", *sharing),
+    ):
         message = one_sentence(ended)
-        assert message.startswith("hydra.launcher.per_gpu is 4, which leaves 20.0 GB of a GPU to each run, but ")
+        assert message.startswith(
+            "hydra.launcher.per_gpu is 4, which leaves 20.0 GB of a GPU to each run, but "
+        )
         assert message.endswith("expected hydra.launcher.per_gpu=3 or less")
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_a_stopped_sweep_of_a_shared_gpu_continues(cli: Cli, tmp_path: Path, shown: list[str]) -> None:
+def test_a_stopped_sweep_of_a_shared_gpu_continues(
+    cli: Cli, tmp_path: Path, shown: list[str]
+) -> None:
     shown[:] = ["0"]
     wait = f"+callbacks.wait={{_target_: {crash_callbacks.__name__}.WaitsOnce}}"
     overrides = ["debug=smoke", *TINY_CAPSNET, *NO_PICTURES, "trainer.accelerator=auto", wait]

@@ -51,7 +51,9 @@ def test_only_stopped_batch_jobs_are_requeued(
     assert asked == ([["scontrol", "requeue", job]] if job else [])
 
 
-def test_job_counts_as_queued_if_the_controller_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_counts_as_queued_if_the_controller_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: name)
     for status, out, err, there in (
         (0, "RUNNING\n", "", True),
@@ -95,12 +97,18 @@ class Executor:
         assert function is launcher.become
         self.submitted.append(arguments)
         paths = JobPaths(self.folder, f"7_{len(self.submitted)}")
-        return SimpleNamespace(job_id=paths.job_id, paths=paths, task=lambda _: SimpleNamespace(paths=paths))
+        return SimpleNamespace(
+            job_id=paths.job_id, paths=paths, task=lambda _: SimpleNamespace(paths=paths)
+        )
 
 
-def test_queued_job_is_recorded_and_needs_a_result(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_job_is_recorded_and_needs_a_result(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An evaluation is recorded under its own fingerprint."""
-    file = write_table(tmp_path, rows=[{"name": "a", "overrides": []}, {"name": "b", "of": "a", "evaluate": []}])
+    file = write_table(
+        tmp_path, rows=[{"name": "a", "overrides": []}, {"name": "b", "of": "a", "evaluate": []}]
+    )
     for cell in expand(read(file))[:2]:
         write_run(cell)
     *_, first, second = expand(read(file))
@@ -112,9 +120,19 @@ def test_queued_job_is_recorded_and_needs_a_result(cli: Cli, tmp_path: Path, mon
         queued.append(record and record.queued)
         return False
 
-    monkeypatch.setattr(submitit, "AutoExecutor", lambda **given: executors.append(Executor(**given)) or executors[0])
+    monkeypatch.setattr(
+        submitit,
+        "AutoExecutor",
+        lambda **given: executors.append(Executor(**given)) or executors[0],
+    )
     monkeypatch.setattr(slurm, "in_queue", in_queue)
-    ended = cli("sweep", f"table={file}", "launcher=slurm", "hydra.launcher.partition=gpu", "hydra.launcher.mem_gb=8")
+    ended = cli(
+        "sweep",
+        f"table={file}",
+        "launcher=slurm",
+        "hydra.launcher.partition=gpu",
+        "hydra.launcher.mem_gb=8",
+    )
     assert ended.status == 2
     assert "2 of 4 runs of mine failed" in ended.err
     assert queued[0] == "7_1"
@@ -123,11 +141,18 @@ def test_queued_job_is_recorded_and_needs_a_result(cli: Cli, tmp_path: Path, mon
         assert cell.error == f"job 7_{number} ended without a result; its log is {paths.stderr}"
         assert cell.log == str(paths.stdout)
         assert executors[0].submitted[number - 1] == (cell.job.command, cell.job.environment)
-    asked = {"mem_gb": 8, "slurm_partition": "gpu", "name": "capsule_lab", "slurm_srun_args": ["--wait=120"]}
+    asked = {
+        "mem_gb": 8,
+        "slurm_partition": "gpu",
+        "name": "capsule_lab",
+        "slurm_srun_args": ["--wait=120"],
+    }
     assert asked.items() <= executors[0].options.items()
 
 
-def test_process_of_a_job_becomes_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_of_a_job_becomes_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     became: list[Any] = []
     paths = JobPaths(tmp_path, "7_1")
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: SimpleNamespace(paths=paths))
@@ -136,11 +161,17 @@ def test_process_of_a_job_becomes_the_command(tmp_path: Path, monkeypatch: pytes
     launcher.become(["python", "-m", "x"], {"EXTRA": "y"})
     ((program, command, environment),) = became
     assert (program, command) == ("python", ["python", "-m", "x"])
-    assert {"EXTRA": "y", "LOCAL_RANK": "1", lock.LOG_VARIABLE: str(paths.stdout)}.items() <= environment.items()
+    assert {
+        "EXTRA": "y",
+        "LOCAL_RANK": "1",
+        lock.LOG_VARIABLE: str(paths.stdout),
+    }.items() <= environment.items()
 
 
 @pytest.mark.whole
-def test_requeued_job_continues_without_train_resume(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_requeued_job_continues_without_train_resume(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     assert cli("train", *overrides).status == 0

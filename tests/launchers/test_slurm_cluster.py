@@ -20,11 +20,14 @@ from tests.helpers.commands import NO_PICTURES, Ended, python, start, wait_for
 from tests.helpers.interruptions import differences
 from tests.helpers.tables import contents
 
-MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
+MISSING = [
+    name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None
+]
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(
-        bool(MISSING), reason=f"Debian's slurm-wlm and munge are not installed: no {', '.join(MISSING)}"
+        bool(MISSING),
+        reason=f"Debian's slurm-wlm and munge are not installed: no {', '.join(MISSING)}",
     ),
     pytest.mark.skipif(os.geteuid() != 0, reason="starting a cluster takes root"),
 ]
@@ -57,7 +60,10 @@ def overrides_for(step: int, *more: str) -> list[str]:
 
 
 def sweep(*more: str) -> list[str]:
-    options = ["hydra.launcher.cpus_per_task=1", f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}"]
+    options = [
+        "hydra.launcher.cpus_per_task=1",
+        f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}",
+    ]
     return ["-m", "capsule_lab.sweep", "table=smoke", "launcher=slurm", *options, *more]
 
 
@@ -72,12 +78,20 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
             logs = {cell.name: Path(cell.log) for cell in asked}
             os.kill(held(killed)["pid"], signal.SIGKILL)
             pre_empt(cpus=6)
-            wait_for(lambda: any("SIGTERM: stopping" in logs[cell.name].read_text() for cell in others), process)
-            late = [cell for cell in others if "SIGTERM: stopping" not in logs[cell.name].read_text()]
+            wait_for(
+                lambda: any("SIGTERM: stopping" in logs[cell.name].read_text() for cell in others),
+                process,
+            )
+            late = [
+                cell for cell in others if "SIGTERM: stopping" not in logs[cell.name].read_text()
+            ]
             for cell in late:
                 let_time_run_out(held(cell)["job"])
             uninterrupted = directly(late[0], tmp_path)  # while nothing else computes
-            wait_for(lambda: all("SIGUSR1: stopping" in logs[cell.name].read_text() for cell in late), process)
+            wait_for(
+                lambda: all("SIGUSR1: stopping" in logs[cell.name].read_text() for cell in late),
+                process,
+            )
             wait_for(lambda: start_what_waits() or process.poll() is not None, process)
             out, err = process.communicate()
         finally:
@@ -85,7 +99,9 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
     assert process.returncode == 2
     of_jobs = [path.read_text() for log in logs.values() for path in (log, log.with_suffix(".err"))]
     assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", "\n".join([out, err, *of_jobs])
-    assert re.search(r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err", err), err
+    assert re.search(
+        r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err", err
+    ), err
     assert [cell.status for cell in cells(overrides)] == ["failed", "done", "done", "done"]
     assert len(late) == 2
     for cell in others:
@@ -93,7 +109,11 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
         assert f"at step {HELD_AT}, saved in" in logs[cell.name].with_suffix(".err").read_text()
         assert [line[:7] for line in re.findall(r"epoch \d.*", before)] == ["epoch 1"]
         assert re.search(r"continuing \S+last\.ckpt", after)
-        assert [line[:7] for line in re.findall(r"epoch \d.*", after)] == ["epoch 2", "epoch 3", "epoch 4"]
+        assert [line[:7] for line in re.findall(r"epoch \d.*", after)] == [
+            "epoch 2",
+            "epoch 3",
+            "epoch 4",
+        ]
 
     (directory,) = late[0].directories
     (killed_in,) = killed.directories
@@ -101,11 +121,15 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
     ended = python(*command, cwd=tmp_path)
     assert (ended.status, ended.out.splitlines()[0]) == (0, "smoke: 3 done, 1 failed")
     assert ended.out.splitlines()[-1] == "smoke: 4 done"
-    assert {name for name, content in contents(tmp_path).items() if content != before.get(name)} == {killed_in.name}
+    assert {
+        name for name, content in contents(tmp_path).items() if content != before.get(name)
+    } == {killed_in.name}
 
     assert uninterrupted.status == 0, uninterrupted.err
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
-    result, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
+    result, expected = (
+        json.loads((path / "metrics.json").read_text()) for path in (directory, whole)
+    )
     assert differences(result, directory, expected, whole) == []
     assert HELD_AT % (result["steps"] / result["epochs"]) != 0, "it was stopped within an epoch"
 
@@ -128,7 +152,9 @@ def test_preempted_run_of_two_processes_continues(tmp_path: Path) -> None:
     assert again.finished[0] == cell.directories[0]
     assert again.finished[1]["steps"] == again.finished[1]["planned_steps"]
     text = "".join(path.read_text() for path in tmp_path.glob("runs/multirun/.submitit/*/*_log.*"))
-    assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, "each process says so"
+    assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, (
+        "each process says so"
+    )
     assert text.count("is requeued") == 1
     assert "Traceback" not in text
 
@@ -140,7 +166,10 @@ def cells(overrides: list[str], **selection: Any) -> list[Cell]:
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
     """Job and process of a run that waits or has waited; empty if there is none yet."""
     files = [path / f"held-{rank}.json" for path in cell.directories]
-    return next((json.loads(path.read_text()) for path in files if path.is_file() and path.stat().st_size), {})
+    return next(
+        (json.loads(path.read_text()) for path in files if path.is_file() and path.stat().st_size),
+        {},
+    )
 
 
 def pre_empt(cpus: int, seconds: int = 3) -> str:
@@ -151,8 +180,12 @@ def pre_empt(cpus: int, seconds: int = 3) -> str:
 
 def let_time_run_out(job: str) -> None:
     """Set the shortest time limit in whole minutes after which SLURM can still send its warning."""
-    hours_minutes_seconds = slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").strip().split(":")
-    elapsed = sum(int(part) * 60**power for power, part in enumerate(reversed(hours_minutes_seconds)))
+    hours_minutes_seconds = (
+        slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").strip().split(":")
+    )
+    elapsed = sum(
+        int(part) * 60**power for power, part in enumerate(reversed(hours_minutes_seconds))
+    )
     slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={(elapsed + WARNING + 30) // 60 + 1}")
 
 
@@ -163,11 +196,19 @@ def start_what_waits() -> None:
     """
     for line in slurm("squeue", "--noheader", "--states=PENDING", "--format", "%i %V").splitlines():
         job, submitted = line.split()
-        if datetime.now() - datetime.fromisoformat(submitted) > timedelta(seconds=10):  # SLURM's clock
+        if datetime.now() - datetime.fromisoformat(submitted) > timedelta(
+            seconds=10
+        ):  # SLURM's clock
             change = ["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=UNLIMITED"]
             subprocess.run(change, check=False, capture_output=True)  # it may have begun since
 
 
 def directly(cell: Cell, folder: Path) -> Ended:
     """Run the command of a cell outside of SLURM."""
-    return python("-m", "capsule_lab.train", *cell.overrides, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))
+    return python(
+        "-m",
+        "capsule_lab.train",
+        *cell.overrides,
+        cwd=folder,
+        CAPSULE_LAB_RUNS=str(folder / "direct"),
+    )

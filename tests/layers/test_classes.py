@@ -23,25 +23,45 @@ exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 @pytest.mark.parametrize(
     ("name", "pose", "added", "backend"),
     [
-        (name, ("matrix", "vector")[(number + shift) % 2], bool(shift), BACKENDS[(number + shift) % 3])
+        (
+            name,
+            ("matrix", "vector")[(number + shift) % 2],
+            bool(shift),
+            BACKENDS[(number + shift) % 3],
+        )
         for number, name in enumerate(bridge.PRESETS)
         for shift in (0, 1)
     ],
 )
 def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str) -> None:
-    child_dim, dim, rows, inner, columns = (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
-    poses, activations = random(2, TYPES, child_dim, HEIGHT, WIDTH), random(2, TYPES, HEIGHT, WIDTH, seed=1).sigmoid()
+    child_dim, dim, rows, inner, columns = (
+        (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
+    )
+    poses, activations = (
+        random(2, TYPES, child_dim, HEIGHT, WIDTH),
+        random(2, TYPES, HEIGHT, WIDTH, seed=1).sigmoid(),
+    )
     weight = 0.5 * random(TYPES, inner, columns, CLASSES, seed=2)
     offsets = added * random(dim, HEIGHT, WIDTH, seed=3)
     coordinates = offsets.permute(1, 2, 0).flatten(0, 1) if added else None
     options = {**bridge.class_preset(name), "backend": backend}
     routing = partial(EMRouting, **options)
     layer = ClassCapsules(
-        HEIGHT * WIDTH, TYPES, child_dim, CLASSES, dim, rows=rows, coordinates=coordinates, routing=routing
+        HEIGHT * WIDTH,
+        TYPES,
+        child_dim,
+        CLASSES,
+        dim,
+        rows=rows,
+        coordinates=coordinates,
+        routing=routing,
     ).double()
     layer.weight.data = bridge.as_class_weight(weight)
     votes = loops.class_votes_loops(
-        poses, weight, offsets=offsets, vote=loops.matrix_vote if pose == "matrix" else loops.vector_vote
+        poses,
+        weight,
+        offsets=offsets,
+        vote=loops.matrix_vote if pose == "matrix" else loops.vector_vote,
     )
     record = loops.dense_em_loops(
         votes,
@@ -54,7 +74,9 @@ def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str)
     exact(classes.activations, record.activations)
 
 
-def coordinates(size: int, layers: Any, outside: Any = (0, 0, 0, 0), *, n: int, kind: Any = "receptive_field") -> Any:
+def coordinates(
+    size: int, layers: Any, outside: Any = (0, 0, 0, 0), *, n: int, kind: Any = "receptive_field"
+) -> Any:
     return axes_of(kind, (n, n), ReceptiveField((size, size), tuple(layers), outside))
 
 
@@ -64,8 +86,12 @@ def test_receptive_fields_are_where_the_official_code_says(size: int) -> None:
     exact(coordinates(size, golden.LAYERS, n=len(expected)), (expected, expected), atol=1e-6)
 
 
-@pytest.mark.parametrize(("size", "padding"), [(28, (1, 2, 1, 2)), (32, (0, 0, 0, 0))], ids=["padded", "not"])
-def test_centres_as_a_share_of_the_image_are_those_of_the_tutorial(size: int, padding: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("size", "padding"), [(28, (1, 2, 1, 2)), (32, (0, 0, 0, 0))], ids=["padded", "not"]
+)
+def test_centres_as_a_share_of_the_image_are_those_of_the_tutorial(
+    size: int, padding: tuple[int, ...]
+) -> None:
     first = 8 if size == 28 else 9
     expected = torch.tensor([first, first + 4, first + 8, first + 12]) / size
     found = coordinates(size, [(5, 2), (3, 2), (3, 1)], padding, n=4, kind="image_share")

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab import InvertedAttention, RandomCouplings, ScaledDistanceAgreement, SelfRouting, layers
+from capsule_lab import (
+    InvertedAttention,
+    RandomCouplings,
+    ScaledDistanceAgreement,
+    SelfRouting,
+    layers,
+)
 from capsule_lab.layers.classes import ReceptiveField
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
@@ -23,13 +29,22 @@ Options = dict[str, Any]
 def inputs_of(options: Options, batch: int) -> tuple[Tensor, ...]:
     """What a layer of these sizes takes: poses and a mask, feature maps, or poses and activations."""
     if "capsules" in options:
-        return random(batch, options["capsules"], options["dim"]), torch.eye(options["capsules"]).double()[:batch]
+        return random(batch, options["capsules"], options["dim"]), torch.eye(
+            options["capsules"]
+        ).double()[:batch]
     if maps := options.get("in_channels", options.get("channels", 2 if "pose" in options else 0)):
         return (random(batch, maps, 7, 8),)
-    names = ["children", "positions", "child_types", *(["parents"] if "positions" in options else [])]
+    names = [
+        "children",
+        "positions",
+        "child_types",
+        *(["parents"] if "positions" in options else []),
+    ]
     grid = options.get("grid", options.get("size", ()))
     count = math.prod([*grid, *(options.get(name, 1) for name in names)])
-    return random(batch, count, options.get("child_dim", options.get("dim"))), random(batch, count, seed=1).sigmoid()
+    return random(batch, count, options.get("child_dim", options.get("dim"))), random(
+        batch, count, seed=1
+    ).sigmoid()
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,12 @@ class Row:
 
     layer: Any
     options: Options
-    changed: Options  # another value of every argument, with further ones where it does nothing alone
-    wrong: list[tuple[Options, str]] = field(default_factory=list)  # what is refused, and how the message begins
+    changed: (
+        Options  # another value of every argument, with further ones where it does nothing alone
+    )
+    wrong: list[tuple[Options, str]] = field(
+        default_factory=list
+    )  # what is refused, and how the message begins
 
     def build(self, **options: Any) -> Any:
         """Float64, so that backends and batches can be compared."""
@@ -54,7 +73,11 @@ class Row:
         """Everything that the layer gives, from the same random numbers."""
         torch.manual_seed(0)
         output = layer(*(each[images] for each in inputs_of({**self.options, **options}, 3)))
-        return [output] if isinstance(output, Tensor) else [each for each in output if each is not None]
+        return (
+            [output]
+            if isinstance(output, Tensor)
+            else [each for each in output if each is not None]
+        )
 
 
 FIELD = ReceptiveField((9, 11), ((5, 2),))
@@ -202,7 +225,10 @@ def test_every_argument_does_something(name: str) -> None:
         other = row.build(**options)
         found = row.above(other, **options)
         if shapes == [each.shape for each in (*other.parameters(), *found)]:
-            same = all(torch.allclose(*pair, rtol=1e-4) for pair in zip(row.above(layer), found, strict=True))
+            same = all(
+                torch.allclose(*pair, rtol=1e-4)
+                for pair in zip(row.above(layer), found, strict=True)
+            )
             idle += [argument] if same else []
     assert idle == (["size"] if name == "Stem" else []), "what a stem says of its sizes: test_stem"
 
@@ -234,7 +260,10 @@ def test_initial_values_of_the_official_codes() -> None:
 
 
 EM = {
-    **{n: partial(EMRouting, normalisation=n) for n in ("all_parents", "window", "official_legacy", "official_fast")},
+    **{
+        n: partial(EMRouting, normalisation=n)
+        for n in ("all_parents", "window", "official_legacy", "official_fast")
+    },
     "types": partial(EMRouting, initial="types"),
     "mixing": partial(EMRouting, activation="mixing_proportions", mass_eps=0.1),
     "damped": partial(EMRouting, damping=0.3, cost="standardised", iterations=4),
@@ -258,7 +287,11 @@ LAYERS = [  # of which each routing has two, with one backend each
     ("ConvCapsules", {"stride": 1, "rows": 1}),
 ]
 PAIRS = [
-    (routing, *LAYERS[(2 * number + shift) % len(LAYERS)], ("fused", "matmul")[(number + shift) % 2])
+    (
+        routing,
+        *LAYERS[(2 * number + shift) % len(LAYERS)],
+        ("fused", "matmul")[(number + shift) % 2],
+    )
     for number, routing in enumerate(ROUTINGS)
     for shift in (0, 1, 3)
 ]
@@ -270,10 +303,18 @@ def values_gradients_traces(name: str, options: Options, routing: Any) -> list[T
     inputs = [each.requires_grad_() for each in inputs_of(row.options, 2)]
     parents = [each for each in layer(*inputs, on_iteration=traces.append)[:2] if each is not None]
     learned = [each for each in layer.parameters() if each.requires_grad]
-    total = sum((each * torch.linspace(1, 2, each.numel()).view_as(each)).sum() for each in parents)  # each in its way
-    gradients = torch.autograd.grad(total, [*inputs, *learned], materialize_grads=True, allow_unused=True)
+    total = sum(
+        (each * torch.linspace(1, 2, each.numel()).view_as(each)).sum() for each in parents
+    )  # each in its way
+    gradients = torch.autograd.grad(
+        total, [*inputs, *learned], materialize_grads=True, allow_unused=True
+    )
     assert gradients[0].abs().max() > 1e-3
-    return [*parents, *gradients, *(tensor for trace in traces for tensor in (trace.couplings, trace.poses))]
+    return [
+        *parents,
+        *gradients,
+        *(tensor for trace in traces for tensor in (trace.couplings, trace.poses)),
+    ]
 
 
 @pytest.mark.parametrize(("routing", "name", "options", "backend"), PAIRS)
@@ -294,7 +335,10 @@ def test_extreme_poses_and_activations_stay_finite(routing: str) -> None:
         layer = row.build(stride=2, routing=partial(EM[routing], backend=backend)).float()
         poses, activations = (each.float() for each in inputs_of(row.options, 2))
         for scale, presence in ((0.0, 0.0), (1e-4, 1.0), (1e4, 0.0), (1e4, 1.0), (0.0, 1.0)):
-            inputs = [(scale * poses).requires_grad_(), torch.full_like(activations, presence).requires_grad_()]
+            inputs = [
+                (scale * poses).requires_grad_(),
+                torch.full_like(activations, presence).requires_grad_(),
+            ]
             parents = layer(*inputs)
             layer.zero_grad()
             (parents.poses.sum() + parents.activations.sum()).backward()
@@ -302,7 +346,9 @@ def test_extreme_poses_and_activations_stay_finite(routing: str) -> None:
             assert all(each is None or each.isfinite().all() for each in tensors)
 
 
-@pytest.mark.parametrize("routing", [EMRouting, InvertedAttention, SelfRouting, partial(SelfRouting, poses=False)])
+@pytest.mark.parametrize(
+    "routing", [EMRouting, InvertedAttention, SelfRouting, partial(SelfRouting, poses=False)]
+)
 @pytest.mark.parametrize("name", ["DenseCapsules", "ClassCapsules", "UntransformedCapsules"])
 def test_routings_of_other_kinds(name: str, routing: Any) -> None:
     row = ROWS[name]

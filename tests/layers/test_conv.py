@@ -24,12 +24,19 @@ exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
 
 def build(
-    size: tuple[int, int] = (4, 6), *, child_dim: int = 4, parent_dim: int = 4, rows: int = 2, **options: Any
+    size: tuple[int, int] = (4, 6),
+    *,
+    child_dim: int = 4,
+    parent_dim: int = 4,
+    rows: int = 2,
+    **options: Any,
 ) -> ConvCapsules:
     """Float64, with weights large enough for the votes to differ."""
     torch.manual_seed(0)
     options = {"routing": EMRouting, "weight_std": 0.8, **options}
-    return ConvCapsules(size, CHILD_TYPES, child_dim, PARENT_TYPES, parent_dim, rows=rows, **options).double()
+    return ConvCapsules(
+        size, CHILD_TYPES, child_dim, PARENT_TYPES, parent_dim, rows=rows, **options
+    ).double()
 
 
 def children(layer: ConvCapsules) -> tuple[Tensor, Tensor]:
@@ -53,11 +60,16 @@ def per_child(layer: ConvCapsules, trace: RoutingTrace) -> Tensor:
 def layer_and_loops(
     size: tuple[int, int], stride: int, pose: str, parameters: str = "random", **options: Any
 ) -> tuple[ConvCapsules, Capsules, loops.Record]:
-    child_dim, parent_dim, rows, inner, columns = (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
+    child_dim, parent_dim, rows, inner, columns = (
+        (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
+    )
     sizes = {"child_dim": child_dim, "parent_dim": parent_dim, "rows": rows, "stride": stride}
     layer = build(size, **sizes, routing=partial(EMRouting, **options))
     weight = 0.5 * random(CHILD_TYPES, KERNEL, KERNEL, inner, columns, PARENT_TYPES, seed=2)
-    poses, activations = random(1, CHILD_TYPES, child_dim, *size), random(1, CHILD_TYPES, *size, seed=1).sigmoid()
+    poses, activations = (
+        random(1, CHILD_TYPES, child_dim, *size),
+        random(1, CHILD_TYPES, *size, seed=1).sigmoid(),
+    )
     layer.weight.data = bridge.as_conv_weight(weight)
     if parameters == "random":
         layer.routing.beta_u.data = 0.5 + 0.2 * random(PARENT_TYPES, seed=3)
@@ -97,9 +109,13 @@ def test_layer_equals_the_loops(options: dict[str, Any]) -> None:
         check_equal(*layer_and_loops((4, 5), stride, pose, **options))
 
 
-@pytest.mark.parametrize(("name", "stride"), [(name, 1 + number % 2) for number, name in enumerate(bridge.PRESETS)])
+@pytest.mark.parametrize(
+    ("name", "stride"), [(name, 1 + number % 2) for number, name in enumerate(bridge.PRESETS)]
+)
 def test_preset_equals_the_loops(name: str, stride: int) -> None:
-    check_equal(*layer_and_loops((5, 4), stride, "matrix", parameters="initial", **bridge.preset(name)))
+    check_equal(
+        *layer_and_loops((5, 4), stride, "matrix", parameters="initial", **bridge.preset(name))
+    )
 
 
 SHARING = [
@@ -109,7 +125,9 @@ SHARING = [
 ]
 
 
-@pytest.mark.parametrize(("routing", "stride"), [(each, 1 + number % 3) for number, each in enumerate(SHARING)])
+@pytest.mark.parametrize(
+    ("routing", "stride"), [(each, 1 + number % 3) for number, each in enumerate(SHARING)]
+)
 def test_all_parents_share_a_child(routing: Any, stride: int) -> None:
     layer = build((4, 6), routing=routing, stride=stride)
     totals = torch.stack([per_child(layer, trace) for trace in traced(layer, *children(layer))])
@@ -136,7 +154,10 @@ def test_dynamic_routing_through_a_window_of_the_whole_grid() -> None:
 @pytest.mark.parametrize(
     "routing",
     [
-        *(partial(EMRouting, normalisation=n, backend=b) for n, b in zip(NORMALISATIONS, 2 * BACKENDS, strict=True)),
+        *(
+            partial(EMRouting, normalisation=n, backend=b)
+            for n, b in zip(NORMALISATIONS, 2 * BACKENDS, strict=True)
+        ),
         DynamicRouting,
     ],
 )
@@ -161,9 +182,20 @@ def test_children_without_parents_take_no_part(routing: Any) -> None:
 
 def test_a_stack_is_its_layers() -> None:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"types": (3, 2), "strides": (1, 2), "kernel_size": 2, "routing": EMRouting, "rows": 2}
-    stack = ConvStack((4, 6), CHILD_TYPES, 4, **sizes, initialise=partial(torch.nn.init.constant_, val=0.3)).double()
-    poses, activations = random(2, 4 * 6 * CHILD_TYPES, 4), random(2, 4 * 6 * CHILD_TYPES, seed=1).sigmoid()
+    sizes: dict[str, Any] = {
+        "types": (3, 2),
+        "strides": (1, 2),
+        "kernel_size": 2,
+        "routing": EMRouting,
+        "rows": 2,
+    }
+    stack = ConvStack(
+        (4, 6), CHILD_TYPES, 4, **sizes, initialise=partial(torch.nn.init.constant_, val=0.3)
+    ).double()
+    poses, activations = (
+        random(2, 4 * 6 * CHILD_TYPES, 4),
+        random(2, 4 * 6 * CHILD_TYPES, seed=1).sigmoid(),
+    )
     below, above = stack
     assert (below.weight == above.weight.flatten()[0]).all()
     assert (stack.grid, stack.types) == (above.windows.grid, 2) == ((1, 2), 2)

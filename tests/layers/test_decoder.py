@@ -18,5 +18,15 @@ def test_sixteen_of_a_hundred_and_sixty_numbers_reach_the_first_layer() -> None:
 
 def test_layers_of_the_paper() -> None:
     decoder = Decoder(10, 16, (1, 28, 28))
-    assert [tuple(p.shape) for p in decoder.parameters() if p.ndim == 2] == [(512, 160), (1024, 512), (784, 1024)]
-    assert [type(layer) for layer in decoder.layers] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [tuple(p.shape) for p in decoder.parameters() if p.ndim == 2] == [
+        (512, 160),
+        (1024, 512),
+        (784, 1024),
+    ]
+    assert [type(layer) for layer in decoder.layers] == [
+        nn.Linear,
+        nn.ReLU,
+        nn.Linear,
+        nn.ReLU,
+        nn.Linear,
+    ]

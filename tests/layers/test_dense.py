@@ -20,10 +20,15 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 @every_backend
 def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
     torch.manual_seed(0)
-    layer, poses = DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double(), random(2, 5, 3)
+    layer, poses = (
+        DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double(),
+        random(2, 5, 3),
+    )
     votes = torch.zeros(2, 5, 4, 2, dtype=torch.float64)
     for b, i, j, d in product(*map(range, votes.shape)):
-        votes[b, i, j, d] = sum(poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3))
+        votes[b, i, j, d] = sum(
+            poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3)
+        )
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
     torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
 
@@ -42,7 +47,9 @@ def children() -> tuple[Tensor, Tensor]:
 def test_poses_are_votes(backend: str) -> None:
     """The child of position p for parent j is the (p, j)-th; positions are the children of routing."""
     layer, (poses, activations) = build(partial(DynamicRouting, backend=backend)), children()
-    expected = dynamic_routing_loops(poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias)
+    expected = dynamic_routing_loops(
+        poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias
+    )
     torch.testing.assert_close(layer(poses, activations).poses, expected, rtol=0, atol=1e-8)
     assert list(layer.state_dict()) == ["routing.bias"]
 
@@ -58,5 +65,7 @@ def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
     layer, (poses, activations) = build(EMRouting), children()
     shifted = activations + torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(POSITIONS)
     before = layer(poses, activations)
-    torch.testing.assert_close(layer(poses, shifted).activations, before.activations, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        layer(poses, shifted).activations, before.activations, rtol=0, atol=1e-9
+    )
     assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)

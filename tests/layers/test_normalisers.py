@@ -37,7 +37,10 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
     (height, width), types, kernel, own = geometry
     step = own if stride is None else stride
     return [
-        [((step * y + row) * width + step * x + column) * types + kind for row, column, kind in places]
+        [
+            ((step * y + row) * width + step * x + column) * types + kind
+            for row, column, kind in places
+        ]
         for y, x in product(range((height - kernel) // own + 1), range((width - kernel) // own + 1))
         for places in [list(product(range(kernel), range(kernel), range(types)))]
     ]
@@ -46,7 +49,9 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
 def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     of_image = fields(geometry)
     shape = BATCH * len(of_image), PARENTS, len(of_image[0])
-    return scale * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return scale * torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_poses_of_windows_are_copied_once() -> None:
@@ -73,10 +78,17 @@ def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Ten
     index = list(product(range(len(of_image)), range(PARENTS), range(len(of_image[0]))))
     (height, width) = geometry[0]
     children = [loops.Child(1.0, type=child % types) for child in range(height * width * types)]
-    parents = [loops.Parent(type=j, position=p) for p in range(len(of_image)) for j in range(PARENTS)]
-    edges = [loops.Edge(of_image[p][n], p * PARENTS + j, [], stride_one_child=as_if[p][n]) for p, j, n in index]
+    parents = [
+        loops.Parent(type=j, position=p) for p in range(len(of_image)) for j in range(PARENTS)
+    ]
+    edges = [
+        loops.Edge(of_image[p][n], p * PARENTS + j, [], stride_one_child=as_if[p][n])
+        for p, j, n in index
+    ]
     images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
-    couplings = [loops.normalise(image, children, parents, edges, normalisation) for image in images]
+    couplings = [
+        loops.normalise(image, children, parents, edges, normalisation) for image in images
+    ]
     return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)
 
 
@@ -102,7 +114,9 @@ def test_couplings_equal_the_loops(normalisation: str) -> None:
         weights = log_couplings(geometry, scale=(0.0, 1.0, 20.0)[number % 3])
         normaliser = build_normaliser(normalisation, build(geometry))
         couplings = normaliser(weights)
-        torch.testing.assert_close(couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12
+        )
         torch.testing.assert_close(normaliser(weights - 1e4), couplings, rtol=0, atol=1e-10)
         alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
         torch.testing.assert_close(alone, couplings, rtol=0, atol=1e-15)
@@ -114,27 +128,37 @@ def test_all_parents_of_a_child_share_it(geometry: Geometry) -> None:
         couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
         assert (couplings >= 0).all()
         total = total_couplings(couplings, geometry)
-        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12)
+        torch.testing.assert_close(
+            total, torch.ones_like(total), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12
+        )
 
 
 def test_each_window_takes_a_whole_child() -> None:
     """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     geometry = (5, 5), 1, 3, 1
-    total = total_couplings(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry)
+    total = total_couplings(
+        build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry
+    )
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
-    torch.testing.assert_close(total, torch.outer(along, along).flatten().expand(BATCH, 25), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        total, torch.outer(along, along).flatten().expand(BATCH, 25), rtol=0, atol=1e-12
+    )
 
 
 def test_legacy_couplings_sum_to_one_per_type() -> None:
     """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
     geometry = (5, 5), 2, 3, 1
-    total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
+    total = total_couplings(
+        build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry
+    )
     torch.testing.assert_close(total, torch.full_like(total, PARENTS), rtol=0, atol=1e-4)
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
     geometry = (5, 7), 2, 3, 2
-    total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
+    total = total_couplings(
+        build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry
+    )
     assert total.max() > PARENTS + 0.1
     assert total.min() < PARENTS - 0.1
 
@@ -142,8 +166,12 @@ def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
 def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
     normaliser = build_normaliser("official_fast", Windows((1, 3), 2, kernel_size=1))
-    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(1)
-    expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64).unsqueeze(1)
+    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(
+        1
+    )
+    expected = torch.tensor(
+        [[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64
+    ).unsqueeze(1)
     torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
 
 
@@ -158,5 +186,9 @@ def test_couplings_have_their_gradient(normalisation: str) -> None:
 def test_total_is_the_images(normalisation: str) -> None:
     windows = Windows((4, 4), 1)
     mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
-    expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[:, None]
-    torch.testing.assert_close(build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12)
+    expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[
+        :, None
+    ]
+    torch.testing.assert_close(
+        build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12
+    )

@@ -25,26 +25,36 @@ def index_features() -> Tensor:
     return torch.stack([features, -features]) / 1e5
 
 
-def check_grouping(capsules_of: Callable[[Tensor], Tensor], squash: Callable[[Tensor], Tensor] = squash) -> None:
+def check_grouping(
+    capsules_of: Callable[[Tensor], Tensor], squash: Callable[[Tensor], Tensor] = squash
+) -> None:
     """The components of a capsule are ``DIM`` channels in a row at one position; capsules go by (type, y, x)."""
     features = index_features()
     places = product(features, range(TYPES), range(HEIGHT), range(WIDTH))
-    expected = [[image[kind * DIM + c, y, x].item() for c in range(DIM)] for image, kind, y, x in places]
+    expected = [
+        [image[kind * DIM + c, y, x].item() for c in range(DIM)] for image, kind, y, x in places
+    ]
     grouped = torch.tensor(expected, dtype=torch.float64).view(len(features), -1, DIM)
     torch.testing.assert_close(capsules_of(features), squash(grouped), rtol=1e-12, atol=0)
 
 
 def identity_layer(**options: Any) -> PrimaryCapsules:
     """A layer whose convolution is the identity."""
-    layer = PrimaryCapsules(TYPES * DIM, types=TYPES, dim=DIM, kernel_size=1, stride=1, **options).double()
+    layer = PrimaryCapsules(
+        TYPES * DIM, types=TYPES, dim=DIM, kernel_size=1, stride=1, **options
+    ).double()
     nn.init.dirac_(layer.conv.weight)
     return layer
 
 
 def test_components_come_from_channels_at_one_position() -> None:
-    layer, rectified = (identity_layer(bias=False, uniform_coupling=False, relu=relu) for relu in (False, True))
+    layer, rectified = (
+        identity_layer(bias=False, uniform_coupling=False, relu=relu) for relu in (False, True)
+    )
     check_grouping(lambda features: layer(features).poses)
-    check_grouping(lambda features: rectified(features).poses, lambda grouped: squash(grouped.relu()))
+    check_grouping(
+        lambda features: rectified(features).poses, lambda grouped: squash(grouped.relu())
+    )
 
 
 def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -> None:
@@ -60,7 +70,9 @@ def test_kernel_of_the_size_of_the_feature_maps_equals_a_convolution() -> None:
     wanted = layer.conv(features).view(3, TYPES, DIM)
     expected = exponential_squash(wanted)
     inputs = [features, layer.conv.weight, layer.conv.bias]
-    ours, theirs = (torch.autograd.grad(each.sin().sum(), inputs) for each in (layer(features).poses, expected))
+    ours, theirs = (
+        torch.autograd.grad(each.sin().sum(), inputs) for each in (layer(features).poses, expected)
+    )
     assert torch.allclose(layer(features).poses, expected)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other)
@@ -72,10 +84,14 @@ def test_squash_by_name(name: Any) -> None:
     check_grouping(lambda features: layer(features).poses, SQUASHES[name].poses)
     capsules = layer(10 * index_features())
     torch.testing.assert_close(
-        capsules.activations, length_loops(capsules.poses), rtol=1e-6, atol=1e-12 if name == "squash" else 1e-4
+        capsules.activations,
+        length_loops(capsules.poses),
+        rtol=1e-6,
+        atol=1e-12 if name == "squash" else 1e-4,
     )
     torch.testing.assert_close(
-        capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits, capsules.activations
+        capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits,
+        capsules.activations,
     )
 
 
@@ -86,7 +102,12 @@ def test_pixelwise_grouping_is_caught() -> None:
 
 @pytest.mark.parametrize(
     ("options", "share"),
-    [({}, 1 / 32), ({"leaky": True}, 1 / 33), ({"types": 64, "leaky": True}, 1 / 65), ({"uniform_coupling": False}, 1)],
+    [
+        ({}, 1 / 32),
+        ({"leaky": True}, 1 / 33),
+        ({"types": 64, "leaky": True}, 1 / 65),
+        ({"uniform_coupling": False}, 1),
+    ],
 )
 def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: float) -> None:
     layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options).double()
@@ -100,7 +121,10 @@ def test_linear_capsules_come_from_their_own_channels_at_one_position(types: int
     """Channels encode their number in thousands, features their position."""
     primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=2.0).double()
     channels = 1000.0 * torch.arange(types * (dim + 1))
-    for layer, own in ((primary.pose, channels[: types * dim]), (primary.activation, channels[types * dim :])):
+    for layer, own in (
+        (primary.pose, channels[: types * dim]),
+        (primary.activation, channels[types * dim :]),
+    ):
         nn.init.ones_(layer.weight)
         layer.bias.data.copy_(own)
     capsules = primary(torch.arange(6, dtype=torch.float64).view(1, 1, 2, 3))
@@ -127,7 +151,9 @@ def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) 
     found = torch.autograd.grad(output, (features, ours.weight), grad)
     expected = torch.autograd.grad(torchs(features), (features, torchs.weight), grad)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    (alone,) = torch.autograd.grad(ours(features.detach()), ours.weight, grad)  # as in a first layer
+    (alone,) = torch.autograd.grad(
+        ours(features.detach()), ours.weight, grad
+    )  # as in a first layer
     torch.testing.assert_close(alone, expected[1])
     ours.requires_grad_(False)
     torch.testing.assert_close(torch.autograd.grad(ours(features), features, grad)[0], expected[0])

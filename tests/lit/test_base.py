@@ -23,7 +23,13 @@ from capsule_lab.evaluate import evaluate
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.metrics import SplitMetrics
-from capsule_lab.losses import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, margin_loss, spread_loss
+from capsule_lab.losses import (
+    cross_entropy_loss,
+    l2_loss,
+    logits_cross_entropy_loss,
+    margin_loss,
+    spread_loss,
+)
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
@@ -31,7 +37,13 @@ from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
-from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
+from tests.helpers.training import (
+    checkpoint,
+    curves,
+    interrupted_and_resumed,
+    results,
+    trained_module,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -45,7 +57,9 @@ class Saturated(AbstractNetwork):
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         labels = (4 * images.flatten(1)[:, :1]).long()
-        logits = 30 + torch.zeros(len(images), 4).scatter(1, labels, 1.0) + 0 * self.linear.weight.sum()
+        logits = (
+            30 + torch.zeros(len(images), 4).scatter(1, labels, 1.0) + 0 * self.linear.weight.sum()
+        )
         return CapsuleOutput(logits.sigmoid(), None, logits)
 
 
@@ -56,7 +70,11 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
     output = network(images)
     assert (output.scores == 1).all(), "which is what this is about"
     lit = ClassifierModule(
-        network, loss=logits_cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=4
+        network,
+        loss=logits_cross_entropy_loss,
+        optimizer=torch.optim.SGD,
+        schedule=RATE,
+        num_classes=4,
     )
     (found,) = trainer().test(lit, loader(Batch(images, labels, labels)), verbose=False)
     assert found["test/error"] == 0
@@ -69,9 +87,14 @@ def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
     assert found == [{"margin"}, {"present", "absent"}, set()]
     assert classifier(schedule={**RATE, "margin": None}).schedule == RATE
 
-    lit = classifier(functools.partial(spread_loss, margin=0.7), schedule={**RATE, "margin": Constant(0.3)})
+    lit = classifier(
+        functools.partial(spread_loss, margin=0.7), schedule={**RATE, "margin": Constant(0.3)}
+    )
     output = lit(batch().images)
-    for schedule, margin in (({"margin": 0.3, "learning_rate": 1e-3}, 0.3), ({}, 0.7)):  # within fit, outside
+    for schedule, margin in (
+        ({"margin": 0.3, "learning_rate": 1e-3}, 0.3),
+        ({}, 0.7),
+    ):  # within fit, outside
         (term,) = lit.classification_term(batch(), output, schedule).items()
         assert term == ("spread", spread_loss(output.scores, batch().labels, margin=margin))
 
@@ -82,8 +105,12 @@ def test_l2_is_a_term_of_its_own() -> None:
         lit = classifier(cross_entropy_loss, l2=weight)
         (found,) = trainer().test(lit, loader(batch()), verbose=False)
         assert ("test/l2" in found) is bool(weight)
-        assert found.get("test/l2", 0) == pytest.approx(l2_loss(lit.network.parameters(), weight=weight).item())
-        assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + found.get("test/l2", 0))
+        assert found.get("test/l2", 0) == pytest.approx(
+            l2_loss(lit.network.parameters(), weight=weight).item()
+        )
+        assert found["test/loss"] == pytest.approx(
+            found["test/cross_entropy"] + found.get("test/l2", 0)
+        )
         trainer().fit(lit, loader(*[batch()] * 4), loader(batch()))
         sizes.append(l2_loss(lit.network.parameters(), weight=1.0).item())
     assert sizes[1] < sizes[0], "it shrinks the kernels"
@@ -113,17 +140,23 @@ def test_each_process_continues_its_own_sums(monkeypatch: pytest.MonkeyPatch) ->
     modules = [classifier(cross_entropy_loss), classifier(cross_entropy_loss)]
     for number, lit in enumerate(modules):
         lit.metrics.update_means("train", {"loss": torch.tensor(number + 1.0)}, images=3)
-        lit._trainer = SimpleNamespace(world_size=2, global_rank=number, state=SimpleNamespace(fn="fit"))
+        lit._trainer = SimpleNamespace(
+            world_size=2, global_rank=number, state=SimpleNamespace(fn="fit")
+        )
     states = [lit.metrics.state_of("train") for lit in modules]
     gathered = torch.utils._pytree.tree_map(lambda *values: torch.stack(values), *states)
     saved: dict[str, Any] = {}
-    monkeypatch.setattr(modules[0], "all_gather", lambda own: gathered if own == states[0] else None)
+    monkeypatch.setattr(
+        modules[0], "all_gather", lambda own: gathered if own == states[0] else None
+    )
     modules[0].on_save_checkpoint(saved)
 
     ranks = (0, 1, 2)  # the last is one more than there were
     restored = [classifier(cross_entropy_loss) for _ in ranks]
     for rank, lit in zip(ranks, restored, strict=True):
-        lit._trainer = SimpleNamespace(world_size=2, global_rank=rank, state=SimpleNamespace(fn="fit"))
+        lit._trainer = SimpleNamespace(
+            world_size=2, global_rank=rank, state=SimpleNamespace(fn="fit")
+        )
         lit.on_load_checkpoint(saved)
     assert [float(lit.metrics.sums("train")[0]) for lit in restored] == [3, 6, 0]
     alone = classifier(cross_entropy_loss)
@@ -132,7 +165,9 @@ def test_each_process_continues_its_own_sums(monkeypatch: pytest.MonkeyPatch) ->
     assert alone.metrics.sums("train")[0] == 3
 
 
-def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float], list[CapsuleOutput]]:
+def outcome_of(
+    lit: L.LightningModule, *batches: Batch
+) -> tuple[dict[str, float], list[CapsuleOutput]]:
     """What a test of these batches logs and hands to callbacks."""
     outputs: list[CapsuleOutput] = []
 
@@ -145,32 +180,44 @@ def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float
 
 
 @pytest.mark.parametrize(("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)])
-def test_crops_are_one_prediction_and_their_losses_a_mean(build: Callable[[], Any], size: int, logits: bool) -> None:
+def test_crops_are_one_prediction_and_their_losses_a_mean(
+    build: Callable[[], Any], size: int, logits: bool
+) -> None:
     lit, images = build().eval(), batch(8, crops=3, size=size)
     assert (lit.network.scores_are == "logits") is logits
     found, (output,) = outcome_of(lit, images)
     crops = [images._replace(images=crop) for crop in images.images.unbind(1)]
     with torch.no_grad():
-        expected = combine_crops(torch.stack([lit(crop.images).scores for crop in crops], 1), logits=logits)
+        expected = combine_crops(
+            torch.stack([lit(crop.images).scores for crop in crops], 1), logits=logits
+        )
     torch.testing.assert_close(output.scores, expected)
     assert output.capsules is None
     error = 100 * (expected.argmax(1) != images.labels).float().mean()
     assert found.pop("test/error") == pytest.approx(error.item())
     each = [outcome_of(build(), crop)[0] for crop in crops]
-    assert found == pytest.approx({name: sum(one[name] for one in each) / 3 for name in found}, rel=1e-5)
+    assert found == pytest.approx(
+        {name: sum(one[name] for one in each) / 3 for name in found}, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    ("network", "loss"), [(CapsNet, spread_loss), (functools.partial(EMCaps, class_routing=None), margin_loss)]
+    ("network", "loss"),
+    [(CapsNet, spread_loss), (functools.partial(EMCaps, class_routing=None), margin_loss)],
 )
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
-    build = functools.partial(ClassifierModule, optimizer=torch.optim.Adam, schedule=RATE, num_classes=3)
+    build = functools.partial(
+        ClassifierModule, optimizer=torch.optim.Adam, schedule=RATE, num_classes=3
+    )
     with torch.device("meta"):
         unbounded, bounded = (
             network((1, 28, 28), 3, routing=functools.partial(DynamicRouting, squash=squash))
             for squash in ("none", "exponential")
         )
-    with pytest.raises(ValueError, match=r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo"):
+    with pytest.raises(
+        ValueError,
+        match=r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo",
+    ):
         build(unbounded, loss=loss)
     build(unbounded, loss=logits_cross_entropy_loss)
     build(bounded, loss=loss)
@@ -216,8 +263,14 @@ def test_parts_of_the_test_set(tmp_path: Path) -> None:
 
 
 def stopping(*overrides: str) -> DictConfig:
-    options = ["callbacks=stop_at_error", "callbacks.stop_at_error.stopping_threshold=101", "train.test=last"]
-    return compose("train", [*TINY_CNN, *TINY_DATA, *options, "trainer.max_epochs=3", *overrides, *NO_PICTURES])
+    options = [
+        "callbacks=stop_at_error",
+        "callbacks.stop_at_error.stopping_threshold=101",
+        "train.test=last",
+    ]
+    return compose(
+        "train", [*TINY_CNN, *TINY_DATA, *options, "trainer.max_epochs=3", *overrides, *NO_PICTURES]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +287,9 @@ def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps
     assert last["capsule_lab"]["val"] == found["val"]
 
 
-def test_run_stops_at_the_first_validation_below_the_threshold(stopped: tuple[Path, dict[str, Any]]) -> None:
+def test_run_stops_at_the_first_validation_below_the_threshold(
+    stopped: tuple[Path, dict[str, Any]],
+) -> None:
     assert_tested_where_it_stopped(*stopped, steps=4)
 
 
@@ -245,11 +300,15 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_interrupted_run_stops_where_it_would_have(stopped: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_interrupted_run_stops_where_it_would_have(
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
 
 
-def test_stopped_run_is_tested_again_and_not_trained_on(stopped: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_stopped_run_is_tested_again_and_not_trained_on(
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     directory = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     (directory / "metrics.json").unlink()  # as if it had been killed while testing
     assert results(train(stopping("train.resume=true"), directory)) == results(stopped[1])

@@ -19,12 +19,18 @@ class OwnNorm(nn.BatchNorm2d):
 
 def network() -> nn.Sequential:
     residual = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
-    return nn.Sequential(residual, nn.BatchNorm2d(2), OwnNorm(2), BatchNorm(3), nn.BatchNorm1d(4), nn.BatchNorm3d(5))
+    return nn.Sequential(
+        residual, nn.BatchNorm2d(2), OwnNorm(2), BatchNorm(3), nn.BatchNorm1d(4), nn.BatchNorm3d(5)
+    )
 
 
-def test_every_batch_norm_of_torch_is_synchronised_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_batch_norm_of_torch_is_synchronised_in_training_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[nn.Module] = []
-    monkeypatch.setattr(batch_norm, "batch_norm_of_all_processes", lambda norm, values: calls.append(norm) or values)
+    monkeypatch.setattr(
+        batch_norm, "batch_norm_of_all_processes", lambda norm, values: calls.append(norm) or values
+    )
     model = network()
     (_, first), second, own, capsules, rows, types = model
     assert SynchronisedBatchNorm().apply(model) is model

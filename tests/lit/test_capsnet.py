@@ -22,7 +22,9 @@ def test_standardised_images_are_decoded_in_the_unit_range_and_train_the_capsule
     batch = Batch(torch.randn(4, 2, 32, 32), torch.tensor([0, 3, 1, 4]), torch.arange(4))
     output = lit(batch.images)
     terms = lit.loss_terms(batch, output, {})
-    expected = reconstruction_loss(lit.network.reconstruct(output, batch.labels), in_unit_range(batch.images))
+    expected = reconstruction_loss(
+        lit.network.reconstruct(output, batch.labels), in_unit_range(batch.images)
+    )
     torch.testing.assert_close(terms["reconstruction"], expected)
     assert {*terms} == {"logits_cross_entropy", "reconstruction"}
     terms["reconstruction"].backward()
@@ -38,4 +40,6 @@ def test_images_of_a_capsnet_are_decoded_as_they_are() -> None:
     batch = Batch(images, torch.arange(3), torch.arange(3))
     output = lit(images)
     expected = (lit.network.reconstruct(output, batch.labels) - images).square().mean()
-    torch.testing.assert_close(lit.loss_terms(batch, output, {})["reconstruction"], expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        lit.loss_terms(batch, output, {})["reconstruction"], expected, rtol=0, atol=0
+    )

@@ -37,10 +37,14 @@ def fake() -> Iterator[type[RecordedGraph]]:
         yield fake
 
 
-def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractClassifierModule:
+def of(
+    network: AbstractNetwork, loss: Callable[..., Any], **options: Any
+) -> AbstractClassifierModule:
     schedule = FALLING | options.pop("schedule", {})
     optimizer = options.pop("optimizer", functools.partial(torch.optim.Adam, fused=True))
-    return ClassifierModule(network, loss=loss, num_classes=3, optimizer=optimizer, schedule=schedule, **options)
+    return ClassifierModule(
+        network, loss=loss, num_classes=3, optimizer=optimizer, schedule=schedule, **options
+    )
 
 
 def cnn(**options: Any) -> AbstractClassifierModule:
@@ -110,7 +114,15 @@ def numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
         pytest.param(falling_temperature, {"precision": "bf16-mixed"}, 3, marks=pytest.mark.whole),
         pytest.param(more_iterations, {}, 6, marks=pytest.mark.whole),
     ],
-    ids=["cnn", "cnn bf16", "capsnet bf16", "em_caps", "rising margin", "falling temperature", "more iterations"],
+    ids=[
+        "cnn",
+        "cnn bf16",
+        "capsnet bf16",
+        "em_caps",
+        "rising margin",
+        "falling temperature",
+        "more iterations",
+    ],
 )
 def test_weights_and_means_are_the_same_to_the_bit(
     build: Build, options: dict[str, Any], graphs: int, fake: type[RecordedGraph]
@@ -121,7 +133,9 @@ def test_weights_and_means_are_the_same_to_the_bit(
     assert differences(plain, graphed) == []
     assert numbers(logged[1]) == numbers(logged[0])
     assert fake.captures == graphs
-    assert fake.replays == 3 * (18 - 3 * graphs // 3), "all but the first three steps, and validation runs as it is"
+    assert fake.replays == 3 * (18 - 3 * graphs // 3), (
+        "all but the first three steps, and validation runs as it is"
+    )
 
 
 class Watcher(Callback):
@@ -131,15 +145,21 @@ class Watcher(Callback):
         self.seen: list[Any] = []
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        self.seen.append(("loss", loss.item(), [each.grad is None for each in pl_module.parameters()]))
+        self.seen.append(
+            ("loss", loss.item(), [each.grad is None for each in pl_module.parameters()])
+        )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        self.seen.append([each.grad.tolist() for each in pl_module.parameters() if each.grad is not None])
+        self.seen.append(
+            [each.grad.tolist() for each in pl_module.parameters() if each.grad is not None]
+        )
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.seen.append([each.tolist() for each in pl_module.parameters()])
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, given: Batch, index: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, given: Batch, index: int
+    ) -> None:
         self.seen.append(numbers(outputs))
         self.seen.append((trainer.global_step, index, given.images.sum().item()))
         self.seen.append(float(trainer.callback_metrics["loss"]))
@@ -160,7 +180,9 @@ class Keeper(Callback):
     def __init__(self) -> None:
         self.terms: list[dict[str, Tensor]] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: dict[str, Tensor], *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: dict[str, Tensor], *_: Any
+    ) -> None:
         self.terms.append(outputs)
 
 
@@ -178,7 +200,11 @@ SGD = functools.partial(torch.optim.SGD, momentum=0.9)
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
-    [(torch.optim.Adam, {}), (SGD, {"gradient_clip_val": 0.1}), (torch.optim.RMSprop, {"gradient_clip_val": 0.1})],
+    [
+        (torch.optim.Adam, {}),
+        (SGD, {"gradient_clip_val": 0.1}),
+        (torch.optim.RMSprop, {"gradient_clip_val": 0.1}),
+    ],
     ids=["adam", "sgd", "rmsprop"],
 )
 def test_optimizer_that_cannot_be_captured_runs_as_it_is(
@@ -213,7 +239,9 @@ def test_fused_optimizer_whose_step_fails_in_a_capture_runs_as_it_is(
     with caplog.at_level(logging.INFO):
         for lit in (plain, graphed):
             fit(lit, batches())
-    assert "the optimizer runs without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    assert (
+        "the optimizer runs without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    )
     assert differences(plain, graphed) == []
 
 
@@ -225,14 +253,19 @@ def test_loss_that_cannot_be_captured_runs_as_it_is_or_is_named(
         return of(cnn().network, reading_loss, cuda_graphs=use)
 
     if use is True:
-        with pytest.raises(ConfigError, match="a step of SmallCNN cannot be captured as CUDA graphs: CUDA error: oper"):
+        with pytest.raises(
+            ConfigError,
+            match="a step of SmallCNN cannot be captured as CUDA graphs: CUDA error: oper",
+        ):
             fit(build(use), batches())
         return
     plain, graphed = build(False), build(use)
     with caplog.at_level(logging.INFO):
         for lit in (plain, graphed):
             fit(lit, batches())
-    assert "training steps run without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    assert (
+        "training steps run without CUDA graphs: CUDA error: operation not permitted" in caplog.text
+    )
     assert differences(plain, graphed) == []
 
 
@@ -248,12 +281,18 @@ def test_hooks_of_a_network_are_called_in_every_step(
     with caplog.at_level(logging.INFO):
         fit(lit, batches(), limit_val_batches=0)
     assert len(calls) == 18
-    assert "training steps run without CUDA graphs: the network has hooks, which a graph would not call" in caplog.text
+    assert (
+        "training steps run without CUDA graphs: the network has hooks, which a graph would not call"
+        in caplog.text
+    )
 
 
 def test_batches_of_another_size_run_as_they_are(fake: type[RecordedGraph]) -> None:
     given = [*batches(), batch(4, size=9)]
-    plain, graphed = em_caps(logits_cross_entropy_loss, cuda_graphs=False), em_caps(logits_cross_entropy_loss)
+    plain, graphed = (
+        em_caps(logits_cross_entropy_loss, cuda_graphs=False),
+        em_caps(logits_cross_entropy_loss),
+    )
     for lit in (plain, graphed):
         fit(lit, given, max_epochs=3)
     assert differences(plain, graphed) == []
@@ -276,8 +315,14 @@ def test_another_fit_captures_again_where_the_weights_are_then(fake: type[Record
     [
         ({"device": "cpu"}, "but training is on cpu; expected module.cuda_graphs=auto"),
         ({"world_size": 2}, "but the run has 2 processes, which communicate"),
-        ({"accumulate_grad_batches": 3}, "but trainer.accumulate_grad_batches is 3, so steps differ"),
-        ({"precision": "16-mixed"}, "but trainer.precision is 16-mixed, whose scale the host reads"),
+        (
+            {"accumulate_grad_batches": 3},
+            "but trainer.accumulate_grad_batches is 3, so steps differ",
+        ),
+        (
+            {"precision": "16-mixed"},
+            "but trainer.precision is 16-mixed, whose scale the host reads",
+        ),
     ],
     ids=str,
 )
@@ -291,7 +336,12 @@ def test_trainers_that_cannot_have_graphs(of_trainer: dict[str, Any], message: s
         cnn(cuda_graphs=True).step_graphs.check(given)
 
 
-RUN = ["data.batch_size=4", "data.train_images=32", "data.eval_images=8", "trainer.precision=32-true"]
+RUN = [
+    "data.batch_size=4",
+    "data.train_images=32",
+    "data.eval_images=8",
+    "trainer.precision=32-true",
+]
 RUN += ["trainer.max_epochs=2", *NO_PICTURES]
 AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
 
@@ -303,8 +353,12 @@ AVERAGED = ["callbacks=averaged_weights", "callbacks.averaged_weights.start=4"]
         pytest.param("capsnet", [], marks=pytest.mark.whole),
         pytest.param("em_caps_small", [], marks=pytest.mark.whole),
         pytest.param("capsnet", ["data=multimnist", "model.decoder=null"], marks=pytest.mark.whole),
-        pytest.param("capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"], marks=pytest.mark.whole),
-        pytest.param("capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"], marks=pytest.mark.whole),
+        pytest.param(
+            "capsnet", [*AVERAGED, "data.mixup=0.2", "model.decoder=null"], marks=pytest.mark.whole
+        ),
+        pytest.param(
+            "capsnet", [*AVERAGED, "callbacks.averaged_weights.decay=null"], marks=pytest.mark.whole
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -315,9 +369,16 @@ def test_runs_are_the_same_to_the_bit(
     results = []
     for use in ("false", "true"):
         before = fake.captures
-        config = tiny(*RUN, *overrides, f"module.cuda_graphs={use}", model=[f"model={model}", *SMALL_MODELS[model]])
+        config = tiny(
+            *RUN,
+            *overrides,
+            f"module.cuda_graphs={use}",
+            model=[f"model={model}", *SMALL_MODELS[model]],
+        )
         result = run(config, tmp_path / use)
-        results.append([result["val"], result["test"], (tmp_path / use / "metrics.csv").read_text()])
+        results.append(
+            [result["val"], result["test"], (tmp_path / use / "metrics.csv").read_text()]
+        )
         graphs = 5 - (model == "em_caps_small") + ("callbacks=averaged_weights" in overrides)
         assert fake.captures - before == (graphs if use == "true" else 0), (
             "clipping needs an optimizer that is not fused"

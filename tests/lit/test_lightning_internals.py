@@ -50,12 +50,20 @@ class At(L.Callback):
 
     def __init__(self, hook: str, look: Callable[..., Any]) -> None:
         self.seen: list[Any] = []
-        setattr(self, hook, lambda trainer, _, *arguments, **__: self.seen.append(look(trainer, *arguments)))
+        setattr(
+            self,
+            hook,
+            lambda trainer, _, *arguments, **__: self.seen.append(look(trainer, *arguments)),
+        )
 
 
 def fit(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
     """Train on 8 batches of one point per epoch."""
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    quiet: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+    }
     quiet |= {"accelerator": "cpu", "num_sanity_val_steps": 0, "default_root_dir": folder}
     if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
         quiet["enable_checkpointing"] = False
@@ -66,7 +74,9 @@ def fit(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
 
 
 def test_batch_index_counts_over_epochs(tmp_path: Path) -> None:
-    started = At("on_train_batch_start", lambda trainer, *_: lightning_internals.batch_index(trainer))
+    started = At(
+        "on_train_batch_start", lambda trainer, *_: lightning_internals.batch_index(trainer)
+    )
     fit(tmp_path, started)
     assert started.seen == list(range(16))
 
@@ -128,44 +138,66 @@ class Between(L.Callback):
         ({"max_epochs": 3}, [EarlyStopping("val", mode="max", patience=1)], "callback"),
     ],
 )
-def test_why_training_ended(tmp_path: Path, options: dict[str, Any], callbacks: list[Any], reason: str) -> None:
+def test_why_training_ended(
+    tmp_path: Path, options: dict[str, Any], callbacks: list[Any], reason: str
+) -> None:
     trainer = fit(tmp_path, *callbacks, **options)
     assert lightning_internals.stop_reason(trainer, 8 * options.get("max_epochs", 2)) == reason
 
 
 def test_relocated_state_keeps_the_best_score(tmp_path: Path) -> None:
     before, after = (
-        ModelCheckpoint(tmp_path / folder, filename="best", monitor="val", enable_version_counter=False)
+        ModelCheckpoint(
+            tmp_path / folder, filename="best", monitor="val", enable_version_counter=False
+        )
         for folder in ("before", "after")
     )
     path = str(tmp_path / "after" / "best.ckpt")
-    assert lightning_internals.relocated_state(before.state_dict(), path, "after")["best_k_models"] == {}
+    assert (
+        lightning_internals.relocated_state(before.state_dict(), path, "after")["best_k_models"]
+        == {}
+    )
     fit(tmp_path, before)
     (tmp_path / "before").rename(tmp_path / "after")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Lightning warns if it forgets the score
-        after.load_state_dict(lightning_internals.relocated_state(before.state_dict(), path, str(after.dirpath)))
+        after.load_state_dict(
+            lightning_internals.relocated_state(before.state_dict(), path, str(after.dirpath))
+        )
     assert after.best_model_score == before.best_model_score == 0.5
     assert (after.best_model_path, after.best_k_models) == (path, {path: torch.tensor(0.5)})
 
 
 def test_trainer_that_leaves_signals_alone_has_no_handlers(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    for leave, expected in ((lightning_internals.disable_signal_handlers, True), (lambda _: None, False)):
+    for leave, expected in (
+        (lightning_internals.disable_signal_handlers, True),
+        (lambda _: None, False),
+    ):
         setup = At("setup", lambda trainer, *_, leave=leave: leave(trainer))
         inside = At("on_train_epoch_start", lambda _: signal.getsignal(signal.SIGTERM) == before)
         fit(tmp_path, setup, inside, max_epochs=1)
         assert inside.seen == [expected]
 
 
-def test_processes_wait_five_minutes_for_each_other_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_wait_five_minutes_for_each_other_unless_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended = []
     monkeypatch.setattr(lightning_internals, "end_with_parent", lambda grace: ended.append(grace))
     for strategy, seconds in (("ddp", 300), (DDPStrategy(timeout=timedelta(seconds=7)), 7)):
-        trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            logger=False,
+            enable_checkpointing=False,
+        )
         lightning_internals.limit_waiting(trainer)
         assert trainer.strategy._timeout == timedelta(seconds=seconds)
-    assert logging.getLogger(subprocess_script.__name__).isEnabledFor(logging.INFO), "says which process has ended"
+    assert logging.getLogger(subprocess_script.__name__).isEnabledFor(logging.INFO), (
+        "says which process has ended"
+    )
     assert not ended
     monkeypatch.setenv("LOCAL_RANK", "1")
     lightning_internals.limit_waiting(trainer)
@@ -176,7 +208,10 @@ def test_harmless_warnings_are_ignored_and_others_are_not() -> None:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         quiet_lightning_logs()
-        warnings.warn("The 'val_dataloader' does not have many workers which may be a bottleneck.", stacklevel=1)
+        warnings.warn(
+            "The 'val_dataloader' does not have many workers which may be a bottleneck.",
+            stacklevel=1,
+        )
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in given] == ["something else"]
 
@@ -201,7 +236,9 @@ class OwnHook(L.Callback):
         self.calls += 1
 
 
-def test_only_hooks_that_do_nothing_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_hooks_that_do_nothing_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     idle: list[str] = []
     monkeypatch.setattr(L.Callback, "on_before_zero_grad", lambda *_: idle.append("called"))
     own, at = OwnHook(), At("on_before_backward", lambda trainer, _: trainer.global_step)
@@ -219,12 +256,18 @@ def test_profiler_of_a_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert type(fit(tmp_path, max_epochs=1).profiler).__name__ == "_NoProfiler"  # type: ignore[attr-defined]
 
 
-def test_arguments_of_a_step_are_those_of_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_a_step_are_those_of_lightning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop: Any = fit(tmp_path, max_epochs=1).fit_loop.epoch_loop
     theirs = loop._build_kwargs(OrderedDict(), "batch", 3)
     monkeypatch.setitem(globals(), "Line", Skipping)
     loop = fit(tmp_path, max_epochs=1).fit_loop.epoch_loop
-    assert loop._build_kwargs(OrderedDict(), "batch", 3) == theirs == {"batch": "batch", "batch_idx": 3}
+    assert (
+        loop._build_kwargs(OrderedDict(), "batch", 3)
+        == theirs
+        == {"batch": "batch", "batch_idx": 3}
+    )
 
 
 def test_shown_metric_is_one_of_the_callback_metrics(tmp_path: Path) -> None:

@@ -15,9 +15,18 @@ from capsule_lab.train import train
 from tests.helpers.commands import Tiny
 from tests.helpers.training import SMALL_MODELS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
 
-SHORT = ["data.train_images=48", "data.batch_size=4", "trainer.max_epochs=1", "data.eval_images=4", "train.test=none"]
+SHORT = [
+    "data.train_images=48",
+    "data.batch_size=4",
+    "trainer.max_epochs=1",
+    "data.eval_images=4",
+    "train.test=none",
+]
 SHORT += ["trainer.accelerator=cuda", "trainer.devices=1"]
 
 
@@ -27,7 +36,9 @@ class NeverWaits(Callback):
     def __init__(self, first: int) -> None:
         self.first = first
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         is_steady = self.first <= batch_idx < 11
         torch.cuda.set_sync_debug_mode("error" if is_steady else "default")
 
@@ -57,9 +68,13 @@ def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("graphs", "first"), [("false", 1), ("true", 5)])  # 5: capturing a step waits
+@pytest.mark.parametrize(
+    ("graphs", "first"), [("false", 1), ("true", 5)]
+)  # 5: capturing a step waits
 @pytest.mark.parametrize("model", SMALL_MODELS)
-def test_steps_with_all_default_callbacks_never_wait(model: str, graphs: str, first: int, fit: Any) -> None:
+def test_steps_with_all_default_callbacks_never_wait(
+    model: str, graphs: str, first: int, fit: Any
+) -> None:
     fit(model, f"module.cuda_graphs={graphs}", callbacks=(NeverWaits(first),))
 
 

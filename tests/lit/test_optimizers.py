@@ -45,16 +45,23 @@ def build_network(name: str) -> AbstractNetwork:
 def test_groups(network: str, kernels: list[str], transformations: list[str]) -> None:
     built = build_network(network)
     names = {parameter: name for name, parameter in built.named_parameters()}
-    groups = {group["rows"]: {names[each] for each in group["params"]} for group in parameter_groups(built)}
+    groups = {
+        group["rows"]: {names[each] for each in group["params"]}
+        for group in parameter_groups(built)
+    }
     assert groups[1] == set(kernels)
     assert groups.get(2, set()) == set(transformations)
     assert set().union(*groups.values()) == set(names.values())
-    assert not any(name.endswith("weight") and built.get_parameter(name).ndim > 1 for name in groups[0])
+    assert not any(
+        name.endswith("weight") and built.get_parameter(name).ndim > 1 for name in groups[0]
+    )
 
 
 @pytest.mark.parametrize("decay_all", [False, True])
 def test_weight_decay_is_not_for_biases(decay_all: bool) -> None:
-    lit = classifier(optimizer=functools.partial(torch.optim.AdamW, weight_decay=0.5), decay_all=decay_all)
+    lit = classifier(
+        optimizer=functools.partial(torch.optim.AdamW, weight_decay=0.5), decay_all=decay_all
+    )
     nn.init.ones_(lit.network.get_parameter("features.0.bias"))
     before = {name: value.detach().clone() for name, value in lit.network.named_parameters()}
     for parameter in lit.network.parameters():
@@ -65,7 +72,9 @@ def test_weight_decay_is_not_for_biases(decay_all: bool) -> None:
     optimizer.step()
     for name, value in lit.network.named_parameters():
         decays = value.ndim > 1 or decay_all
-        torch.testing.assert_close(value.detach(), before[name] * (0.95 if decays else 1.0), msg=name)
+        torch.testing.assert_close(
+            value.detach(), before[name] * (0.95 if decays else 1.0), msg=name
+        )
 
 
 def test_clipped_gradients_are_for_an_optimizer_that_is_not_fused() -> None:
@@ -78,7 +87,9 @@ def test_clipped_gradients_are_for_an_optimizer_that_is_not_fused() -> None:
         assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is not clipped
 
 
-def stepped(build_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], values: list[Tensor]) -> list[Tensor]:
+def stepped(
+    build_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], values: list[Tensor]
+) -> list[Tensor]:
     """Values after three steps with gradients that are a function of them."""
     parameters = [nn.Parameter(value.clone()) for value in values]
     optimizer = build_optimizer(parameters)
@@ -111,13 +122,17 @@ def test_parameters_of_four_dimensions_step_as_matrices(
     value = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     (found,) = stepped(of_muon(rows), [value.to(memory_format=memory_format)])
     (expected,) = stepped(matrix_of_torch, [value.reshape(matrix)])
-    torch.testing.assert_close(found, expected.reshape(shape), rtol=0.02, atol=1e-3)  # orthogonalised in bfloat16
+    torch.testing.assert_close(
+        found, expected.reshape(shape), rtol=0.02, atol=1e-3
+    )  # orthogonalised in bfloat16
     assert not torch.allclose(found, value, atol=0.01)
 
 
 def test_vectors_step_as_adamw() -> None:
     value = torch.linspace(-1, 1, 5)
-    expected = stepped(lambda each: torch.optim.AdamW(each, 0.1, (0.9, 0.95), weight_decay=0.1), [value])
+    expected = stepped(
+        lambda each: torch.optim.AdamW(each, 0.1, (0.9, 0.95), weight_decay=0.1), [value]
+    )
     assert torch.equal(stepped(of_muon(0), [value])[0], expected[0])
     without_groups = stepped(lambda each: Muon(each, 0.1), [value, torch.eye(3, 2)])
     assert torch.equal(without_groups[0], expected[0])
@@ -131,9 +146,18 @@ def test_parameters_without_a_gradient_stay() -> None:
 
 
 def test_every_argument_of_muon_does_something() -> None:
-    values = [torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.linspace(-1, 1, 5)]
+    values = [
+        torch.randn(6, 3, generator=torch.Generator().manual_seed(1)),
+        torch.linspace(-1, 1, 5),
+    ]
     expected = stepped(lambda each: Muon(each, 0.1), values)
-    changed: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.5, "momentum": 0.5, "nesterov": False, "ns_steps": 2}
+    changed: dict[str, Any] = {
+        "lr": 0.05,
+        "weight_decay": 0.5,
+        "momentum": 0.5,
+        "nesterov": False,
+        "ns_steps": 2,
+    }
     changed |= {"adjust_lr_fn": "original", "betas": (0.5, 0.95), "eps": 0.5}
     for argument, value in changed.items():
         options = {"lr": 0.1, argument: value}
@@ -148,8 +172,16 @@ def test_muon_without_orthogonalisation_is_refused() -> None:
 
 @pytest.mark.parametrize("optimizer", whole_but(OPTIMIZERS, "muon"))
 def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimizer: str) -> None:
-    config = tiny(f"optimizer={optimizer}", "trainer.max_epochs=1", "schedule.learning_rate.initial=0.01", *NO_PICTURES)
-    whole, began = train(config, tmp_path / "whole"), Training(config, tmp_path / "run", [], 0.0).module.state_dict()
+    config = tiny(
+        f"optimizer={optimizer}",
+        "trainer.max_epochs=1",
+        "schedule.learning_rate.initial=0.01",
+        *NO_PICTURES,
+    )
+    whole, began = (
+        train(config, tmp_path / "whole"),
+        Training(config, tmp_path / "run", [], 0.0).module.state_dict(),
+    )
     assert results(interrupted_and_resumed(config, tmp_path / "run", 2)) == results(whole)
     end = weights(tmp_path / "run")
     torch.testing.assert_close(end, weights(tmp_path / "whole"), rtol=0, atol=0)
@@ -159,7 +191,11 @@ def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimi
 def test_schedule_and_clipping_reach_all_groups_of_muon(tiny: Tiny, tmp_path: Path) -> None:
     # of gradients this small AdamW makes no steps with such an eps
     config = tiny(
-        "optimizer=muon", "optimizer.eps=1", "trainer.gradient_clip_val=1e-6", "trainer.max_epochs=1", *NO_PICTURES
+        "optimizer=muon",
+        "optimizer.eps=1",
+        "trainer.gradient_clip_val=1e-6",
+        "trainer.max_epochs=1",
+        *NO_PICTURES,
     )
     training = Training(config, tmp_path / "run", [], 0.0)
     training.run()

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from capsule_lab.lit import pair_metrics
-from capsule_lab.lit.pair_metrics import ImagePairMetrics, MatrixMetrics, PresenceMetrics, ShiftMetrics
+from capsule_lab.lit.pair_metrics import (
+    ImagePairMetrics,
+    MatrixMetrics,
+    PresenceMetrics,
+    ShiftMetrics,
+)
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -35,7 +40,10 @@ def test_copying_and_the_mean_image_by_a_loop() -> None:
 
 
 def test_presence_change_by_a_loop() -> None:
-    one, other = torch.rand(PAIRS, 2, generator=GENERATOR), torch.rand(PAIRS, 2, generator=GENERATOR)
+    one, other = (
+        torch.rand(PAIRS, 2, generator=GENERATOR),
+        torch.rand(PAIRS, 2, generator=GENERATOR),
+    )
     metric = PresenceMetrics(2)
     metric.update(one[:100], other[:100], torch.ones(100, 2))
     metric.update(one[100:], other[100:], torch.ones(PAIRS - 100, 2))
@@ -44,8 +52,12 @@ def test_presence_change_by_a_loop() -> None:
     assert numbers(metric)["presence_change"] == pytest.approx(changes / deviations, rel=1e-6)
 
 
-@pytest.mark.parametrize(("presence", "energy", "dead"), [(0.005, 1.0, 50.0), (0.5, 1e-4, 50.0), (0.5, 1.0, 0.0)])
-def test_capsules_that_are_nowhere_or_draw_nothing_are_dead(presence: float, energy: float, dead: float) -> None:
+@pytest.mark.parametrize(
+    ("presence", "energy", "dead"), [(0.005, 1.0, 50.0), (0.5, 1e-4, 50.0), (0.5, 1.0, 0.0)]
+)
+def test_capsules_that_are_nowhere_or_draw_nothing_are_dead(
+    presence: float, energy: float, dead: float
+) -> None:
     there = torch.tensor([[0.9, presence]]).expand(5, 2)
     metric = PresenceMetrics(2)
     metric.update(there, there, torch.tensor([[1.0, energy]]).expand(5, 2))
@@ -64,7 +76,14 @@ def test_poses_that_move_as_the_image() -> None:
     change = shifts()
     found = measured(change.unsqueeze(1).expand(-1, 3, -1), change)
     assert found == pytest.approx(
-        {"shift_r2": 1.0, "slope_capsules": 3.0, "slope_right": 1.0, "slope_down": 1.0, "slope_error": 0.0}, abs=1e-9
+        {
+            "shift_r2": 1.0,
+            "slope_capsules": 3.0,
+            "slope_right": 1.0,
+            "slope_down": 1.0,
+            "slope_error": 0.0,
+        },
+        abs=1e-9,
     )
 
 
@@ -78,7 +97,9 @@ def test_poses_that_move_as_the_image() -> None:
         (lambda change: change @ torch.tensor([[1.0, 0.0], [0.4, 1.0]]), 1.0, 1.0, 0.4),
     ],
 )
-def test_poses_that_do_not(mistake: Callable[[Tensor], Tensor], right: float, down: float, error: float) -> None:
+def test_poses_that_do_not(
+    mistake: Callable[[Tensor], Tensor], right: float, down: float, error: float
+) -> None:
     change = shifts()
     found = measured(mistake(change).unsqueeze(1), change)
     assert found["slope_right"] == pytest.approx(right, abs=1e-6)
@@ -109,13 +130,18 @@ def test_without_a_present_capsule_or_along_one_line_there_is_no_slope() -> None
 
 def matrix_error(poses: Tensor, told: Tensor, others: Tensor) -> dict[str, float]:
     metric = MatrixMetrics()
-    metric.update(poses.flatten(2), (told @ poses).flatten(2), others.flatten(2), torch.ones(PAIRS, 2))
+    metric.update(
+        poses.flatten(2), (told @ poses).flatten(2), others.flatten(2), torch.ones(PAIRS, 2)
+    )
     return numbers(metric)
 
 
 def test_matrices_follow_from_the_left() -> None:
     """Also times a constant matrix on the right, which is free; A T in place of T A is the classic mistake."""
-    poses, change = torch.randn(PAIRS, 2, 3, 3, generator=GENERATOR), torch.randn(PAIRS, 1, 3, 3, generator=GENERATOR)
+    poses, change = (
+        torch.randn(PAIRS, 2, 3, 3, generator=GENERATOR),
+        torch.randn(PAIRS, 1, 3, 3, generator=GENERATOR),
+    )
     found = matrix_error(poses, change, change @ poses)
     assert found["matrix_error"] == pytest.approx(0, abs=1e-6)
     assert found["matrix_error_unchanged"] > 1
@@ -127,7 +153,10 @@ def test_matrices_follow_from_the_left() -> None:
 @pytest.mark.parametrize(
     ("build_network", "kinds"),
     [
-        (TransformingAutoencoder, {"images": ImagePairMetrics, "presences": PresenceMetrics, "poses": ShiftMetrics}),
+        (
+            TransformingAutoencoder,
+            {"images": ImagePairMetrics, "presences": PresenceMetrics, "poses": ShiftMetrics},
+        ),
         (
             functools.partial(TransformingAutoencoder, pose="matrix"),
             {"images": ImagePairMetrics, "presences": PresenceMetrics, "poses": MatrixMetrics},
@@ -143,7 +172,9 @@ def test_quantities_of_a_network(build_network: Callable[..., Any], kinds: dict[
     change = torch.randn(50, *built.change_shape)
     with torch.no_grad():
         images = torch.rand(50, 1, 8, 8)
-        pair_metrics.update_pair_metrics(metrics, built, images, change, torch.rand(50, 1, 8, 8), built(images, change))
+        pair_metrics.update_pair_metrics(
+            metrics, built, images, change, torch.rand(50, 1, 8, 8), built(images, change)
+        )
     found = [name for metric in metrics.values() for name in numbers(metric)]
     expected = [name for metric in metrics.values() for name in metric.quantities]
     assert [name for name in expected if name in found] == found

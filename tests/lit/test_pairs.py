@@ -16,13 +16,33 @@ from tests.helpers.training import interrupted_and_resumed, weights
 
 ON_PAIRS = ["data=mnist_pairs", "data.source=standin", "trainer.accelerator=cpu"]
 SMALL = ["model=transforming_autoencoder", "model.capsules=4", *ON_PAIRS]
-SHORT = ["data.train_images=96", "data.batch_size=32", "data.eval_images=40", "trainer.max_epochs=2"]
+SHORT = [
+    "data.train_images=96",
+    "data.batch_size=32",
+    "data.eval_images=40",
+    "trainer.max_epochs=2",
+]
 SHORT += ["trainer.limit_test_batches=1"]
-AFFINE = ["model.pose=matrix", "model.output_bias=per_capsule", "data.change=affine", "model.recognition=[5]"]
-OF_SHIFTS = {"loss", "reconstruction", "copying", "mean_image", "presence_change", "dead_capsules", "shift_r2"}
+AFFINE = [
+    "model.pose=matrix",
+    "model.output_bias=per_capsule",
+    "data.change=affine",
+    "model.recognition=[5]",
+]
+OF_SHIFTS = {
+    "loss",
+    "reconstruction",
+    "copying",
+    "mean_image",
+    "presence_change",
+    "dead_capsules",
+    "shift_r2",
+}
 
 
-def trained(tmp_path: Path, *overrides: str, model: list[str] = SMALL) -> tuple[dict[str, Any], Path]:
+def trained(
+    tmp_path: Path, *overrides: str, model: list[str] = SMALL
+) -> tuple[dict[str, Any], Path]:
     directory = tmp_path / "run"
     return train(compose("train", [*model, *SHORT, *overrides]), directory), directory
 
@@ -41,7 +61,9 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     for split in ("val", "test"):
         assert {*result[split]} >= OF_SHIFTS
         assert "error" not in result[split]
-    assert result["best"]["val"]["loss"] == min(result["best"]["val"]["loss"], result["val"]["loss"])
+    assert result["best"]["val"]["loss"] == min(
+        result["best"]["val"]["loss"], result["val"]["loss"]
+    )
     assert (directory / "figures" / "val_pairs.png").is_file()
     chosen = {"model": "transforming_autoencoder", "routing": "none", "data": "mnist_pairs"}
     lines = summary(result, directory, chosen, [])
@@ -53,7 +75,10 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
 
 @pytest.mark.parametrize(
     ("model", "quantity"),
-    [([*SMALL, *AFFINE], "matrix_error_unchanged"), (["model=pair_autoencoder", *ON_PAIRS], "mean_image")],
+    [
+        ([*SMALL, *AFFINE], "matrix_error_unchanged"),
+        (["model=pair_autoencoder", *ON_PAIRS], "mean_image"),
+    ],
 )
 def test_other_networks_on_pairs(model: list[str], quantity: str, tmp_path: Path) -> None:
     assert quantity in trained(tmp_path, model=model)[0]["test"]
@@ -62,8 +87,18 @@ def test_other_networks_on_pairs(model: list[str], quantity: str, tmp_path: Path
 def test_stereo_pairs(toynorb: Path, tmp_path: Path) -> None:
     overrides = [
         *("experiment=hinton2011/stereo", "data.source=standin"),
-        *(f"data.directory={toynorb}", "model.recognition=[4]", "model.generation=4", "model.shared=true"),
-        *("data.batch_size=2", "data.eval_images=4", "trainer.max_epochs=1", "trainer.accelerator=cpu"),
+        *(
+            f"data.directory={toynorb}",
+            "model.recognition=[4]",
+            "model.generation=4",
+            "model.shared=true",
+        ),
+        *(
+            "data.batch_size=2",
+            "data.eval_images=4",
+            "trainer.max_epochs=1",
+            "trainer.accelerator=cpu",
+        ),
     ]
     result = train(compose("train", overrides), tmp_path / "run")
     assert {"matrix_error", "matrix_error_unchanged", "copying"} <= {*result["test"]}
@@ -79,7 +114,9 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
 def test_a_monitor_of_poses_and_callbacks_for_classes(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")
     assert result["best"]["val"]["shift_r2"] >= result["val"]["shift_r2"]
-    with pytest.raises(ConfigError, match="BestCheckpoint: monitor is val/error; Options: schedule/learning_rate"):
+    with pytest.raises(
+        ConfigError, match="BestCheckpoint: monitor is val/error; Options: schedule/learning_rate"
+    ):
         trained(tmp_path / "other", "callbacks.best.monitor=val/error")
     trained(tmp_path / "default", "callbacks=default", "callbacks.best.monitor=val/loss")
 
@@ -102,12 +139,26 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ("attack", ["attack=fgsm"], "has a TransformingAutoencoder, which draws images and does not classify"),
-        ("analyse", ["what=couplings"], "has a TransformingAutoencoder, which draws images and does not classify"),
-        ("evaluate", ["data=mnist", "data.source=standin"], "expects a shift, but the data provides none"),
+        (
+            "attack",
+            ["attack=fgsm"],
+            "has a TransformingAutoencoder, which draws images and does not classify",
+        ),
+        (
+            "analyse",
+            ["what=couplings"],
+            "has a TransformingAutoencoder, which draws images and does not classify",
+        ),
+        (
+            "evaluate",
+            ["data=mnist", "data.source=standin"],
+            "expects a shift, but the data provides none",
+        ),
     ],
 )
-def test_commands_for_classes_refuse(command: str, options: list[str], message: str, cli: Cli, of_shifts: Run) -> None:
+def test_commands_for_classes_refuse(
+    command: str, options: list[str], message: str, cli: Cli, of_shifts: Run
+) -> None:
     _, directory = of_shifts
     ended = cli(command, f"ckpt={directory}", *options)
     assert ended.status != 0

@@ -27,7 +27,9 @@ class Given(AbstractNetwork):
         return CapsuleOutput(scores, None, scores)
 
 
-def predictions_of(scores: list[list[float]], labels: list[Any], factors: Any = None, **trainer: Any) -> dict[str, Any]:
+def predictions_of(
+    scores: list[list[float]], labels: list[Any], factors: Any = None, **trainer: Any
+) -> dict[str, Any]:
     """Predictions of a module after a test of these images in two batches, of the first and of the second part."""
     several = torch.tensor(labels).ndim > 1
     spec = SPEC if factors else DataSpec((1, 2, 2), 3, labels_per_image=2 if several else 1)
@@ -36,7 +38,9 @@ def predictions_of(scores: list[list[float]], labels: list[Any], factors: Any = 
         labels_per_image=spec.labels_per_image,
     )  # fmt: skip
     data = SimpleNamespace(spec=spec, test_parts=trainer.pop("test_parts", ()))
-    module._trainer = SimpleNamespace(world_size=1, datamodule=data, state=SimpleNamespace(fn="test"), **trainer)
+    module._trainer = SimpleNamespace(
+        world_size=1, datamodule=data, state=SimpleNamespace(fn="test"), **trainer
+    )
     for part, rows in enumerate((slice(0, 2), slice(2, None))):
         images = torch.tensor(scores)[rows]
         images = torch.cat([images, images[:, :1]], 1).view(-1, 1, 2, 2)
@@ -54,7 +58,9 @@ def test_margin_is_negative_where_the_label_is_not_predicted() -> None:
 
 
 def test_two_labels_are_the_two_highest_scores() -> None:
-    found = predictions_of([[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.2]], [[1, 0], [0, 2], [1, 0]])
+    found = predictions_of(
+        [[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.2]], [[1, 0], [0, 2], [1, 0]]
+    )
     assert found["label"].tolist() == [[0, 1], [0, 2], [0, 1]]
     assert found["prediction"].tolist() == [[0, 1], [1, 2], [0, 1]]
     torch.testing.assert_close(torch.from_numpy(found["margin"]), torch.tensor([0.1, -0.5, 0.1]))
@@ -62,7 +68,9 @@ def test_two_labels_are_the_two_highest_scores() -> None:
 
 def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> None:
     factors = [[4, 30], [4, 31], [9, 30], [9, 30]]
-    found = predictions_of([[1.0, 0.0, 0.0]] * 4, [0, 1, 1, 1], factors, test_parts=("familiar", "novel"))
+    found = predictions_of(
+        [[1.0, 0.0, 0.0]] * 4, [0, 1, 1, 1], factors, test_parts=("familiar", "novel")
+    )
     clusters = found["cluster"].tolist()
     assert len({*clusters}) == 3
     assert clusters[2] == clusters[3]
@@ -70,7 +78,11 @@ def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> No
 
 
 def test_one_of_several_processes_keeps_none() -> None:
-    module = ClassifierModule(Given(), loss=cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=3)
+    module = ClassifierModule(
+        Given(), loss=cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=3
+    )
     module._trainer = SimpleNamespace(world_size=2)
-    module._tested.append((Batch(torch.zeros(1, 1, 2, 2), torch.tensor([0]), torch.tensor([0])), torch.zeros(1, 3), 0))
+    module._tested.append(
+        (Batch(torch.zeros(1, 1, 2, 2), torch.tensor([0]), torch.tensor([0])), torch.zeros(1, 3), 0)
+    )
     assert module.test_predictions() == {}

@@ -20,7 +20,9 @@ from tests.helpers.modules import RATE, batch, classifier, loader, trainer
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import curves, interrupted_and_resumed, results, weights
 
-RISING = "_target_: capsule_lab.schedules.Staircase, start: 1, increment: 1, every: 2 steps, limit: 3"
+RISING = (
+    "_target_: capsule_lab.schedules.Staircase, start: 1, increment: 1, every: 2 steps, limit: 3"
+)
 SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", "routing.iterations=5", *NO_PICTURES]
 SCHEDULED += ["trainer.max_epochs=1", "trainer.max_steps=6", "trainer.val_check_interval=2"]
 
@@ -42,7 +44,9 @@ def options_of(network: AbstractNetwork, option: str) -> list[float]:
     ("option", "scheduled", "found"),
     [("iterations", 2.4, 2), ("iterations", 2.6, 3), ("inverse_temperature", 0.5, 0.5)],
 )
-def test_all_routings_get_the_value_and_then_their_own(option: str, scheduled: float, found: float) -> None:
+def test_all_routings_get_the_value_and_then_their_own(
+    option: str, scheduled: float, found: float
+) -> None:
     network = em_caps(class_routing={"iterations": 5, "inverse_temperature": 0.3})
     before = options_of(network, option)
     assert before[0] != before[1]
@@ -55,9 +59,15 @@ def test_all_routings_get_the_value_and_then_their_own(option: str, scheduled: f
 
 @pytest.mark.parametrize(
     ("build_network", "option", "low", "high"),
-    [(em_caps, "iterations", 1, 2), (em_caps, "inverse_temperature", 0.1, 1.0), (normalised, "temperature", 0.1, 2.0)],
+    [
+        (em_caps, "iterations", 1, 2),
+        (em_caps, "inverse_temperature", 0.1, 1.0),
+        (normalised, "temperature", 0.1, 2.0),
+    ],
 )
-def test_scheduled_option_changes_the_output(build_network: Any, option: str, low: float, high: float) -> None:
+def test_scheduled_option_changes_the_output(
+    build_network: Any, option: str, low: float, high: float
+) -> None:
     network, images, found = build_network().eval(), batch(size=24).images, []
     options = ScheduledRouting(network, {f"routing_{option}": Constant(1)})
     for value in (low, high):
@@ -67,7 +77,9 @@ def test_scheduled_option_changes_the_output(build_network: Any, option: str, lo
 
 
 def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
-    return lambda: small_capsnet((1, 9, 9), 3, kernel_size=3, class_dim=4, decoder=(), routing=routing)
+    return lambda: small_capsnet(
+        (1, 9, 9), 3, kernel_size=3, class_dim=4, decoder=(), routing=routing
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,14 +106,19 @@ def test_schedule_that_cannot_work_is_named(
 
 def test_cuda_graphs_of_torch_compile_are_refused() -> None:
     schedule = {**RATE, "routing_iterations": Constant(2)}
-    with pytest.raises(ValueError, match=r"schedule\.routing_iterations changes the routing, which the CUDA graphs of"):
+    with pytest.raises(
+        ValueError,
+        match=r"schedule\.routing_iterations changes the routing, which the CUDA graphs of",
+    ):
         module_of(of_routing(DynamicRouting)(), schedule, compile="reduce-overhead")
 
 
 def module_of(network: Any, schedule: Any, **options: Any) -> CapsNetModule:
     """One that cannot be trained, as it has no loss."""
     loss = functools.partial(lambda *_: None)
-    return CapsNetModule(network, loss=loss, optimizer=torch.optim.Adam, schedule=schedule, num_classes=3, **options)
+    return CapsNetModule(
+        network, loss=loss, optimizer=torch.optim.Adam, schedule=schedule, num_classes=3, **options
+    )
 
 
 def test_configured_option_holds_after_a_fit_that_failed() -> None:
@@ -128,13 +145,21 @@ def test_schedule_holds_in_training_and_its_validations_only(
 
     monkeypatch.setattr(CapsNetModule, "loss_terms", terms)
     train(tiny(*SCHEDULED), tmp_path / "run")
-    assert [one for one in seen if one[0] == "train"] == [("train", n, min(1 + n // 2, 3)) for n in range(6)]
+    assert [one for one in seen if one[0] == "train"] == [
+        ("train", n, min(1 + n // 2, 3)) for n in range(6)
+    ]
     validations = {one for one in seen if one[0] == "validate"}
     assert validations == {("validate", n, min(1 + n // 2, 3)) for n in (2, 4, 6)}
     assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
     assert runs.open(tmp_path / "run").network.digits.routing.options["iterations"] == 5  # type: ignore[union-attr]
-    logged = {int(row["step"]): row["schedule/routing_iterations"] for row in curves(tmp_path / "run")}
-    assert {step: float(value) for step, value in logged.items() if value} == {2: 2, 3: 3, 5: 3}  # 3: of the next epoch
+    logged = {
+        int(row["step"]): row["schedule/routing_iterations"] for row in curves(tmp_path / "run")
+    }
+    assert {step: float(value) for step, value in logged.items() if value} == {
+        2: 2,
+        3: 3,
+        5: 3,
+    }  # 3: of the next epoch
 
 
 @pytest.mark.whole
@@ -142,6 +167,8 @@ def test_run_that_is_resumed_has_the_iterations_of_its_step(tiny: Tiny, tmp_path
     config = tiny(*SCHEDULED, "trainer.val_check_interval=null")
     whole = train(config, tmp_path / "whole")
     assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
-    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
+    torch.testing.assert_close(
+        weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0
+    )
     constant = train(tiny(*SCHEDULED[1:], "trainer.val_check_interval=null"), tmp_path / "constant")
     assert results(constant) != results(whole)

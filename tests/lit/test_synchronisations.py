@@ -26,7 +26,15 @@ from tests.helpers.tiers import whole_but
 from tests.helpers.training import SMALL_MODELS
 
 OPERATORS = {  # they return numbers to the host, or tensors shaped by numbers
-    *("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"),
+    *(
+        "_local_scalar_dense",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+    ),
     *("bincount", "repeat_interleave", "_linalg_check_errors"),
 }
 READERS = {Tensor.cpu, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.new_tensor}
@@ -43,27 +51,49 @@ class Watch(ExitStack):
         note = self.note
 
         class Operators(TorchDispatchMode):
-            def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 name = operator.overloadpacket.__name__
-                masks = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else []
-                by_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in masks)
+                masks = (
+                    args[1]
+                    if name.startswith("index") and isinstance(args[1], list | tuple)
+                    else []
+                )
+                by_mask = any(
+                    isinstance(each, Tensor) and each.dtype == torch.bool for each in masks
+                )
                 note(name in OPERATORS or by_mask)
                 return operator(*args, **(kwargs or {}))
 
         class Methods(TorchFunctionMode):
-            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 named = kwargs or {}
-                to_host = function is Tensor.to and args[1:2] == ("cpu",) and not named.get("non_blocking")
-                made = function in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor)
+                to_host = (
+                    function is Tensor.to
+                    and args[1:2] == ("cpu",)
+                    and not named.get("non_blocking")
+                )
+                made = function in (torch.tensor, torch.as_tensor) and not isinstance(
+                    args[0], Tensor
+                )
                 note(function in READERS or to_host or (made and named.get("device") is not None))
                 return function(*args, **named)
 
         self.modes = Operators(), Methods()
 
     def note(self, waits: bool) -> None:
-        lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack()] if waits else []
+        lines = (
+            [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack()]
+            if waits
+            else []
+        )
         if waits and not any(file in line for line in lines for file in ON_THE_HOST):
-            self.found.append(next(line for line in lines[::-1] if "/torch/" not in line and __file__ not in line))
+            self.found.append(
+                next(line for line in lines[::-1] if "/torch/" not in line and __file__ not in line)
+            )
 
     def __enter__(self) -> "Watch":
         for mode in self.modes:
@@ -78,7 +108,9 @@ class TenSteps(Callback):
         self.watch = Watch()
         self.watched = 0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 1:
             self.watch.__enter__()
         if batch_idx == 11:
@@ -95,8 +127,16 @@ def test_ten_steps_with_all_default_callbacks_never_wait(
 ) -> None:
     ten, original = TenSteps(), build.build_trainer
     monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, ten))
-    few = ["data.train_images=48", "data.batch_size=4", "trainer.max_epochs=1", "data.eval_images=4", "train.test=none"]
-    few += ["routing.backend=matmul"] * (model != "cnn_small")  # fused kernels of a CPU read its memory
+    few = [
+        "data.train_images=48",
+        "data.batch_size=4",
+        "trainer.max_epochs=1",
+        "data.eval_images=4",
+        "train.test=none",
+    ]
+    few += ["routing.backend=matmul"] * (
+        model != "cnn_small"
+    )  # fused kernels of a CPU read its memory
     train(tiny(*few, model=[f"model={model}", *SMALL_MODELS[model]]), tmp_path / "run")
     assert (ten.watched, ten.watch.found) == (10, [])
 
@@ -109,7 +149,14 @@ def copied() -> None:
 
 NUMBERS, ONE = torch.arange(4.0), torch.tensor(1.0)
 WAITING: list[Callable[[], Any]] = [
-    *(ONE.item, lambda: 1 if ONE > 2 else 0, NUMBERS.tolist, NUMBERS.numpy, lambda: NUMBERS.to("cpu"), NUMBERS.nonzero),
+    *(
+        ONE.item,
+        lambda: 1 if ONE > 2 else 0,
+        NUMBERS.tolist,
+        NUMBERS.numpy,
+        lambda: NUMBERS.to("cpu"),
+        NUMBERS.nonzero,
+    ),
     *(lambda: NUMBERS[NUMBERS > 2], NUMBERS.unique, lambda: torch.linalg.inv(torch.eye(2))),
     *(lambda: torch.tensor([1.0, 2.0], device="cpu"), lambda: NUMBERS.new_tensor([1.0])),
 ]
@@ -119,7 +166,9 @@ FREE: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "waits"), [*((call, True) for call in WAITING), *((call, False) for call in FREE)])
+@pytest.mark.parametrize(
+    ("call", "waits"), [*((call, True) for call in WAITING), *((call, False) for call in FREE)]
+)
 def test_what_waits_is_noticed_and_nothing_else(call: Callable[[], Any], waits: bool) -> None:
     with Watch() as watch:
         call()

@@ -32,7 +32,9 @@ def cnn() -> AbstractClassifierModule:
     return of(network, cross_entropy_loss, l2=0.01)
 
 
-def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractClassifierModule:
+def of(
+    network: AbstractNetwork, loss: Callable[..., Any], **options: Any
+) -> AbstractClassifierModule:
     options |= {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
     return ClassifierModule(network, loss=loss, **options)
 
@@ -61,12 +63,18 @@ def fit(lit: AbstractClassifierModule, given: list[Batch], **options: Any) -> No
 @pytest.mark.parametrize(
     ("compile", "of_trainer", "message"),
     [
-        ("max-autotune", {"accumulate_grad_batches": 3}, "is 3 with module.compile=max-autotune, whose"),
+        (
+            "max-autotune",
+            {"accumulate_grad_batches": 3},
+            "is 3 with module.compile=max-autotune, whose",
+        ),
         (True, {"accumulate_grad_batches": 3, "world_size": 2}, None),
         ("reduce-overhead", {}, None),
     ],
 )
-def test_trainers_that_cannot_have_graphs(compile: Any, of_trainer: dict[str, Any], message: str | None) -> None:
+def test_trainers_that_cannot_have_graphs(
+    compile: Any, of_trainer: dict[str, Any], message: str | None
+) -> None:
     given = SimpleNamespace(**{"world_size": 1, "accumulate_grad_batches": 1, **of_trainer})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         TrainingNetwork(capsnet().network, compile=compile).check(given)  # type: ignore[arg-type]
@@ -80,7 +88,9 @@ def test_trainers_that_cannot_have_graphs(compile: Any, of_trainer: dict[str, An
         ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
     ],
 )
-def test_only_training_steps_are_compiled(compile: Any, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_steps_are_compiled(
+    compile: Any, mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[tuple[str, str | None]] = []
     calls: list[int] = []
 
@@ -99,12 +109,16 @@ def test_only_training_steps_are_compiled(compile: Any, mode: str | None, monkey
     assert compiled == [("forward", mode)]
     assert set(calls) == {6}, "validation has 4 images"
     assert [name for name in names if name not in lit.state_dict()] == []
-    assert not [name for name in lit.state_dict() if "training_network" in name or "_orig_mod" in name]
+    assert not [
+        name for name in lit.state_dict() if "training_network" in name or "_orig_mod" in name
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("build", "size"), [(cnn, 9), (capsnet, 9), (em_caps, 15)])
-def test_compiled_steps_are_one_graph(build: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_are_one_graph(
+    build: Any, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_shape_checks(monkeypatch)
     graphs: list[Any] = []
 
@@ -112,7 +126,9 @@ def test_compiled_steps_are_one_graph(build: Any, size: int, monkeypatch: pytest
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
+    monkeypatch.setattr(
+        torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True)
+    )
     fit(compiled_by_torch(build(), True), batches(size), max_epochs=2)
     assert len(graphs) == 1
 

@@ -49,18 +49,27 @@ def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
     ("training", "decode_at_test", "by"),
     [(True, "prediction", "label"), (False, "label", "label"), (False, "prediction", "prediction")],
 )
-def test_each_digit_is_decoded_and_compared_with_itself(training: bool, decode_at_test: Any, by: str) -> None:
+def test_each_digit_is_decoded_and_compared_with_itself(
+    training: bool, decode_at_test: Any, by: str
+) -> None:
     lit, given = module(decode_at_test=decode_at_test).train(training), batch()
     output = lit.network(given.images)
-    classes = {"label": given.labels, "prediction": predictions_by_label(output.scores, given.labels)}
+    classes = {
+        "label": given.labels,
+        "prediction": predictions_by_label(output.scores, given.labels),
+    }
     assert not classes["label"].equal(classes["prediction"])
     terms = lit.loss_terms(given, output, {})
     torch.testing.assert_close(terms["reconstruction"], by_hand(lit, given, classes[by]))
     torch.testing.assert_close(terms["margin"], margin_loss(output.scores, given.labels))
 
 
-@pytest.mark.parametrize("model", [TINY_CAPSNET, [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]])
-def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, model: list[str], tiny: Tiny) -> None:
+@pytest.mark.parametrize(
+    "model", [TINY_CAPSNET, [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]]
+)
+def test_a_run_reports_pairs_and_single_labels(
+    tmp_path: Path, model: list[str], tiny: Tiny
+) -> None:
     result = train(tiny(*PAIRS, model=model), tmp_path / "run")
     for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
@@ -70,5 +79,7 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, model: list[str],
 
 
 def test_decoder_that_sees_all_capsules_is_refused() -> None:
-    with pytest.raises(ValueError, match="masked_decoder is false, but images have several digits, "):
+    with pytest.raises(
+        ValueError, match="masked_decoder is false, but images have several digits, "
+    ):
         module(masked_decoder=False)

@@ -21,7 +21,9 @@ VOTES = partial(PrimaryCapsules, types=4, dim=5)  # as the classes
 SMALL = {"channels": 4, "kernel_size": 3, "primary": PRIMARY, "class_dim": 5, "decoder": (6, 7)}
 
 
-def build(image_shape: tuple[int, int, int] = (1, 9, 9), num_classes: int = 4, **options: Any) -> CapsNet:
+def build(
+    image_shape: tuple[int, int, int] = (1, 9, 9), num_classes: int = 4, **options: Any
+) -> CapsNet:
     """A small network with large weights, so that the votes outweigh the biases and routing matters."""
     torch.manual_seed(0)
     network = CapsNet(image_shape, num_classes, **{**SMALL, **options})
@@ -35,7 +37,9 @@ def test_initial_values_of_the_official_code() -> None:
     network = CapsNet((1, 9, 9), 4, **{**SMALL, "channels": 200})
     assert torch.equal(network.conv.bias, torch.full((200,), 0.1))
     assert network.conv.weight.abs().max() <= 0.1
-    assert network.conv.weight.std().item() == pytest.approx(0.044, rel=0.05)  # cut at 2 std of 0.05
+    assert network.conv.weight.std().item() == pytest.approx(
+        0.044, rel=0.05
+    )  # cut at 2 std of 0.05
 
 
 def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
@@ -54,7 +58,14 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("iterations", whole_but([1, 3], 3))
 def test_equals_the_textbook(iterations: int) -> None:
     network = build((2, 9, 11), routing=partial(DynamicRouting, iterations=iterations)).double()
-    sizes = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_dim": 3, "class_dim": 5, "hidden": (6, 7)}
+    sizes = {
+        "channels": 4,
+        "kernel_size": 3,
+        "primary_types": 2,
+        "primary_dim": 3,
+        "class_dim": 5,
+        "hidden": (6, 7),
+    }
     textbook = TextbookCapsNet((2, 9, 11), 4, iterations=iterations, **sizes).double()
     parameters = dict(network.named_parameters())
     for theirs, ours in zip(textbook.parameters(), in_textbook_order(parameters), strict=True):
@@ -62,7 +73,9 @@ def test_equals_the_textbook(iterations: int) -> None:
 
     images, labels = pictures(5, (2, 9, 11)).double(), torch.arange(5) % 4
     output = network(images)
-    loss = margin_loss(output.scores, labels) + reconstruction_loss(network.reconstruct(output, labels), images)
+    loss = margin_loss(output.scores, labels) + reconstruction_loss(
+        network.reconstruct(output, labels), images
+    )
     expected = textbook(images, labels)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
@@ -79,7 +92,9 @@ def test_shared_transformations_are_those_of_every_position() -> None:
     """A network with a matrix for each pair, of which those of a type are the same, gives the same."""
     shared, pairs = build(transformation="shared").double(), build().double()
     state = shared.state_dict()
-    state["digits.weight"] = state["digits.weight"].repeat_interleave(9, 0)  # children are ordered (type, position)
+    state["digits.weight"] = state["digits.weight"].repeat_interleave(
+        9, 0
+    )  # children are ordered (type, position)
     pairs.load_state_dict(state)
     images = pictures(3, (1, 9, 9)).double()
     torch.testing.assert_close(shared(images)[1].poses, pairs(images)[1].poses, rtol=0, atol=1e-12)
@@ -90,7 +105,9 @@ def test_without_transformations_primary_capsules_are_votes() -> None:
     routing = partial(UniformRouting, squash="none", bias=False)
     network = build(transformation="none", primary=VOTES, routing=routing).double()
     images = pictures(3, (1, 9, 9)).double()
-    primary = network.primary(network.conv(images).relu()).poses.view(3, 4, 9, 5)  # [b type position c]
+    primary = network.primary(network.conv(images).relu()).poses.view(
+        3, 4, 9, 5
+    )  # [b type position c]
     output = network(images)
     torch.testing.assert_close(output.capsules.poses, primary.sum(2) / 4, rtol=0, atol=1e-12)
 
@@ -136,8 +153,12 @@ def test_initial_statistics(divided: bool) -> None:
     network = CapsNet((1, 28, 28), 10, primary=primary, decoder=None)
     seen: dict[str, Any] = {}
     traces: list[RoutingTrace] = []
-    network.primary.register_forward_hook(lambda _, inputs, capsules: seen.update(features=inputs[0], primary=capsules))
-    network.primary.conv.register_forward_hook(lambda _, inputs, output: seen.update(convolved=output))
+    network.primary.register_forward_hook(
+        lambda _, inputs, capsules: seen.update(features=inputs[0], primary=capsules)
+    )
+    network.primary.conv.register_forward_hook(
+        lambda _, inputs, output: seen.update(convolved=output)
+    )
     with torch.no_grad():
         scores = network(images / 255, on_iteration=traces.append).scores
         votes = dense_votes(seen["primary"].poses, network.digits.weight)
@@ -146,17 +167,41 @@ def test_initial_statistics(divided: bool) -> None:
     statistics = {
         "first convolution, mean": (features.mean(), (0.12, 0.13), (0.12, 0.13)),
         "first convolution, rms": (features.square().mean().sqrt(), (0.17, 0.18), (0.17, 0.18)),
-        "second convolution, rms": (seen["convolved"].square().mean().sqrt(), (2.4, 2.6), (2.4, 2.6)),
+        "second convolution, rms": (
+            seen["convolved"].square().mean().sqrt(),
+            (2.4, 2.6),
+            (2.4, 2.6),
+        ),
         "primary length, mean": (lengths.mean(), (0.10, 0.12), (0.97, 0.97)),
-        "primary length, 5th percentile": (lengths.quantile(0.05), (0.05, 0.06), (0.93, 0.93)),  # 0.05, to one digit
-        "primary length, 95th percentile": (lengths.quantile(0.95), (0.18, 0.20), (0.99, 0.99)),  # 0.20, to one digit
+        "primary length, 5th percentile": (
+            lengths.quantile(0.05),
+            (0.05, 0.06),
+            (0.93, 0.93),
+        ),  # 0.05, to one digit
+        "primary length, 95th percentile": (
+            lengths.quantile(0.95),
+            (0.18, 0.20),
+            (0.99, 0.99),
+        ),  # 0.20, to one digit
         "vote, rms": (votes.square().mean().sqrt(), (0.009, 0.012), (0.085, 0.085)),
         "digit length, mean": (scores.mean(), (0.14, 0.17), (0.82, 0.82)),
-        "digit length, smallest": (scores.min(), (0.09, 0.14), (0.50, 0.65)),  # 0.58; one of 1000, ours 0.46 to 0.70
+        "digit length, smallest": (
+            scores.min(),
+            (0.09, 0.14),
+            (0.50, 0.65),
+        ),  # 0.58; one of 1000, ours 0.46 to 0.70
         "digit length, largest": (scores.max(), (0.17, 0.23), (0.92, 0.92)),
-        "logit, largest": (logits.abs().max(), (0.04, 0.06), (0.94, 0.99)),  # 0.99; ours 0.86 to 0.89
+        "logit, largest": (
+            logits.abs().max(),
+            (0.04, 0.06),
+            (0.94, 0.99),
+        ),  # 0.99; ours 0.86 to 0.89
         "margin loss, paper": (margin_loss(scores, labels), (0.56, 0.59), (2.35, 2.35)),
-        "official": (margin_loss(scores, labels, reduction="official"), (0.028, 0.029), (0.117, 0.117)),
+        "official": (
+            margin_loss(scores, labels, reduction="official"),
+            (0.028, 0.029),
+            (0.117, 0.117),
+        ),
     }
     for name, (found, *bounds) in statistics.items():
         low, high = bounds[not divided]

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from capsule_lab import layers, networks, routing
 from capsule_lab.config.compose import compose, conf_dir
-from capsule_lab.layers import ConvStack, CoordinateClassCapsules, DepthwisePrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers import (
+    ConvStack,
+    CoordinateClassCapsules,
+    DepthwisePrimaryCapsules,
+    PrimaryCapsules,
+)
 from capsule_lab.losses import cross_entropy_loss, reconstruction_loss
 from capsule_lab.networks import AbstractPairNetwork, reconstructs
 from capsule_lab.shapes import LARGEST_PIXEL
@@ -31,7 +36,11 @@ SHAPES = {  # images and classes that the heads of presets speak of
     "smallNORB, 48 pixels": ((2, 48, 48), 5),
     "CIFAR10": ((3, 32, 32), 10),
 }
-OTHERS = {"24 pixels": ((3, 24, 24), 10), "CIFAR100": ((3, 32, 32), 100), "one eye": ((1, 32, 32), 5)}
+OTHERS = {
+    "24 pixels": ((3, 24, 24), 10),
+    "CIFAR100": ((3, 32, 32), 100),
+    "one eye": ((1, 32, 32), 5),
+}
 
 
 @functools.cache
@@ -72,7 +81,9 @@ def learn(network: Any, images: Tensor) -> None:
     """Gradients of all that a network does."""
     move_zeros(network)
     if isinstance(network, AbstractPairNetwork):
-        network(images, torch.randn(len(images), *network.change_shape)).images.square().sum().backward()
+        network(
+            images, torch.randn(len(images), *network.change_shape)
+        ).images.square().sum().backward()
         return
     labels = torch.arange(len(images))
     output = network(images)
@@ -125,7 +136,12 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("em_caps_small_normalised", [], "smallNORB", 70_042),
         ("em_caps_paper", [], "smallNORB", 316_650),
         ("cnn_small", [], "smallNORB", 62_341),
-        ("cnn_multimnist", ["model.padding=valid"], "affNIST", 12_767_498),  # Sabour 2017, section 5.2
+        (
+            "cnn_multimnist",
+            ["model.padding=valid"],
+            "affNIST",
+            12_767_498,
+        ),  # Sabour 2017, section 5.2
         ("cnn_pooled", [], "smallNORB", 76_533),
         ("em_caps_small", [], "MNIST", 68_308),
         ("em_caps", ["model.decoder=[512,1024]", "module=capsnet"], "smallNORB", 2_742_442),
@@ -137,22 +153,38 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("vb_caps", ["experiment=ribeiro2020/smallnorb"], "smallNORB", 68_640),
         ("cnn_smallnorb", [], "smallNORB", 4_253_349),
         ("transforming_autoencoder", ["model.output_bias=per_capsule"], "MNIST", 732_210),
-        ("capsnet", ["model.padding=same", "model.primary.types=64", "model.decoder=null"], "24 pixels", 22_476_448),
-        ("inverted_attention_caps", ["model.pose_size=6", "model.dense_types=[20]"], "CIFAR100", 2_799_629),
+        (
+            "capsnet",
+            ["model.padding=same", "model.primary.types=64", "model.decoder=null"],
+            "24 pixels",
+            22_476_448,
+        ),
+        (
+            "inverted_attention_caps",
+            ["model.pose_size=6", "model.dense_types=[20]"],
+            "CIFAR100",
+            2_799_629,
+        ),
         ("self_routing", ["model.trunk=convnet"], "one eye", 814_960),
         ("self_routing", ["model.trunk=convnet", "model.conv_strides=[1]"], "one eye", 3_331_952),
         ("cnn_resnet20", ["model.trunk=convnet"], "one eye", 144_309),
         ("cnn_baseline", [], "MNIST", 35_445_522),
     ],
 )
-def test_published_parameter_counts(name: str, overrides: list[str], data: str, parameters: int) -> None:
+def test_published_parameter_counts(
+    name: str, overrides: list[str], data: str, parameters: int
+) -> None:
     with torch.device("meta"):
         assert count(preset(name, *(SHAPES | OTHERS)[data], *overrides)) == parameters
 
 
 def test_no_constructor_has_more_than_twelve_arguments() -> None:
     public = [getattr(module, name) for module in (networks, layers) for name in module.__all__]
-    counts = {each.__name__: len(inspect.signature(each).parameters) for each in public if inspect.isclass(each)}
+    counts = {
+        each.__name__: len(inspect.signature(each).parameters)
+        for each in public
+        if inspect.isclass(each)
+    }
     assert {name: number for name, number in counts.items() if number > 12} == {}
 
 
@@ -165,24 +197,36 @@ class Small:
 
     network: Any
     options: dict[str, Any]
-    changed: dict[str, Any]  # another value of every argument, with further ones where it does nothing alone
+    changed: dict[
+        str, Any
+    ]  # another value of every argument, with further ones where it does nothing alone
     layers: list[str] = field(default_factory=list)  # names of the capsule layers
-    wrong: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # what is refused, and how the message begins
+    wrong: list[tuple[dict[str, Any], str]] = field(
+        default_factory=list
+    )  # what is refused, and how the message begins
     learning: list[dict[str, Any]] = field(default_factory=list)
 
     def build(self, **options: Any) -> Any:
         torch.manual_seed(0)
-        network = self.network(**{"image_shape": IMAGE, "num_classes": CLASSES, **self.options, **options})
+        network = self.network(
+            **{"image_shape": IMAGE, "num_classes": CLASSES, **self.options, **options}
+        )
         for layer in network.modules():  # so that capsules above depend on those below
             weight = getattr(layer, "weight", None)
-            if isinstance(weight, nn.Parameter) and weight.ndim == 4 and not isinstance(layer, nn.Conv2d):
+            if (
+                isinstance(weight, nn.Parameter)
+                and weight.ndim == 4
+                and not isinstance(layer, nn.Conv2d)
+            ):
                 weight.data *= 5
         move_zeros(network)
         return network
 
 
 CLASSES = 4
-FROM_POSES = {"primary.activation.weight"}  # of routings that read a child's activation from its pose
+FROM_POSES = {
+    "primary.activation.weight"
+}  # of routings that read a child's activation from its pose
 PRIMARY = partial(PrimaryCapsules, types=2, dim=3)
 LINEAR = partial(layers.LinearPrimaryCapsules, types=3)
 STACK = partial(ConvStack, types=(4, 2))
@@ -372,7 +416,10 @@ SMALL = {name: Small(getattr(networks, name), *parts) for name, parts in PARTS.i
 
 def test_every_network_has_a_row() -> None:
     """Those of pairs are tested in test_transforming_autoencoder.py."""
-    found = {name for name in networks.__all__ if not name.startswith("Abstract")} - {"Reconstructs", "reconstructs"}
+    found = {name for name in networks.__all__ if not name.startswith("Abstract")} - {
+        "Reconstructs",
+        "reconstructs",
+    }
     assert found - {"PairAutoencoder", "TransformingAutoencoder"} == {*SMALL}
 
 
@@ -383,7 +430,9 @@ def outputs(network: Any, images: Tensor) -> list[Tensor]:
     """All that a network says of images, from the same random numbers."""
     torch.manual_seed(0)
     output = network(images)
-    decoded = [network.reconstruct(output, torch.arange(len(images)))] if reconstructs(network) else []
+    decoded = (
+        [network.reconstruct(output, torch.arange(len(images)))] if reconstructs(network) else []
+    )
     return [output.scores, *([output.logits] if output.logits is not None else []), *decoded]
 
 
@@ -398,17 +447,26 @@ def test_scores_capsules_and_state(name: str) -> None:
     output = network(images)
     assert output.scores.shape == (3, CLASSES)
     assert torch.equal(output.scores.argsort(), output.logits.argsort())
-    without_bounds = not small.layers and name != "MatchedCNN"  # its scores are sigmoids, as the margin loss expects
+    without_bounds = (
+        not small.layers and name != "MatchedCNN"
+    )  # its scores are sigmoids, as the margin loss expects
     assert (network.scores_are == "logits") == without_bounds
-    alone, together = outputs(network, images[1:2])[:2], [each[1:2] for each in outputs(network, images)[:2]]
+    alone, together = (
+        outputs(network, images[1:2])[:2],
+        [each[1:2] for each in outputs(network, images)[:2]],
+    )
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = outputs(network, images)
     assert {each.dtype for each in half} == {torch.float32}
     torch.testing.assert_close(half, outputs(network, images), rtol=0.1, atol=0.1)
 
-    statistics = {key for key, _ in network.named_buffers() if "running" in key or "num_batches" in key}
-    assert network.state_dict().keys() == {key for key, _ in network.named_parameters()} | statistics
+    statistics = {
+        key for key, _ in network.named_buffers() if "running" in key or "num_batches" in key
+    }
+    assert (
+        network.state_dict().keys() == {key for key, _ in network.named_parameters()} | statistics
+    )
     torch.manual_seed(7)
     other = small.network(**{"image_shape": IMAGE, "num_classes": CLASSES, **small.options}).eval()
     assert not torch.equal(other(images).scores, output.scores)
@@ -421,12 +479,16 @@ def test_capsules_and_what_on_iteration_sees(name: str) -> None:
     network, images = SMALL[name].build(), pictures()
     seen, traces = dict[str, Capsules](), list[RoutingTrace]()
     for layer, module in network.capsule_layers().items():
-        module.register_forward_hook(lambda _, inputs, output, layer=layer: seen.update({layer: output}))
+        module.register_forward_hook(
+            lambda _, inputs, output, layer=layer: seen.update({layer: output})
+        )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         network(images)
     assert list(network.capsule_layers()) == list(seen) == SMALL[name].layers
     assert {type(each) for each in seen.values()} == {Capsules}
-    assert {tensor.dtype for each in seen.values() for tensor in each if tensor is not None} == {torch.float32}
+    assert {tensor.dtype for each in seen.values() for tensor in each if tensor is not None} == {
+        torch.float32
+    }
     torch.manual_seed(0)
     output = network(images, on_iteration=traces.append)
     *_, (_, below), _ = [("", None), *seen.items()]
@@ -440,7 +502,8 @@ def test_capsules_and_what_on_iteration_sees(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, each) for name, small in SMALL.items() for each in ({}, *small.learning)]
+    ("name", "options"),
+    [(name, each) for name, small in SMALL.items() for each in ({}, *small.learning)],
 )
 def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
     network = SMALL[name].build(**{key: value for key, value in options.items() if key != "idle"})
@@ -456,8 +519,13 @@ def test_every_argument_does_something(name: str) -> None:
     network, idle = small.build(), []
     shapes = {key: p.shape for key, p in network.named_parameters()}
     for argument, value in changed.items():
-        other = small.build(**(value if isinstance(value, dict) and argument in value else {argument: value}))
-        if shapes == {key: p.shape for key, p in other.named_parameters()} and network.image_shape == other.image_shape:
+        other = small.build(
+            **(value if isinstance(value, dict) and argument in value else {argument: value})
+        )
+        if (
+            shapes == {key: p.shape for key, p in other.named_parameters()}
+            and network.image_shape == other.image_shape
+        ):
             pairs = zip(outputs(network, pictures()), outputs(other, pictures()), strict=True)
             idle += [argument] if all(torch.allclose(*pair, atol=1e-5) for pair in pairs) else []
     assert idle == []
@@ -482,7 +550,9 @@ def test_wrong_images(name: str) -> None:
         message = f"{name} received images of shape {shape}; expected (batch, 2, 21, 25)"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             network(torch.zeros(shape))
-    with pytest.raises(TypeError, match=rf"^{name} received images of torch.uint8; expected floats in"):
+    with pytest.raises(
+        TypeError, match=rf"^{name} received images of torch.uint8; expected floats in"
+    ):
         network(torch.zeros(2, *IMAGE, dtype=torch.uint8))
 
 
@@ -493,7 +563,9 @@ def test_extreme_images_give_finite_values_and_gradients(name: str) -> None:
         output = network(images)
         (output.scores.sum() + output.capsules.poses.sum()).backward()
         assert all(each.isfinite().all() for each in (output.scores, output.capsules.poses))
-        assert all(p.grad.isfinite().all() for p in (images, *network.parameters()) if p.grad is not None)
+        assert all(
+            p.grad.isfinite().all() for p in (images, *network.parameters()) if p.grad is not None
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in CAPSULES if "decoder" in SMALL[name].changed])

@@ -19,7 +19,9 @@ from tests.helpers.networks import IMAGE, pictures
 from tests.helpers.tiers import whole_but
 
 REFUSED = ("none",)
-ROUTINGS = sorted(path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem not in REFUSED)
+ROUTINGS = sorted(
+    path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem not in REFUSED
+)
 
 
 def build(
@@ -51,7 +53,9 @@ def capsules_by_layer(network: EMCaps, images: Tensor) -> dict[str, Capsules]:
     """Capsules of every layer, by name."""
     seen: dict[str, Capsules] = {}
     for name, layer in network.capsule_layers().items():
-        layer.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output}))
+        layer.register_forward_hook(
+            lambda _, inputs, output, name=name: seen.update({name: output})
+        )
     network(images)
     return seen
 
@@ -61,29 +65,53 @@ def test_initial_values_of_the_official_code() -> None:
     network = EMCaps((2, 32, 32), 5)
     assert torch.equal(network.conv.bias, torch.full((32,), 0.1))
     stds = [0.05, 0.5, 3.0, 0.1, 0.1, 0.01]
-    weights = [network.conv, network.primary.pose, network.primary.activation, *network.conv_capsules, network.classes]
-    assert [layer.weight.abs().max().item() / 2 for layer in weights] == pytest.approx(stds, rel=0.02)  # cut at 2 std
+    weights = [
+        network.conv,
+        network.primary.pose,
+        network.primary.activation,
+        *network.conv_capsules,
+        network.classes,
+    ]
+    assert [layer.weight.abs().max().item() / 2 for layer in weights] == pytest.approx(
+        stds, rel=0.02
+    )  # cut at 2 std
     assert [layer.weight.std().item() / 0.88 for layer in weights] == pytest.approx(stds, rel=0.05)
-    betas = [(layer.routing.beta_u.unique().item(), layer.routing.beta_a.unique().item()) for layer in weights[3:]]
+    betas = [
+        (layer.routing.beta_u.unique().item(), layer.routing.beta_a.unique().item())
+        for layer in weights[3:]
+    ]
     assert betas == [pytest.approx((0.5, 0.2)), pytest.approx((0.5, 0.2)), (2.0, 1.0)]
 
 
 @pytest.mark.parametrize("dim", [4, 9, 16])
 def test_votes_of_vectors_are_as_large_as_those_of_matrices(dim: int) -> None:
     """Their components are sums of the root of ``dim`` times as many products."""
-    networks = [build(pose=pose, primary={"dim": dim}, num_classes=30) for pose in ("matrix", "vector")]
-    matrices, vectors = ([layer.weight.std().item() for layer in (*n.conv_capsules, n.classes)] for n in networks)
+    networks = [
+        build(pose=pose, primary={"dim": dim}, num_classes=30) for pose in ("matrix", "vector")
+    ]
+    matrices, vectors = (
+        [layer.weight.std().item() for layer in (*n.conv_capsules, n.classes)] for n in networks
+    )
     assert vectors == pytest.approx([std * dim**-0.25 for std in matrices], rel=0.15)
 
 
 def test_sizes() -> None:
     """Positions below, between and above the convolutional capsules, along a side and along one of 8 pixels more."""
-    valid = {17: [7, 3, 1], 22: [9, 4, 2], 24: [10, 4, 2], 28: [12, 5, 3], 32: [14, 6, 4], 40: [18, 8, 6]}
+    valid = {
+        17: [7, 3, 1],
+        22: [9, 4, 2],
+        24: [10, 4, 2],
+        28: [12, 5, 3],
+        32: [14, 6, 4],
+        40: [18, 8, 6],
+    }
     padded = {13: [7, 3, 1], 28: [14, 6, 4], 32: [16, 7, 5]}
     for stem, expected in (("paper", valid), ("padded", padded)):
         for side, positions in expected.items():
             network = build((1, side, side + 8), stem=stem)
-            grids = [layer.windows.size for layer in network.conv_capsules] + [network.conv_capsules.grid]
+            grids = [layer.windows.size for layer in network.conv_capsules] + [
+                network.conv_capsules.grid
+            ]
             assert grids == [(n, n + more) for n, more in zip(positions, (4, 2, 2), strict=True)]
     build((2, 32, 32)).load_state_dict(build().state_dict())  # weights fit other sizes
 
@@ -103,7 +131,10 @@ def test_primary_capsules_see_rectified_features(batch_norm: bool) -> None:
     network(images)
     features = network.conv(images)
     if batch_norm:
-        mean, variance = features.mean((0, 2, 3), keepdim=True), features.var((0, 2, 3), correction=0, keepdim=True)
+        mean, variance = (
+            features.mean((0, 2, 3), keepdim=True),
+            features.var((0, 2, 3), correction=0, keepdim=True),
+        )
         features = (features - mean) / (variance + network.norm.eps).sqrt()
     assert (features < 0).any()
     torch.testing.assert_close(seen[0], features.clamp_min(0))
@@ -118,15 +149,21 @@ def test_convolutional_capsules_move_with_the_image(shift: int, normalisation: s
     """
     routing: Any = partial(EMRouting, iterations=2, normalisation=normalisation)
     conv = {"types": (4,), "strides": (2,)}
-    network = build((1, 48, 48), routing=routing, conv=conv, stem=[[6, 5, 2]], batch_norm=False).double()
+    network = build(
+        (1, 48, 48), routing=routing, conv=conv, stem=[[6, 5, 2]], batch_norm=False
+    ).double()
     image = torch.zeros(1, 1, 48, 48, dtype=torch.float64)
-    image[..., 16:28, 16:28] = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    image[..., 16:28, 16:28] = torch.rand(
+        12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     moved = image.roll((4 * shift, 4 * shift), (2, 3))
     before, after = (capsules_by_layer(network, each)["conv_capsules_1"] for each in (image, moved))
     for one, other in ((before.poses, after.poses), (before.activations, after.activations)):
         grid, moved_grid = (each.view(*network.conv_capsules.grid, 4, -1) for each in (one, other))
         expected = grid[2 : -2 - shift, 2 : -2 - shift]
-        torch.testing.assert_close(moved_grid[2 + shift : -2, 2 + shift : -2], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            moved_grid[2 + shift : -2, 2 + shift : -2], expected, rtol=0, atol=1e-12
+        )
         assert expected.flatten(0, 1).std(0).min() > 0
 
 
@@ -152,7 +189,10 @@ def test_coordinates_are_the_middles_of_receptive_fields(
     conv: dict[str, Any], stem: str, pads: tuple[int, int, int, int]
 ) -> None:
     network = build((1, 21, 26), stem=stem, conv=conv)
-    layers = [(5, 2), *((conv.get("kernel_size", 3), stride) for stride in conv.get("strides", (2, 1)))]
+    layers = [
+        (5, 2),
+        *((conv.get("kernel_size", 3), stride) for stride in conv.get("strides", (2, 1))),
+    ]
     rows, columns = averaged(21, *pads[:2], layers), averaged(26, *pads[2:], layers)
     expected = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2).flatten(0, 1)  # x, y
     torch.testing.assert_close(network.classes.coordinates[:, :2], expected, rtol=0, atol=1e-6)
@@ -162,8 +202,12 @@ def test_coordinates_are_the_middles_of_receptive_fields(
     ("entries", "side", "pose", "row", "column"),
     [("official", 4, "matrix", 1, 0), ("paper", 4, "vector", 3, 7), ("paper", 3, "matrix", 2, 5)],
 )
-def test_entries_that_get_coordinates(entries: str, side: int, pose: str, row: int, column: int) -> None:
-    network = build(classes={"coordinates": "grid", "entries": entries}, primary={"dim": side**2}, pose=pose)
+def test_entries_that_get_coordinates(
+    entries: str, side: int, pose: str, row: int, column: int
+) -> None:
+    network = build(
+        classes={"coordinates": "grid", "entries": entries}, primary={"dim": side**2}, pose=pose
+    )
     expected = torch.zeros(2, 3, side**2)
     expected[..., row] = torch.tensor([0.25, 0.75])[:, None]
     expected[..., column] = torch.tensor([1, 3, 5]) / 6
@@ -177,7 +221,10 @@ def options_of(network: EMCaps) -> list[dict[str, Any]]:
 CLASS_ROUTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {"cost": "official_legacy", "inverse_temperature": 0.0025, "mass_eps": 1e-5}),
     "over a partial": (
-        {"routing": partial(EMRouting, iterations=2, damping=0.1), "class_routing": {"iterations": 5, "damping": 0.3}},
+        {
+            "routing": partial(EMRouting, iterations=2, damping=0.1),
+            "class_routing": {"iterations": 5, "damping": 0.3},
+        },
         {"iterations": 5, "damping": 0.3},
     ),
     "none": ({"routing": partial(EMRouting, cost="paper"), "class_routing": None}, {}),
@@ -193,17 +240,26 @@ def test_class_routing_reaches_the_class_capsules_and_only_them(name: str) -> No
     assert {key for key in expected if first[key] == classes[key]} == set()
 
 
-@pytest.mark.parametrize("name", whole_but(ROUTINGS, "dynamic", "em", "em_official_legacy", "self_routing"))
+@pytest.mark.parametrize(
+    "name", whole_but(ROUTINGS, "dynamic", "em", "em_official_legacy", "self_routing")
+)
 def test_routing_of_every_layer_treats_images_alone(name: str) -> None:
     """Options reach all layers, scores are between 0 and 1, and an image alone gives the same as in a batch."""
     network = build(**preset(name, "routing.backend=reference")).eval()
-    assert [layer.routing.backend for layer in (*network.conv_capsules, network.classes)] == ["reference"] * 3
+    assert [layer.routing.backend for layer in (*network.conv_capsules, network.classes)] == [
+        "reference"
+    ] * 3
     images = 4 * pictures() - 2
     output, alone = network(images), network(images[1:2])
     assert 0 < output.scores.min() <= output.scores.max() < 1
     torch.testing.assert_close(alone.scores, output.scores[1:2])
-    torch.testing.assert_close(alone.capsules.poses, output.capsules.poses[1:2], rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(network(images.flip(1)).scores, output.scores, rtol=1e-5) or name in EQUAL_AT_FIRST
+    torch.testing.assert_close(
+        alone.capsules.poses, output.capsules.poses[1:2], rtol=1e-4, atol=1e-6
+    )
+    assert (
+        not torch.allclose(network(images.flip(1)).scores, output.scores, rtol=1e-5)
+        or name in EQUAL_AT_FIRST
+    )
 
 
 EQUAL_AT_FIRST = {"heinsen", "self_routing"}  # whose own parameters start at 0
@@ -257,7 +313,9 @@ def blobs(images: int, seed: int) -> Tensor:
     width = draw(images, 6, 1, 1) * 4 + 2
     height = draw(images, 6, 1, 1)
     squared = [(y - centre[0]).square() + (x - centre[1] - shift).square() for shift in (0, 2)]
-    pairs = torch.stack([((2 * height - 0.5) * (-each / (2 * width**2)).exp()).sum(1) for each in squared], 1)
+    pairs = torch.stack(
+        [((2 * height - 0.5) * (-each / (2 * width**2)).exp()).sum(1) for each in squared], 1
+    )
     return (pairs - pairs.mean((1, 2, 3), keepdim=True)) / pairs.std((1, 2, 3), keepdim=True)
 
 
@@ -276,7 +334,11 @@ def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
         primary, *layers = capsules_by_layer(network, blobs(4, seed)).values()
     means = [layer.activations.mean().item() for layer in layers]
     assert 0.2 < primary.activations.mean() < 0.5
-    assert [low < mean < high for mean, (low, high) in zip(means, bounds, strict=True)] == [True, True, True], means
+    assert [low < mean < high for mean, (low, high) in zip(means, bounds, strict=True)] == [
+        True,
+        True,
+        True,
+    ], means
     spreads = [layer.activations.std().item() for layer in layers[:2]]
     assert (min(spreads) > 1e-3) == ("all parents" not in name), spreads
     assert layers[2].activations.std(1).min() > 0

@@ -19,7 +19,9 @@ def test_betas_learn_first_and_then_everything() -> None:
     for moved in (2, sum(1 for _ in network.parameters())):
         network.zero_grad()
         logits_cross_entropy_loss(network(pictures()).logits, labels).backward()
-        learning = [name for name, p in network.named_parameters() if p.grad is not None and p.grad.any()]
+        learning = [
+            name for name, p in network.named_parameters() if p.grad is not None and p.grad.any()
+        ]
         assert len(learning) == moved, learning
         for name, parameter in network.named_parameters():
             if "beta" in name:
@@ -29,6 +31,8 @@ def test_betas_learn_first_and_then_everything() -> None:
 def test_sees_where_things_are() -> None:
     """Through its coordinates: the same feature at all positions, and still no two primary capsules are the same."""
     network = build().eval()
-    primary = network.primary(network.features(torch.cat([torch.zeros(1, 2, 21, 25), network.coordinates[None]], 1)))
+    primary = network.primary(
+        network.features(torch.cat([torch.zeros(1, 2, 21, 25), network.coordinates[None]], 1))
+    )
     first, last = primary.poses[0, :3], primary.poses[0, -3:]
     assert not torch.allclose(first, last, rtol=1e-3)

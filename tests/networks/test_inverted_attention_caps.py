@@ -14,7 +14,9 @@ def test_initial_transformations_keep_the_size_of_the_poses() -> None:
     """Variance J / (sqrt(d) n_in K^2), of the official code: an equal share of all votes is as large as a pose."""
     network = InvertedAttentionCaps((3, 32, 32), 10)
     stds = [layer.weight.std().item() for layer in (*network.conv_capsules, network.classes)]
-    assert stds == pytest.approx([math.sqrt(32 / (4 * 32 * 9))] * 2 + [math.sqrt(10 / (4 * 800))], rel=0.02)
+    assert stds == pytest.approx(
+        [math.sqrt(32 / (4 * 32 * 9))] * 2 + [math.sqrt(10 / (4 * 800))], rel=0.02
+    )
 
 
 def test_components_of_a_primary_pose_are_of_one_position_and_type() -> None:
@@ -23,6 +25,11 @@ def test_components_of_a_primary_pose_are_of_one_position_and_type() -> None:
     primary.norm = nn.Identity()
     features = torch.arange(6 * 4 * 5.0).view(1, 6, 4, 5)
     found = primary(features)
-    expected = [features[0, 3 * kind : 3 * kind + 3, y, x] for y in range(4) for x in range(5) for kind in range(2)]
+    expected = [
+        features[0, 3 * kind : 3 * kind + 3, y, x]
+        for y in range(4)
+        for x in range(5)
+        for kind in range(2)
+    ]
     assert torch.equal(found.poses[0], torch.stack(expected))
     assert torch.equal(found.activations, torch.ones(1, 40))

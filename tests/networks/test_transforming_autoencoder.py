@@ -27,7 +27,9 @@ def numbers(*shape: int) -> Tensor:
 
 def golden() -> TransformingAutoencoder:
     """The network of section 9 of the notes: two capsules, nine pixels."""
-    network = TransformingAutoencoder((1, 3, 3), capsules=CAPSULES, recognition=(READ,), generation=DRAW).double()
+    network = TransformingAutoencoder(
+        (1, 3, 3), capsules=CAPSULES, recognition=(READ,), generation=DRAW
+    ).double()
     (first,) = network.recognition
     values = {
         first.weight: 0.4 * (0.53 * numbers(CAPSULES, PIXELS, READ) + 0.2).cos(),
@@ -51,18 +53,24 @@ def test_golden_forward_pass() -> None:
     image = (0.5 + 0.5 * (0.37 * numbers(PIXELS) + 0.1).sin()).view(1, 1, 3, 3)
     found = golden()(image, double(1, -2)[None])
     poses = [[0.7766608084343157, 0.9787478707310322], [0.541820606936699, 0.36434339649681824]]
-    torch.testing.assert_close(found.poses[0], torch.tensor(poses, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found.poses[0], torch.tensor(poses, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     presences = double(0.6903661369854139, 0.3227726510582815)
     torch.testing.assert_close(found.presences[0], presences, rtol=0, atol=1e-12)
     output = [0.00029239387805940487, 0.10784688163686666, 0.19635059389049844, 0.25094758106968273]
     torch.testing.assert_close(found.images.flatten()[:4], double(*output), rtol=0, atol=1e-12)
-    assert (found.images - image).square().sum().item() == pytest.approx(3.8069948915642264, abs=1e-10)
+    assert (found.images - image).square().sum().item() == pytest.approx(
+        3.8069948915642264, abs=1e-10
+    )
 
 
 def test_golden_order_of_change_and_pose() -> None:
     """T A, not A T, as a port has it."""
     cos, sin = math.cos(0.3), math.sin(0.3)
-    change = torch.tensor([[cos, -sin, 2.0], [sin, cos, -1.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    change = torch.tensor(
+        [[cos, -sin, 2.0], [sin, cos, -1.0], [0.0, 0.0, 1.0]], dtype=torch.float64
+    )
     pose = (0.37 * numbers(9) + 0.1).sin()
     network = TransformingAutoencoder((1, 3, 3), capsules=1, pose="matrix")
     found = network.changed(pose.view(1, 1, 9), change[None])[0, 0, :3]
@@ -79,7 +87,9 @@ def test_golden_order_of_change_and_pose() -> None:
         ((2, 48, 48), {**STEREO, "shared": True}, 136_690),
     ],
 )  # fmt: skip
-def test_parameter_counts(shape: tuple[int, int, int], options: dict[str, Any], parameters: int) -> None:
+def test_parameter_counts(
+    shape: tuple[int, int, int], options: dict[str, Any], parameters: int
+) -> None:
     with torch.device("meta"):
         network = TransformingAutoencoder(shape, **options)
     assert count(network) == parameters
@@ -101,14 +111,18 @@ def by_loops(network: TransformingAutoencoder, images: Tensor, change: Tensor) -
             units = relu(units @ layer.weight[k] + layer.bias[k])
         presence = (units @ network.presence.weight[k] + network.presence.bias[k]).sigmoid()
         pose = (units @ network.where.weight[k] + network.where.bias[k]).view(-1, 3, 3)
-        drawn = relu((change @ pose).flatten(1) @ network.generation.weight[k] + network.generation.bias[k])
+        drawn = relu(
+            (change @ pose).flatten(1) @ network.generation.weight[k] + network.generation.bias[k]
+        )
         picture = presence * (drawn @ network.drawing.weight[k] + network.drawing.bias[k])
         y, x = y - (patch - window) // 2, x - (patch - window) // 2
         canvas[:, :, y : y + patch, x : x + patch] += picture.view(-1, 2, patch, patch)
     return canvas[:, :, margin:-margin, margin:-margin]
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": True}, {"patch": 5}, {"patch": 9, "stride": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shared": True}, {"patch": 5}, {"patch": 9, "stride": 2}], ids=str
+)
 def test_windows_and_patches_equal_the_loops(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     sizes = {"recognition": (5, 4), "generation": 6, "window": 5, "stride": 3, "patch": 8}
@@ -129,8 +143,14 @@ def test_capsules_begin_different_from_each_other() -> None:
         ({"capsules": None}, "capsules is None and window is None; expected one of the two"),
         ({"window": 5}, "capsules is 30 and window is 5; expected one of the two"),
         ({"recognition": ()}, "recognition is empty"),
-        ({"capsules": None, "window": 11, "patch": 10}, "patch is 10 and window is 11; expected a patch at least as"),
-        ({"capsules": None, "window": 30, "patch": 30}, "images are 28x28; TransformingAutoencoder needs at least 30"),
+        (
+            {"capsules": None, "window": 11, "patch": 10},
+            "patch is 10 and window is 11; expected a patch at least as",
+        ),
+        (
+            {"capsules": None, "window": 30, "patch": 30},
+            "images are 28x28; TransformingAutoencoder needs at least 30",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
@@ -141,21 +161,33 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("output_bias", ["shared", "per_capsule"])
 @pytest.mark.parametrize("window", [None, 5])
-def test_images_and_energies_are_those_of_what_each_capsule_draws_alone(output_bias: str, window: int | None) -> None:
+def test_images_and_energies_are_those_of_what_each_capsule_draws_alone(
+    output_bias: str, window: int | None
+) -> None:
     torch.manual_seed(0)
-    options: dict[str, Any] = {"capsules": None if window else 3, "window": window, "output_bias": output_bias}
+    options: dict[str, Any] = {
+        "capsules": None if window else 3,
+        "window": window,
+        "output_bias": output_bias,
+    }
     network = TransformingAutoencoder((1, 8, 8), patch=6, **options)
     poses, presences = network.recognise(torch.rand(2, 1, 8, 8))
     units = network.activation(network.generation(poses.transpose(0, 1)))
     drawn = network.drawing(units) * presences.t().unsqueeze(2)  # [k b pixel]
-    torch.testing.assert_close(network.energies(poses, presences), drawn.square().sum(2).t(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        network.energies(poses, presences), drawn.square().sum(2).t(), atol=1e-4, rtol=1e-4
+    )
     if window is None:  # with one: by_loops
         images = network.generate(poses, presences) - (0 if network.bias is None else network.bias)
         torch.testing.assert_close(images.flatten(1), drawn.sum(0))
 
 
-@pytest.mark.parametrize(("pose", "change", "other"), [("translation", (2,), (3, 3)), ("matrix", (3, 3), (2,))])
-def test_plain_autoencoder_and_the_change(pose: Any, change: tuple[int, ...], other: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("pose", "change", "other"), [("translation", (2,), (3, 3)), ("matrix", (3, 3), (2,))]
+)
+def test_plain_autoencoder_and_the_change(
+    pose: Any, change: tuple[int, ...], other: tuple[int, ...]
+) -> None:
     network = PairAutoencoder((1, 8, 8), code=5, hidden=(7, 6), pose=pose)
     images, told = torch.rand(4, 1, 8, 8), torch.randn(4, *change)
     output = network(images, told)
@@ -165,7 +197,9 @@ def test_plain_autoencoder_and_the_change(pose: Any, change: tuple[int, ...], ot
     assert output.presences.equal(torch.ones(4, 1))
     assert not torch.allclose(output.images, network(images, 2 * told).images)
     assert output.poses.equal(network(images, 2 * told).poses)
-    with pytest.raises(ValueError, match=rf"the change has shape \(4, {other[0]}.*; expected \(batch, {change[0]}"):
+    with pytest.raises(
+        ValueError, match=rf"the change has shape \(4, {other[0]}.*; expected \(batch, {change[0]}"
+    ):
         network(images, torch.zeros(4, *other))
     with pytest.raises(ValueError, match="PairAutoencoder has hidden 0; expected 1 or more"):
         PairAutoencoder((1, 8, 8), hidden=(0,), pose=pose)

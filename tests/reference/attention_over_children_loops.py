@@ -10,7 +10,9 @@ from tests.reference.contract import Reference
 from tests.reference.loops import length_loops, softmax_list
 
 
-def attention_over_children_loops(votes: Tensor, attention: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def attention_over_children_loops(
+    votes: Tensor, attention: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
     """Votes ``(b, i, j, d)``, attention ``(j, d, k, i)`` to poses ``(b, j, d)``."""
     _, children, parents, dim = votes.shape
     wa, wc, bc = attention.tolist(), weight.tolist(), bias.tolist()
@@ -19,10 +21,17 @@ def attention_over_children_loops(votes: Tensor, attention: Tensor, weight: Tens
         poses = []
         for j in range(parents):
             pairs = [(k, d) for k in range(children) for d in range(dim)]
-            logits = [sum(wa[j][d][k][i] * vote[k][j][d] for k, d in pairs) for i in range(children)]
+            logits = [
+                sum(wa[j][d][k][i] * vote[k][j][d] for k, d in pairs) for i in range(children)
+            ]
             alpha = softmax_list(logits)  # over the children
             total = [sum(alpha[i] * vote[i][j][d] for i in range(children)) for d in range(dim)]
-            poses.append([math.tanh(sum(total[d] * wc[j][d][e] for d in range(dim)) + bc[j][e]) for e in range(dim)])
+            poses.append(
+                [
+                    math.tanh(sum(total[d] * wc[j][d][e] for d in range(dim)) + bc[j][e])
+                    for e in range(dim)
+                ]
+            )
         results.append(poses)
     return torch.tensor(results, dtype=torch.float64)
 

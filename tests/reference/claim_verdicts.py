@@ -58,7 +58,10 @@ def verdicts() -> list[Verdict]:
     corrected: dict[int, tuple[float, float]] = {}
     for family, members in families.items():
         no_difference = [max(test.p for test in sides[index].tests) for index in members]
-        smaller = [max(p_of_smaller(test, claims[index]) for test in sides[index].tests) for index in members]
+        smaller = [
+            max(p_of_smaller(test, claims[index]) for test in sides[index].tests)
+            for index in members
+        ]
         others = other_p_values(family, {sides[index].line for index in members})
         adjusted = holm([*no_difference, *smaller, *others, *[1.0 for _ in others]])
         for place, index in enumerate(members):
@@ -93,7 +96,9 @@ def sides_of(claim: dict[str, Any]) -> Sides:
     assert len(chosen) == 1
     line, number = chosen.iloc[0], int(chosen.index[0])
     plans = pd.read_csv(RESULTS / "plans.csv")
-    plan = plans[(plans["table"] == asked["file"]) & (plans["comparison"] == asked["name"])].iloc[0]["planned"]
+    plan = plans[(plans["table"] == asked["file"]) & (plans["comparison"] == asked["name"])].iloc[
+        0
+    ]["planned"]
     name = f"{asked['file']}|{line['family'] or line['comparison']}|{line['source']}"
     family = name if plan == "yes" else ""
     if line["test"].startswith("bootstrap"):
@@ -103,7 +108,9 @@ def sides_of(claim: dict[str, Any]) -> Sides:
     runs = pd.read_csv(RESULTS / f"{asked['file']}_runs.csv")
     runs = runs[(runs["status"] == "done") & (runs["source"] == line["source"])]
     first, second = (
-        runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])].set_index("seed")["value"]
+        runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])].set_index(
+            "seed"
+        )["value"]
         for side in ("first", "second")
     )
     paired, other = line["test"].startswith("paired"), line["first"] != line["second"]
@@ -119,15 +126,22 @@ def values_of(sample: dict[str, str]) -> pd.Series:
     runs = runs[runs["status"] == "done"] if "status" in runs else runs
     values = runs.set_index("seed")[sample.get("value", "value")]
     if "minus" in sample:
-        values = values - values_of({"file": sample["file"], "row": sample["row"], "column": sample["minus"]})
+        values = values - values_of(
+            {"file": sample["file"], "row": sample["row"], "column": sample["minus"]}
+        )
     return values
 
 
-def compared(first: pd.Series, second: pd.Series, *, paired: bool, other: bool, family: str, line: int) -> Sides:
+def compared(
+    first: pd.Series, second: pd.Series, *, paired: bool, other: bool, family: str, line: int
+) -> Sides:
     same_seeds = sorted(first.index) == sorted(second.index)
     both = [paired, not paired] if other and same_seeds else [paired]
     common = first.index.intersection(second.index)
-    tests = [pair_test(first[common], second[common]) if each else welch_test(first, second) for each in both]
+    tests = [
+        pair_test(first[common], second[common]) if each else welch_test(first, second)
+        for each in both
+    ]
     half = stats.t.ppf(1 - LEVEL / 2, tests[0].df) * tests[0].error
     difference = tests[0].difference
     count = len(common) if paired else min(len(first), len(second))
@@ -157,7 +171,9 @@ def other_p_values(family: str, of_claims: set[int]) -> list[float]:
         return []
     table, name, source = family.split("|")
     lines = pd.read_csv(RESULTS / f"{table}_comparisons.csv", keep_default_na=False)
-    of_family = (lines["family"] == name) | ((lines["family"] == "") & (lines["comparison"] == name))
+    of_family = (lines["family"] == name) | (
+        (lines["family"] == "") & (lines["comparison"] == name)
+    )
     lines = lines[of_family & (lines["source"] == source) & ~lines.index.isin(of_claims)]
     return [float(p) for p in lines["p"] if p]
 
@@ -174,7 +190,9 @@ def judge(claim: dict[str, Any], side: Sides, p: float, p_smaller: float) -> Ver
     low, high = (side.low, side.high) if claim["expects"] == "more" else (-side.high, -side.low)
     smallest, verdict = claim["smallest"], "undecided"
     if side.count >= 3 and p < LEVEL and low > 0:
-        verdict = "holds" + ("" if low >= smallest else ", but small" if high < smallest else ", size open")
+        verdict = "holds" + (
+            "" if low >= smallest else ", but small" if high < smallest else ", size open"
+        )
     elif side.count >= 3 and p < LEVEL and high < 0:
         verdict = "the opposite holds"
         verdict += "" if -high >= smallest else ", but small" if -low < smallest else ", size open"
@@ -183,7 +201,9 @@ def judge(claim: dict[str, Any], side: Sides, p: float, p_smaller: float) -> Ver
     if "planned_first" in claim and verdict != "undecided":
         planned = claim["planned_first"]
         lines = pd.read_csv(RESULTS / f"{planned['file']}_comparisons.csv")
-        line = lines[(lines["comparison"] == planned["name"]) & lines["first"].str.startswith(planned["row"])].iloc[0]
+        line = lines[
+            (lines["comparison"] == planned["name"]) & lines["first"].str.startswith(planned["row"])
+        ].iloc[0]
         towards = line["difference"] * (1 if claim["expects"] == "more" else -1)
         supports = line["p_holm"] < LEVEL and towards > 0
         opposes = line["p_holm"] < LEVEL and towards < 0

@@ -9,7 +9,10 @@ from tests.reference.loops import dynamic_routing_loops
 
 
 def loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    options = {"iterations": module.options["iterations"], "replace": module.options["update"] == "replace"}
+    options = {
+        "iterations": module.options["iterations"],
+        "replace": module.options["update"] == "replace",
+    }
     learned = {"bias": module.bias, "prior": module.prior, "leaky": module.leaky}
     return with_lengths(dynamic_routing_loops(votes, **options, **learned))
 

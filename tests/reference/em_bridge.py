@@ -16,13 +16,17 @@ from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.routing.em_costs import INITIAL
 from tests.reference.em_loops import betas_of_the_loops, in_terms_of_the_loops  # noqa: F401
 
-PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml") if file.stem != "em_normalised")
+PRESETS = sorted(
+    file.stem for file in (conf_dir() / "routing").glob("em*.yaml") if file.stem != "em_normalised"
+)
 
 
 @cache
 def preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the convolutional layers. Cached: do not modify the result."""
-    options: Any = OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).routing)
+    options: Any = OmegaConf.to_container(
+        compose("train", ["model=em_caps_paper", f"routing={name}"]).routing
+    )
     own = INITIAL[options["cost"]]
     options |= {option: value for option, value in own.items() if options[option] is None}
     return {option: value for option, value in options.items() if not option.startswith("_")}
@@ -36,7 +40,9 @@ def class_preset(name: str) -> dict[str, Any]:
 @cache
 def class_options(name: str) -> Any:
     """Arguments of the class layer that differ from the convolutional layers'. Cached: do not modify the result."""
-    return OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing)
+    return OmegaConf.to_container(
+        compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing
+    )
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

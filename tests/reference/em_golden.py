@@ -28,13 +28,17 @@ def in_paper_terms(cost: str, b_s: float, b_a: float, final: float) -> tuple[flo
 
 def in_paper_form(row: "ConvGolden") -> "ConvGolden":
     beta_u, beta_a, final = in_paper_terms(row.cost, row.b_s, row.b_a, row.final)
-    return row._replace(name=f"{row.name}, paper", cost="paper", b_s=beta_u, b_a=beta_a, final=final)
+    return row._replace(
+        name=f"{row.name}, paper", cost="paper", b_s=beta_u, b_a=beta_a, final=final
+    )
 
 
 def check(row: "ConvGolden | ClassGolden", **found: Tensor) -> None:
     for quantity, values in found.items():
         if (expected := getattr(row, quantity)) != ():
-            torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(
+                values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=TOLERANCE
+            )
 
 
 def conv_poses() -> Tensor:
@@ -71,7 +75,9 @@ class ConvGolden(NamedTuple):
     masses: tuple[float, ...]  # of parent (0, 0, 0), in each iteration
     logits: tuple[float, ...] = ()  # of parent (0, 0, 0), in each iteration
 
-    def check(self, activations: Tensor, poses: Tensor, couplings: Tensor, masses: Tensor, logits: Tensor) -> None:
+    def check(
+        self, activations: Tensor, poses: Tensor, couplings: Tensor, masses: Tensor, logits: Tensor
+    ) -> None:
         """Compare poses and activations of the grid, the last couplings, and masses and logits of parent 0."""
         check(
             self,
@@ -194,7 +200,12 @@ CLASS = [
 ]  # fmt: skip
 
 
-LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
+LAYERS = (
+    (5, 2),
+    (1, 1),
+    (3, 2),
+    (3, 1),
+)  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
 
 COORDINATES = {  # pixels along an axis -> coordinates of the positions in the class layer
     24: (-0.04, 0.0),

@@ -79,7 +79,9 @@ def log_sigmoid(x: float) -> float:
     return min(0.0, x) - math.log1p(math.exp(-abs(x)))
 
 
-def inverse_temperatures(final: float, iterations: int, schedule: str = "saturating") -> list[float]:
+def inverse_temperatures(
+    final: float, iterations: int, schedule: str = "saturating"
+) -> list[float]:
     """One per iteration: the official ``final (1 - 0.95^(t + 1))``, or a schedule of J. Hui's tutorial."""
     if schedule == "saturating":
         return [final * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
@@ -90,7 +92,9 @@ def inverse_temperatures(final: float, iterations: int, schedule: str = "saturat
 def log_density(vote: list[float], pose: list[float], variance: list[float]) -> float:
     """``ln p_j``, the logarithm of a Gaussian with diagonal covariance at the vote (Procedure 1, E-step, line 2)."""
     components = zip(vote, pose, variance, strict=True)
-    return sum(-((v - mu) ** 2) / (2 * var) - 0.5 * (math.log(var) + LN_2PI) for v, mu, var in components)
+    return sum(
+        -((v - mu) ** 2) / (2 * var) - 0.5 * (math.log(var) + LN_2PI) for v, mu, var in components
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- M-step
@@ -115,7 +119,9 @@ def activation_logits(
         u, a = beta_u[parent.type], beta_a[parent.type]
         log_volume = sum(math.log(var) for var in variance)  # L_j
         if cost == "paper":
-            logits.append(inverse_temperature * (a - own))  # a_j = logistic(lambda (beta_a - sum_h cost^h))
+            logits.append(
+                inverse_temperature * (a - own)
+            )  # a_j = logistic(lambda (beta_a - sum_h cost^h))
         elif cost == "official_legacy":  # beta_u is the code's b_s, beta_a its b_a
             bracket = -log_volume - dim * u * (LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 5000 * a))
@@ -123,9 +129,15 @@ def activation_logits(
             bracket = -log_volume - dim * (math.log(u**2 + 5e-4) + LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 800 * a))
         else:  # J. Hui's tutorial: costs are standardised over the parent types at the same position
-            rivals = [c for other, c in zip(parents, costs, strict=True) if other.position == parent.position]
+            rivals = [
+                c
+                for other, c in zip(parents, costs, strict=True)
+                if other.position == parent.position
+            ]
             mean = sum(rivals) / len(rivals)
-            deviation = math.sqrt(sum((c - mean) ** 2 for c in rivals) / len(rivals))  # population: divided by n
+            deviation = math.sqrt(
+                sum((c - mean) ** 2 for c in rivals) / len(rivals)
+            )  # population: divided by n
             logits.append(inverse_temperature * (a + (mean - own) / (deviation + 1e-4)))
     return logits
 
@@ -143,32 +155,53 @@ def ratio_in_groups(
     largest: dict[Hashable, float] = {}
     for weight, group in zip(log_weights, maximum_groups, strict=True):
         largest[group] = max(weight, largest.get(group, -math.inf))
-    shares = [math.exp(weight - largest[group]) for weight, group in zip(log_weights, maximum_groups, strict=True)]
+    shares = [
+        math.exp(weight - largest[group])
+        for weight, group in zip(log_weights, maximum_groups, strict=True)
+    ]
     totals: dict[Hashable, float] = {}
     for share, group in zip(shares, total_groups, strict=True):
         totals[group] = totals.get(group, 0.0) + share
-    return [share / finish(totals[group]) for share, group in zip(shares, total_groups, strict=True)]
+    return [
+        share / finish(totals[group]) for share, group in zip(shares, total_groups, strict=True)
+    ]
 
 
 def normalise(
-    log_weights: list[float], children: list[Child], parents: list[Parent], edges: list[Edge], normalisation: Any
+    log_weights: list[float],
+    children: list[Child],
+    parents: list[Parent],
+    edges: list[Edge],
+    normalisation: Any,
 ) -> list[float]:
     """E-step line 3 of Procedure 1, ``R_ij = a_j p_j / sum_k a_k p_k``, or its replacement in a port."""
     if callable(normalisation):
         return normalisation(log_weights, children, parents, edges)
-    if normalisation == "all_parents":  # Procedure 1, official class layer: k over every parent that sees the child
+    if (
+        normalisation == "all_parents"
+    ):  # Procedure 1, official class layer: k over every parent that sees the child
         groups: list[Hashable] = [edge.child for edge in edges]
         return ratio_in_groups(log_weights, groups, groups)
-    if normalisation == "window":  # k over the types at one position only (Hui, yl-1993, SR-CapsNet)
+    if (
+        normalisation == "window"
+    ):  # k over the types at one position only (Hui, yl-1993, SR-CapsNet)
         groups = [(edge.child, parents[edge.parent].position) for edge in edges]
         return ratio_in_groups(log_weights, groups, groups)
     if normalisation == "official_legacy":  # over positions, separately for each parent type
         pairs = [(children[edge.child].type, parents[edge.parent].type) for edge in edges]
-        pretended = [edge.child if edge.stride_one_child is None else edge.stride_one_child for edge in edges]
-        shared = [(child, parents[edge.parent].type) for child, edge in zip(pretended, edges, strict=True)]
+        pretended = [
+            edge.child if edge.stride_one_child is None else edge.stride_one_child for edge in edges
+        ]
+        shared = [
+            (child, parents[edge.parent].type) for child, edge in zip(pretended, edges, strict=True)
+        ]
         return ratio_in_groups(log_weights, pairs, shared, lambda total: total + 1e-7)
-    types = [children[edge.child].type for edge in edges]  # official_fast: a maximum per child type, floored
-    return ratio_in_groups(log_weights, types, [edge.child for edge in edges], lambda total: max(total, 1e-6))
+    types = [
+        children[edge.child].type for edge in edges
+    ]  # official_fast: a maximum per child type, floored
+    return ratio_in_groups(
+        log_weights, types, [edge.child for edge in edges], lambda total: max(total, 1e-6)
+    )
 
 
 def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) -> list[float]:
@@ -207,7 +240,9 @@ def em_routing_graph(
     """
     couplings = initial_couplings(parents, edges, initial)
     dim = len(edges[0].vote)
-    of_parent = [[(e, edge) for e, edge in enumerate(edges) if edge.parent == j] for j in range(len(parents))]
+    of_parent = [
+        [(e, edge) for e, edge in enumerate(edges) if edge.parent == j] for j in range(len(parents))
+    ]
 
     poses = [[0.0] * dim for _ in parents]
     iterations: list[Record] = []
@@ -217,20 +252,32 @@ def em_routing_graph(
             log_weights = []
             for edge in edges:  # ln (a_j p_j)
                 j = edge.parent
-                log_weights.append(last.log_activations[j] + log_density(edge.vote, last.poses[j], last.variances[j]))
+                log_weights.append(
+                    last.log_activations[j]
+                    + log_density(edge.vote, last.poses[j], last.variances[j])
+                )
             couplings = normalise(log_weights, children, parents, edges, normalisation)
 
         masses, new_poses, variances = [], [], []
         for j in range(len(parents)):  # M-step
-            weights = [couplings[e] * children[edge.child].activation for e, edge in of_parent[j]]  # R_ij <- R_ij a_i
+            weights = [
+                couplings[e] * children[edge.child].activation for e, edge in of_parent[j]
+            ]  # R_ij <- R_ij a_i
             mass = sum(weights) + mass_epsilon
             divisor = mass if mass > 0 else 1.0
             pose, variance = [], []
             for h in range(dim):
-                seen = [(weight, edge.vote[h]) for weight, (_, edge) in zip(weights, of_parent[j], strict=True)]
-                moment = sum(weight * v for weight, v in seen)  # mu_j^h = sum_i R_ij V_ij^h / sum_i R_ij
+                seen = [
+                    (weight, edge.vote[h])
+                    for weight, (_, edge) in zip(weights, of_parent[j], strict=True)
+                ]
+                moment = sum(
+                    weight * v for weight, v in seen
+                )  # mu_j^h = sum_i R_ij V_ij^h / sum_i R_ij
                 mu = (1 - damping) * (moment / divisor) + damping * poses[j][h]
-                spread = sum(weight * (v - mu) ** 2 for weight, v in seen)  # (sigma_j^h)^2, over sum_i R_ij
+                spread = sum(
+                    weight * (v - mu) ** 2 for weight, v in seen
+                )  # (sigma_j^h)^2, over sum_i R_ij
                 pose.append(mu)
                 variance.append(spread / divisor + min_variance)
             masses.append(mass)
@@ -239,15 +286,22 @@ def em_routing_graph(
         poses = new_poses
 
         if activation == "description_length":
-            logits = activation_logits(masses, variances, parents, beta_u, beta_a, cost, inverse_temperature)
+            logits = activation_logits(
+                masses, variances, parents, beta_u, beta_a, cost, inverse_temperature
+            )
             log_activations = [log_sigmoid(logit) for logit in logits]
             activations = [sigmoid(logit) for logit in logits]
         else:  # "mixing_proportions" sum to 1 over the layer
             whole = sum(masses)
             activations = [mass / whole for mass in masses]
             log_activations = [math.log(mass) - math.log(whole) for mass in masses]
-            logits = [math.log(mass) - math.log(whole - mass) if whole > mass else math.inf for mass in masses]
-        iterations.append(Record(couplings, masses, logits, log_activations, activations, poses, variances))
+            logits = [
+                math.log(mass) - math.log(whole - mass) if whole > mass else math.inf
+                for mass in masses
+            ]
+        iterations.append(
+            Record(couplings, masses, logits, log_activations, activations, poses, variances)
+        )
     return iterations
 
 
@@ -259,8 +313,16 @@ def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> 
 
     A pose with as many entries as the transform has rows is a matrix of one row: the vector pose of the ablation.
     """
-    inner, rows, columns = len(transform), range(len(pose) // len(transform)), range(len(transform[0]))
-    return [sum(pose[inner * r + x] * transform[x][c] for x in range(inner)) for r in rows for c in columns]
+    inner, rows, columns = (
+        len(transform),
+        range(len(pose) // len(transform)),
+        range(len(transform[0])),
+    )
+    return [
+        sum(pose[inner * r + x] * transform[x][c] for x in range(inner))
+        for r in rows
+        for c in columns
+    ]
 
 
 vector_vote = matrix_vote
@@ -271,7 +333,10 @@ def votes_loops(poses: Tensor, weight: Tensor) -> Tensor:
     """Poses ``(b, i, n)`` and transforms ``(i, x, c, j)`` to votes ``(b, i, j, d)``."""
     transforms = weight.double().permute(0, 3, 1, 2).tolist()  # [i j x c]
     images = poses.double().tolist()
-    votes = [[[matrix_vote(pose, each) for each in transforms[i]] for i, pose in enumerate(image)] for image in images]
+    votes = [
+        [[matrix_vote(pose, each) for each in transforms[i]] for i, pose in enumerate(image)]
+        for image in images
+    ]
     return torch.tensor(votes, dtype=torch.float64)
 
 
@@ -292,7 +357,9 @@ def class_votes_loops(
         for b, row, column in product(range(types), range(height), range(width)):
             of_child = [vote(image[b][row][column], transform) for transform in transforms[b]]
             offset = added[:, row, column].tolist()
-            children.append([[v + o for v, o in zip(each, offset, strict=True)] for each in of_child])
+            children.append(
+                [[v + o for v, o in zip(each, offset, strict=True)] for each in of_child]
+            )
         images.append(children)
     return torch.tensor(images, dtype=torch.float64)
 
@@ -311,10 +378,14 @@ def dense_em_loops(
     _, count, types, _ = votes.shape
     parents = [Parent(type=j) for j in range(types)]
     images = []
-    for vote, activation in zip(votes.double().tolist(), activations.double().tolist(), strict=True):
+    for vote, activation in zip(
+        votes.double().tolist(), activations.double().tolist(), strict=True
+    ):
         children = [Child(activation[i]) for i in range(count)]
         edges = [Edge(i, j, vote[i][j]) for i in range(count) for j in range(types)]
-        iterations = em_routing_graph(children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options)
+        iterations = em_routing_graph(
+            children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options
+        )
         images.append((edges, iterations))
     return _records(images, count, types)
 
@@ -355,8 +426,17 @@ def conv_em_loops(
             for b, y, x in kernel:
                 below, right = stride * row + y, stride * column + x
                 value = vote(pose[b][below][right], transforms[b][y][x][c])
-                edges.append(Edge(child_index[b, below, right], j, value, stride_one_child=(b, row + y, column + x)))
-        iterations = em_routing_graph(children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options)
+                edges.append(
+                    Edge(
+                        child_index[b, below, right],
+                        j,
+                        value,
+                        stride_one_child=(b, row + y, column + x),
+                    )
+                )
+        iterations = em_routing_graph(
+            children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options
+        )
         images.append((edges, iterations))
     below, above = (child_types, height, width), (parent_types, out_height, out_width)
     records = []
@@ -367,7 +447,9 @@ def conv_em_loops(
     return records
 
 
-def _records(images: list[tuple[list[Edge], list[Record]]], children: int, parents: int) -> list[Record]:
+def _records(
+    images: list[tuple[list[Edge], list[Record]]], children: int, parents: int
+) -> list[Record]:
     """Stack the images: one record per iteration, with children and parents by index."""
     records = []
     for t in range(len(images[0][1])):
@@ -376,7 +458,9 @@ def _records(images: list[tuple[list[Edge], list[Record]]], children: int, paren
             for edge, coupling in zip(edges, iterations[t].couplings, strict=True):
                 couplings[b, edge.child, edge.parent] = coupling
         of_parents = zip(*(iterations[t][1:] for _, iterations in images), strict=True)
-        records.append(Record(couplings, *(torch.tensor(each, dtype=torch.float64) for each in of_parents)))
+        records.append(
+            Record(couplings, *(torch.tensor(each, dtype=torch.float64) for each in of_parents))
+        )
     return records
 
 
@@ -385,7 +469,11 @@ def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
     same = ("cost", "normalisation", "initial", "damping", "min_variance", "activation")
     final = options["inverse_temperature"], options["iterations"], options["temperature_schedule"]
     known = {name: options[name] for name in same if name in options}
-    return {**known, "mass_epsilon": options["mass_eps"], "inverse_temperatures": inverse_temperatures(*final)}
+    return {
+        **known,
+        "mass_epsilon": options["mass_eps"],
+        "inverse_temperatures": inverse_temperatures(*final),
+    }
 
 
 def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -394,7 +482,9 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
     The loops have the official 800, which is 50 times 16 components, and 5e-4 in place of ``min_variance``: the
     conversion makes ``beta_u^2 + min_variance`` equal in both.
     """
-    beta_u, beta_a = (beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a))
+    beta_u, beta_a = (
+        beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a)
+    )
     if routing.options["cost"] == "official_fast":
         beta_a = beta_a * dim / 16
         moved = beta_u.square() + routing.options["min_variance"] - 5e-4
@@ -404,7 +494,10 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    options = {**in_terms_of_the_loops(module.options), "normalisation": "all_parents"}  # in a dense layer
+    options = {
+        **in_terms_of_the_loops(module.options),
+        "normalisation": "all_parents",
+    }  # in a dense layer
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations
@@ -414,7 +507,9 @@ def shipped() -> dict[str, dict[str, Any]]:
     """``conf/routing/em*.yaml`` without the options that the contract varies."""
     from tests.reference.em_bridge import PRESETS, class_preset, preset
 
-    rows = {name: preset(name) for name in PRESETS} | {f"{name}-classes": class_preset(name) for name in PRESETS}
+    rows = {name: preset(name) for name in PRESETS} | {
+        f"{name}-classes": class_preset(name) for name in PRESETS
+    }
     others = ("iterations", "backend")
     return {name: {key: row[key] for key in row if key not in others} for name, row in rows.items()}
 

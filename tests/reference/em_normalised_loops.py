@@ -34,7 +34,10 @@ def em_evidence_loops(
             share = [couplings[i][j] * activations[i] / mass for i in children]
             pose = [sum(share[i] * votes[i][j][d] for i in children) for d in components]
             variances.append(
-                [min_variance + sum(share[i] * (votes[i][j][d] - pose[d]) ** 2 for i in children) for d in components]
+                [
+                    min_variance + sum(share[i] * (votes[i][j][d] - pose[d]) ** 2 for i in children)
+                    for d in components
+                ]
             )
             masses.append(mass)
             poses.append(pose)
@@ -46,7 +49,9 @@ def em_evidence_loops(
                     -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
                     for d, v in enumerate(variances[j])
                 )
-                explained.append((math.log(masses[j]) + log_density) / temperature + log_prior[i][j])
+                explained.append(
+                    (math.log(masses[j]) + log_density) / temperature + log_prior[i][j]
+                )
             couplings.append(softmax_list(explained))
     return poses, [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
 
@@ -58,7 +63,9 @@ def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
         em_evidence_loops(*image, prior=prior, **module.options)
         for image in zip(votes.tolist(), activations.tolist(), strict=True)
     ]
-    poses, evidence = (torch.tensor(each, dtype=torch.float64) for each in zip(*images, strict=True))
+    poses, evidence = (
+        torch.tensor(each, dtype=torch.float64) for each in zip(*images, strict=True)
+    )
     if module.pose_norm is not None:
         poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
     return poses, by_statistics(module.evidence_norm, evidence).sigmoid()

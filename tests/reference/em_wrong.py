@@ -65,10 +65,15 @@ class Right:
             masses = weights.sum(1) + MASS_EPSILON  # (b, j)
             poses = (weights[..., None] * votes).sum(1) / masses[..., None]
             squares = (votes - poses[:, None]) ** 2
-            variances = self.spread((weights[..., None] * squares).sum(1) / masses[..., None]) + MIN_VARIANCE
+            variances = (
+                self.spread((weights[..., None] * squares).sum(1) / masses[..., None])
+                + MIN_VARIANCE
+            )
             costs = masses * (dim * beta_u + 0.5 * variances.log().sum(-1))
             logits = inverse_temperature * (beta_a - costs)
-            log_weights = self.log_weights(self.log_activations(logits), self.log_density(votes, poses, variances))
+            log_weights = self.log_weights(
+                self.log_activations(logits), self.log_density(votes, poses, variances)
+            )
             couplings = self.finish(log_weights.softmax(2), weights, activations)
         return poses, logits.sigmoid()
 
@@ -140,7 +145,9 @@ class ConstantOfTheDensity(Right):
 
     def log_density(self, votes: Tensor, poses: Tensor, variances: Tensor) -> Tensor:
         squares = (votes - poses[:, None]) ** 2 / variances[:, None]
-        return -0.5 * (squares.sum(-1) + torch.log(math.log(2 * math.pi) * variances).sum(-1)[:, None])
+        return -0.5 * (
+            squares.sum(-1) + torch.log(math.log(2 * math.pi) * variances).sum(-1)[:, None]
+        )
 
 
 class RootOfVariance(Right):
@@ -161,7 +168,9 @@ class StoppedGradient(Right):
         return couplings.detach()
 
 
-def stride_ignored(weights: list[float], _: list[Child], __: list[Parent], edges: list[Edge]) -> list[float]:
+def stride_ignored(
+    weights: list[float], _: list[Child], __: list[Parent], edges: list[Edge]
+) -> list[float]:
     """Sums over the parents of the child at parent index + kernel offset (official, 2018). Correct at stride 1."""
     groups = [edge.stride_one_child for edge in edges]
     return ratio_in_groups(weights, groups, groups)

@@ -14,7 +14,12 @@ EPS = 1e-5  # official code: added to every mass and every variance
 
 
 def heinsen_loops(
-    votes: Tensor, activations: Tensor, beta_use: Tensor, beta_ignore: Tensor, bias: Tensor | None, iterations: int
+    votes: Tensor,
+    activations: Tensor,
+    beta_use: Tensor,
+    beta_ignore: Tensor,
+    bias: Tensor | None,
+    iterations: int,
 ) -> tuple[Tensor, Tensor]:
     """Poses ``(b, j, d)`` and scores ``(b, j)``, of votes without their bias and activations ``f(a_i)``.
 
@@ -25,7 +30,8 @@ def heinsen_loops(
     for b in range(batch):
         vote, active = votes[b].tolist(), activations[b].tolist()
         use_of, ignore_of = (
-            [beta[i % len(beta)].tolist() for i in range(children)] for beta in (beta_use, beta_ignore)
+            [beta[i % len(beta)].tolist() for i in range(children)]
+            for beta in (beta_use, beta_ignore)
         )
         for i in range(children):
             for j in range(parents):
@@ -44,20 +50,36 @@ def heinsen_loops(
                             logit -= 0.5 * math.log(variances[j][d])
                         logits.append(logit)
                     couplings[i] = softmax_list(logits)
-            used = [[active[i] * couplings[i][j] for j in range(parents)] for i in range(children)]  # D-step
+            used = [
+                [active[i] * couplings[i][j] for j in range(parents)] for i in range(children)
+            ]  # D-step
             ignored = [[active[i] - used[i][j] for j in range(parents)] for i in range(children)]
             scores, poses, variances = [], [], []
             for j in range(parents):  # M-step
-                scores.append(sum(use_of[i][j] * used[i][j] - ignore_of[i][j] * ignored[i][j] for i in range(children)))
+                scores.append(
+                    sum(
+                        use_of[i][j] * used[i][j] - ignore_of[i][j] * ignored[i][j]
+                        for i in range(children)
+                    )
+                )
                 mass = sum(used[i][j] for i in range(children)) + EPS
                 share = [used[i][j] / mass for i in range(children)]
                 mean = [sum(share[i] * vote[i][j][d] for i in range(children)) for d in range(dim)]
-                squares = [[(vote[i][j][d] - mean[d]) ** 2 for d in range(dim)] for i in range(children)]
+                squares = [
+                    [(vote[i][j][d] - mean[d]) ** 2 for d in range(dim)] for i in range(children)
+                ]
                 poses.append(mean)
-                variances.append([EPS + sum(share[i] * squares[i][d] for i in range(children)) for d in range(dim)])
+                variances.append(
+                    [
+                        EPS + sum(share[i] * squares[i][d] for i in range(children))
+                        for d in range(dim)
+                    ]
+                )
         all_poses.append(poses)
         all_scores.append(scores)
-    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(all_scores, dtype=torch.float64)
+    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(
+        all_scores, dtype=torch.float64
+    )
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
@@ -68,6 +90,10 @@ def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
 
 REFERENCE = Reference(
     parents_by_loops,
-    switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "normalisation": ("all_parents", "window")},
+    switches={
+        "iterations": (3, 1, 2, 5),
+        "bias": (True, False),
+        "normalisation": ("all_parents", "window"),
+    },
     activations="weighing",
 )

@@ -16,10 +16,15 @@ def layer_norm(vector: list[float], scale: list[float], shift: list[float]) -> l
     """``(x - mean) / sqrt(variance + eps)``, with the variance of a population, then scale and shift."""
     mean = sum(vector) / len(vector)
     variance = sum((x - mean) ** 2 for x in vector) / len(vector)
-    return [scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d] for d in range(len(vector))]
+    return [
+        scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d]
+        for d in range(len(vector))
+    ]
 
 
-def inverted_attention_loops(votes: Tensor, iterations: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+def inverted_attention_loops(
+    votes: Tensor, iterations: int, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
     """Votes ``(b, i, j, d)`` to poses ``(b, j, d)`` and agreement ``(b, j)``."""
     _, children, parents, dim = votes.shape
     all_poses, agreements = [], []
@@ -28,15 +33,24 @@ def inverted_attention_loops(votes: Tensor, iterations: int, scale: Tensor, shif
         for _ in range(iterations):
             couplings = [softmax_list(logits[i]) for i in range(children)]
             totals = [weighted_sum(couplings, vote, j) for j in range(parents)]
-            poses = [layer_norm(total, scale.tolist(), shift.tolist()) for total in totals]  # LN(sum_i r_ij V_ij)
-            logits = [[dot(vote[i][j], poses[j]) / math.sqrt(dim) for j in range(parents)] for i in range(children)]
+            poses = [
+                layer_norm(total, scale.tolist(), shift.tolist()) for total in totals
+            ]  # LN(sum_i r_ij V_ij)
+            logits = [
+                [dot(vote[i][j], poses[j]) / math.sqrt(dim) for j in range(parents)]
+                for i in range(children)
+            ]
         all_poses.append(poses)
         agreements.append([dot(totals[j], poses[j]) / math.sqrt(dim) for j in range(parents)])
-    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(agreements, dtype=torch.float64)
+    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(
+        agreements, dtype=torch.float64
+    )
 
 
 def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    poses, logits = inverted_attention_loops(votes, module.options["iterations"], module.scale, module.shift)
+    poses, logits = inverted_attention_loops(
+        votes, module.options["iterations"], module.scale, module.shift
+    )
     if module.head is not None:
         logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
     return poses, logits.sigmoid()
@@ -44,5 +58,9 @@ def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Ten
 
 REFERENCE = Reference(
     parents_by_loops,
-    switches={"iterations": (2, 1, 3), "head": (False, True), "normalisation": ("window", "all_parents")},
+    switches={
+        "iterations": (2, 1, 3),
+        "head": (False, True),
+        "normalisation": ("window", "all_parents"),
+    },
 )

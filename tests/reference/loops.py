@@ -26,7 +26,9 @@ def norm(vector: list[float]) -> float:
 
 def length_loops(poses: Tensor) -> Tensor:
     """Length of every pose of ``(batch, capsule, dim)``."""
-    return torch.tensor([[norm(pose) for pose in image] for image in poses.tolist()], dtype=torch.float64)
+    return torch.tensor(
+        [[norm(pose) for pose in image] for image in poses.tolist()], dtype=torch.float64
+    )
 
 
 def softmax_list(logits: list[float]) -> list[float]:
@@ -43,7 +45,9 @@ def dot(one: list[float], other: list[float]) -> float:
 
 def weighted_sum(weights: list[list[float]], vote: list[list[list[float]]], j: int) -> list[float]:
     """``sum_i w_ij u_hat_ij``, of votes ``vote[i][j][d]`` for a parent."""
-    return [sum(weights[i][j] * vote[i][j][d] for i in range(len(vote))) for d in range(len(vote[0][j]))]
+    return [
+        sum(weights[i][j] * vote[i][j][d] for i in range(len(vote))) for d in range(len(vote[0][j]))
+    ]
 
 
 def dynamic_routing_loops(
@@ -67,9 +71,14 @@ def dynamic_routing_loops(
     offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.tolist()
     results = []
     for vote in votes.tolist():
-        logits = start = [[0.0] * parents for _ in range(children)]  # line 2: for all i, j: b_ij <- 0
+        logits = start = [
+            [0.0] * parents for _ in range(children)
+        ]  # line 2: for all i, j: b_ij <- 0
         if prior is not None:
-            logits = start = [[prior[j, i % prior.shape[1]].item() for j in range(parents)] for i in range(children)]
+            logits = start = [
+                [prior[j, i % prior.shape[1]].item() for j in range(parents)]
+                for i in range(children)
+            ]
         for _ in range(iterations):  # line 3
             couplings = []
             for i in range(children):  # line 4: c_i <- softmax(b_i)
@@ -78,17 +87,25 @@ def dynamic_routing_loops(
             poses = []
             for j in range(parents):
                 total = weighted_sum(couplings, vote, j)  # line 5: s_j <- sum_i c_ij u_hat_j|i
-                poses.append(squash([total[d] + offset[j][d] for d in range(dim)]))  # line 6: v_j <- squash(s_j)
+                poses.append(
+                    squash([total[d] + offset[j][d] for d in range(dim)])
+                )  # line 6: v_j <- squash(s_j)
             before = start if replace else logits
             logits = [  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
-                [before[i][j] + dot(vote[i][j], poses[j]) for j in range(parents)] for i in range(children)
+                [before[i][j] + dot(vote[i][j], poses[j]) for j in range(parents)]
+                for i in range(children)
             ]
         results.append(poses)
     return torch.tensor(results, dtype=torch.float64)
 
 
 def margin_loss_loops(
-    lengths: Tensor, truth: Tensor, *, present: float = 0.9, absent: float = 0.1, absent_weight: float = 0.5
+    lengths: Tensor,
+    truth: Tensor,
+    *,
+    present: float = 0.9,
+    absent: float = 0.1,
+    absent_weight: float = 0.5,
 ) -> float:
     """Equation 4, summed over classes k and averaged over the images; ``truth`` is ``T_k``, 0 or 1."""
     total = 0.0

@@ -15,6 +15,11 @@ def loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
 
 REFERENCE = Reference(
     loops,
-    switches={"spread": (1.0, 0.0, 3.0), "seed": (0, 1), "bias": (True, False), "leaky": (False, True)},
+    switches={
+        "spread": (1.0, 0.0, 3.0),
+        "seed": (0, 1),
+        "bias": (True, False),
+        "leaky": (False, True),
+    },
     exchangeable=False,
 )

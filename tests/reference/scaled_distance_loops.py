@@ -28,7 +28,12 @@ def scaled_distance_loops(
             for j in range(parents):
                 total = weighted_sum(couplings, vote, j)
                 poses.append(squash_vector([total[d] + offset[j][d] for d in range(dim)]))
-                distances.append([norm([poses[j][d] - vote[i][j][d] for d in range(dim)]) for i in range(children)])
+                distances.append(
+                    [
+                        norm([poses[j][d] - vote[i][j][d] for d in range(dim)])
+                        for i in range(children)
+                    ]
+                )
             d_o = sum(map(sum, distances)) / (children * parents)  # of this image alone
             d_p = d_o / 2
             t = math.log(share * (parents - 1) / (1 - share)) / (d_p - d_o)

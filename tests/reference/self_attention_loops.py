@@ -31,8 +31,12 @@ def self_attention_loops(votes: Tensor, prior: Tensor | None = None) -> Tensor:
         couplings = [softmax_list(logits[i]) for i in range(children)]
         if prior is not None:  # children are ordered (position, kind)
             for i in range(children):
-                couplings[i] = [couplings[i][j] + prior[j, i % prior.shape[1]].item() for j in range(parents)]
-        results.append([exponential_squash_vector(weighted_sum(couplings, vote, j)) for j in range(parents)])
+                couplings[i] = [
+                    couplings[i][j] + prior[j, i % prior.shape[1]].item() for j in range(parents)
+                ]
+        results.append(
+            [exponential_squash_vector(weighted_sum(couplings, vote, j)) for j in range(parents)]
+        )
     return torch.tensor(results, dtype=torch.float64)
 
 

@@ -20,14 +20,21 @@ def self_routing_loops(
     _, children, parents, dim = votes.shape
     types = len(weight)
     results, activities = [], []
-    for vote, pose, active in zip(votes.tolist(), poses.tolist(), activations.tolist(), strict=True):
+    for vote, pose, active in zip(
+        votes.tolist(), poses.tolist(), activations.tolist(), strict=True
+    ):
         active = active if sum(active) else [1.0] * children
         assigned = []  # c_ij a_i, c_ij = softmax(W^route u_i + b)
         for i in range(children):
-            logits = [dot(weight[i % types, j].tolist(), pose[i]) + bias[i % types, j].item() for j in range(parents)]
+            logits = [
+                dot(weight[i % types, j].tolist(), pose[i]) + bias[i % types, j].item()
+                for j in range(parents)
+            ]
             assigned.append([coupling * active[i] for coupling in softmax_list(logits)])
         masses = [sum(assigned[i][j] for i in range(children)) for j in range(parents)]
-        activities.append([mass / sum(active) for mass in masses])  # a_j = sum_i c_ij a_i / sum_i a_i
+        activities.append(
+            [mass / sum(active) for mass in masses]
+        )  # a_j = sum_i c_ij a_i / sum_i a_i
         totals = [weighted_sum(assigned, vote, j) for j in range(parents)]
         results.append([[totals[j][d] / masses[j] for d in range(dim)] for j in range(parents)])
     return torch.tensor(results, dtype=torch.float64), torch.tensor(activities, dtype=torch.float64)

@@ -43,17 +43,36 @@ def bayes_loops(
     batch, _, places, types, dim = votes.shape
     places_of = (torch.arange(places)[None] if child is None else child).tolist()
     images = [
-        _image(votes[b].tolist(), activations[b].tolist(), places_of, (types, dim), iterations, initial, per_window)
+        _image(
+            votes[b].tolist(),
+            activations[b].tolist(),
+            places_of,
+            (types, dim),
+            iterations,
+            initial,
+            per_window,
+        )
         for b in range(batch)
     ]
     return [
-        Posterior(*(torch.tensor([image[t][name] for image in images], dtype=torch.float64) for name in range(6)))
+        Posterior(
+            *(
+                torch.tensor([image[t][name] for image in images], dtype=torch.float64)
+                for name in range(6)
+            )
+        )
         for t in range(iterations)
     ]
 
 
 def _image(
-    vote: list, activation: list, child: list, sizes: tuple[int, int], iterations: int, initial: str, per_window: bool
+    vote: list,
+    activation: list,
+    child: list,
+    sizes: tuple[int, int],
+    iterations: int,
+    initial: str,
+    per_window: bool,
 ) -> list[tuple]:
     (types, dim), positions, places = sizes, range(len(child)), range(len(child[0]))
     seen = [i for of_position in child for i in of_position]
@@ -63,7 +82,9 @@ def _image(
         for p, w, j in product(positions, places, range(types)):
             i = child[p][w]
             if log_r is None:
-                r[p][w][j] = 1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
+                r[p][w][j] = (
+                    1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
+                )
             else:
                 rivals = [
                     log_r[q][x][k]
@@ -88,7 +109,9 @@ def _image(
                 e_lambda += sum(digamma((nu - h) / 2) for h in range(dim))
                 e_pi = digamma(alpha) - digamma(sum(1 + each for each in mass))
                 for w in places:
-                    distance = sum((vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d] for d in range(dim))
+                    distance = sum(
+                        (vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d] for d in range(dim)
+                    )
                     log_density = 0.5 * e_lambda - 0.5 * dim * math.log(2 * math.pi)
                     log_r[p][w][j] = e_pi + log_density - 0.5 * (dim / kappa + nu * distance)
                 entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * e_lambda
@@ -100,7 +123,9 @@ def _image(
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """With running statistics, as in evaluation mode."""
-    last = bayes_loops(votes.detach(), activations.detach(), iterations=module.options["iterations"])[-1]
+    last = bayes_loops(
+        votes.detach(), activations.detach(), iterations=module.options["iterations"]
+    )[-1]
     poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
     return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
 

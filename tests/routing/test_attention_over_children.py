@@ -11,20 +11,31 @@ from tests.helpers.waves import cosine, sine
 
 CHILDREN = sine(1, 6, 4, frequency=0.37, phase=0.1)
 TRANSFORMATION = cosine(6, 4, 3, 5, scale=0.3, frequency=0.53, phase=0.2)  # [i c j d]
-VOTES = einsum("bic,icjd->bijd", CHILDREN, TRANSFORMATION) + sine(6, 3, 5, scale=0.02, frequency=0.29)
+VOTES = einsum("bic,icjd->bijd", CHILDREN, TRANSFORMATION) + sine(
+    6, 3, 5, scale=0.02, frequency=0.29
+)
 ATTENTION = sine(3, 5, 6, 6, scale=0.2, frequency=0.31, phase=0.2)  # [j d k i]
 WEIGHT = cosine(3, 5, 5, scale=0.4, frequency=0.41)
 BIAS = sine(3, 5, scale=0.1, frequency=0.7)
 
 
 def golden(values: Tensor, *expected: float, atol: float = 1e-11) -> None:
-    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
+    torch.testing.assert_close(
+        values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol
+    )
 
 
 def test_values_are_the_golden_numbers() -> None:
     traces: list[RoutingTrace] = []
     parents = attention_over_children(VOTES, ATTENTION, WEIGHT, BIAS, on_iteration=traces.append)
-    alpha = (0.169822401169, 0.169198709310, 0.167989163457, 0.166320077281, 0.164361727556, 0.162307921228)
+    alpha = (
+        0.169822401169,
+        0.169198709310,
+        0.167989163457,
+        0.166320077281,
+        0.164361727556,
+        0.162307921228,
+    )
     golden(traces[0].couplings[0, :, 0], *alpha)
     pose = (0.002220721173, 0.066693199382, 0.100333732393, 0.087627364917, 0.034167621771)
     golden(parents.poses[0, 0], *pose)
@@ -34,5 +45,7 @@ def test_values_are_the_golden_numbers() -> None:
 
 def test_activations_lie_between_0_and_1() -> None:
     parents = attention_over_children(1e3 * VOTES, ATTENTION, WEIGHT, BIAS)
-    torch.testing.assert_close(parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), rtol=0, atol=1e-7
+    )
     torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=0, atol=2e-6)

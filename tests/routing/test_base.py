@@ -24,7 +24,9 @@ class LearnedCouplings(AbstractRouting):
 
     def build(self, layer: LayerInfo) -> None:
         self.layer = layer
-        self.logits = nn.Parameter(torch.linspace(-1, 1, layer.parents * layer.child_types).view(layer.parents, -1))
+        self.logits = nn.Parameter(
+            torch.linspace(-1, 1, layer.parents * layer.child_types).view(layer.parents, -1)
+        )
 
     @with_dense_votes
     def forward(self, votes: Tensor, activations: Tensor | None = None, **_: Any) -> Capsules:
@@ -45,7 +47,9 @@ LAYERS: list[tuple[Callable[[], Any], int, LayerInfo]] = [
         LayerInfo(parents=3, dim=8, children=8, child_dim=6, shared=True, child_types=8),
     ),
     (
-        lambda: ClassCapsules(6, 2, 6, 3, 8, routing=LearnedCouplings, coordinates=torch.rand(6, 8)),
+        lambda: ClassCapsules(
+            6, 2, 6, 3, 8, routing=LearnedCouplings, coordinates=torch.rand(6, 8)
+        ),
         3,
         LayerInfo(parents=3, dim=8, children=12, child_dim=6, shared=True, child_types=2),
     ),
@@ -53,7 +57,9 @@ LAYERS: list[tuple[Callable[[], Any], int, LayerInfo]] = [
 
 
 @pytest.mark.parametrize(("build", "capsules", "expected"), LAYERS)
-def test_routing_gets_the_sizes_of_its_layer(build: Callable[[], Any], capsules: int, expected: LayerInfo) -> None:
+def test_routing_gets_the_sizes_of_its_layer(
+    build: Callable[[], Any], capsules: int, expected: LayerInfo
+) -> None:
     layer = build()
     assert layer.routing.layer == expected
     parents = layer(torch.rand(2, 12, 6), torch.rand(2, 12))
@@ -72,7 +78,9 @@ def test_with_dense_votes_gives_float32_tensors() -> None:
 
     tensor = dense_votes(*votes[:2])
     keep(votes, tensor.bfloat16(), 1, votes=votes, other=None)
-    torch.testing.assert_close(seen, [tensor, tensor.bfloat16().float(), 1, tensor, None], rtol=0, atol=0)
+    torch.testing.assert_close(
+        seen, [tensor, tensor.bfloat16().float(), 1, tensor, None], rtol=0, atol=0
+    )
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -84,15 +92,27 @@ def test_votes_of_wrong_shape_are_refused() -> None:
             (2, 3, 4),
             "received votes (2, 3, 4) of torch.float32; expected (batch, child, parent",
         ),
-        ("DynamicRouting", (2, 6, 5, 16), "received bias (10, 16) of torch.float32; expected (parent, dim) of floats"),
+        (
+            "DynamicRouting",
+            (2, 6, 5, 16),
+            "received bias (10, 16) of torch.float32; expected (parent, dim) of floats",
+        ),
         ("UniformRouting", (2, 6, 10, 8), "where parent is 10, dim is 8 as in votes"),
-        ("EMRouting", (2, 6, 5, 16), "received beta_u (10,) of torch.float32; expected (parent,) of floats or (1,)"),
+        (
+            "EMRouting",
+            (2, 6, 5, 16),
+            "received beta_u (10,) of torch.float32; expected (parent,) of floats or (1,)",
+        ),
         (
             "RandomCouplings",
             (2, 6, 10, 16),
             "received log_couplings (10, 7) of torch.float32; expected (parent",
         ),
-        ("AttentionOverChildren", (2, 6, 10, 16), "received attention (10, 16, 7, 7) of torch.float32; expected (par"),
+        (
+            "AttentionOverChildren",
+            (2, 6, 10, 16),
+            "received attention (10, 16, 7, 7) of torch.float32; expected (par",
+        ),
     ]:
         routing = getattr(routings, name)(10, 16)
         routing.build(LayerInfo(10, 16, 7, 3, shared=False, child_types=7))
@@ -100,7 +120,13 @@ def test_votes_of_wrong_shape_are_refused() -> None:
             routing(torch.zeros(votes), torch.zeros(2, 6))
 
 
-WITHOUT_BIAS = ("DynamicRouting", "UniformRouting", "RandomCouplings", "ScaledDistanceAgreement", "HeinsenRouting")
+WITHOUT_BIAS = (
+    "DynamicRouting",
+    "UniformRouting",
+    "RandomCouplings",
+    "ScaledDistanceAgreement",
+    "HeinsenRouting",
+)
 ALWAYS = ("EMRouting", "NormalisedEMRouting", "SelfAttentionRouting", "VariationalBayesRouting")
 
 
@@ -109,7 +135,9 @@ def change_of_sign(name: str, *, trained: bool, **options: Any) -> float:
     votes, active = example()
     torch.manual_seed(0)
     routing = getattr(routings, name)(parents=3, dim=16, **options)
-    routing.build(LayerInfo(parents=3, dim=16, children=6, child_dim=16, shared=False, child_types=6))
+    routing.build(
+        LayerInfo(parents=3, dim=16, children=6, child_dim=16, shared=False, child_types=6)
+    )
     routing = routing.double().eval()
     if trained:
         with torch.no_grad():
@@ -123,7 +151,10 @@ def test_some_routings_ignore_the_sign_of_votes() -> None:
     """Negated votes give the same activations, for most routings also with trained parameters (Peer 2021)."""
     for name in (*WITHOUT_BIAS, *ALWAYS):
         options = {"bias": False} if name in WITHOUT_BIAS else {}
-        assert max(change_of_sign(name, trained=trained, **options) for trained in (False, True)) < 1e-12, name
+        assert (
+            max(change_of_sign(name, trained=trained, **options) for trained in (False, True))
+            < 1e-12
+        ), name
     assert change_of_sign("InvertedAttention", trained=False) < 1e-12  # until it learns a shift
     for name in (*WITHOUT_BIAS, "InvertedAttention", "AttentionOverChildren"):
         assert change_of_sign(name, trained=True) > 1e-4, name

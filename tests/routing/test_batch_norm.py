@@ -29,17 +29,28 @@ def rows(*positions: int) -> Tensor:
 
 
 def weights_of_rows(*positions: int) -> Tensor:
-    return torch.linspace(-1, 1, rows(*positions).numel(), dtype=torch.float64).view_as(rows(*positions))
+    return torch.linspace(-1, 1, rows(*positions).numel(), dtype=torch.float64).view_as(
+        rows(*positions)
+    )
 
 
-def everything(norm: Any, values: Tensor, weights: Tensor, *, everywhere: bool = False) -> dict[str, list[Tensor]]:
+def everything(
+    norm: Any, values: Tensor, weights: Tensor, *, everywhere: bool = False
+) -> dict[str, list[Tensor]]:
     """Output, gradients of the values and the parameters, and running statistics; of two steps."""
     values = values.clone().requires_grad_()
     parameters = [*norm.parameters()]
-    batch_norm_of_all_processes(norm, values.flip(-1) ** 2) if everywhere else norm(values.flip(-1) ** 2)
+    batch_norm_of_all_processes(norm, values.flip(-1) ** 2) if everywhere else norm(
+        values.flip(-1) ** 2
+    )
     output = batch_norm_of_all_processes(norm, values) if everywhere else norm(values)
     to_values, *to_parameters = torch.autograd.grad((weights * output).sum(), [values, *parameters])
-    return {"output": [output.detach()], "values": [to_values], "parameters": to_parameters, "kept": [*norm.buffers()]}
+    return {
+        "output": [output.detach()],
+        "values": [to_values],
+        "parameters": to_parameters,
+        "kept": [*norm.buffers()],
+    }
 
 
 @pytest.fixture
@@ -50,7 +61,9 @@ def a_group_of_one() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_batch_norm_of_all_processes_is_torchs_in_a_single_one(name: str, a_group_of_one: None) -> None:
+def test_batch_norm_of_all_processes_is_torchs_in_a_single_one(
+    name: str, a_group_of_one: None
+) -> None:
     norm, positions = NORMS[name]
     parts = rows(*positions), weights_of_rows(*positions)
     ours = everything(copy.deepcopy(norm).double(), *parts, everywhere=True)
@@ -84,9 +97,15 @@ def test_one_row_is_normalised_by_the_running_statistics() -> None:
 
 
 def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
-    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=len(shares))
+    distributed.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
     share = shares[rank]
-    parts = {"capsules": everything(BatchNorm(FEATURES).double(), rows()[share], weights_of_rows()[share])}
+    parts = {
+        "capsules": everything(
+            BatchNorm(FEATURES).double(), rows()[share], weights_of_rows()[share]
+        )
+    }
     for name, (norm, positions) in NORMS.items():
         values, weights = rows(*positions)[share], weights_of_rows(*positions)[share]
         parts[name] = everything(norm.double(), values, weights, everywhere=True)
@@ -96,10 +115,15 @@ def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
 
 @pytest.mark.whole
 @pytest.mark.integration
-@pytest.mark.parametrize("shares", [[slice(0, 4), slice(4, 8)], [slice(0, 7), slice(7, 8)]], ids=["equal", "7 and 1"])
+@pytest.mark.parametrize(
+    "shares", [[slice(0, 4), slice(4, 8)], [slice(0, 7), slice(7, 8)]], ids=["equal", "7 and 1"]
+)
 def test_two_processes_equal_one_with_both_batches(shares: list[slice], tmp_path: Path) -> None:
     context: Any = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=in_a_process, args=(rank, shares, str(tmp_path))) for rank in range(2)]
+    processes = [
+        context.Process(target=in_a_process, args=(rank, shares, str(tmp_path)))
+        for rank in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -107,13 +131,18 @@ def test_two_processes_equal_one_with_both_batches(shares: list[slice], tmp_path
         assert process.exitcode == 0
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name, (norm, positions) in {"capsules": (nn.BatchNorm1d(FEATURES), ()), **NORMS}.items():
-        expected = everything(copy.deepcopy(norm).double(), rows(*positions), weights_of_rows(*positions))
+        expected = everything(
+            copy.deepcopy(norm).double(), rows(*positions), weights_of_rows(*positions)
+        )
         for part in ("output", "values"):
             whole = torch.cat([*one[name][part], *other[name][part]])
             torch.testing.assert_close([whole], expected[part], rtol=0, atol=1e-12)
         summed = [
-            ours + theirs for ours, theirs in zip(one[name]["parameters"], other[name]["parameters"], strict=True)
+            ours + theirs
+            for ours, theirs in zip(one[name]["parameters"], other[name]["parameters"], strict=True)
         ]
-        torch.testing.assert_close(summed, expected["parameters"], rtol=0, atol=1e-12)  # DDP takes their mean
+        torch.testing.assert_close(
+            summed, expected["parameters"], rtol=0, atol=1e-12
+        )  # DDP takes their mean
         torch.testing.assert_close(one[name]["kept"], expected["kept"], rtol=0, atol=1e-12)
         torch.testing.assert_close(other[name]["kept"], expected["kept"], rtol=0, atol=1e-12)

@@ -24,7 +24,15 @@ from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, Laye
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers import routing_contract as checks
 from tests.helpers.compile import without_shape_checks
-from tests.helpers.routing_contract import BATCH, CHILDREN, DIM, PARENTS, REFERENCES, case_in_errors, combinations
+from tests.helpers.routing_contract import (
+    BATCH,
+    CHILDREN,
+    DIM,
+    PARENTS,
+    REFERENCES,
+    case_in_errors,
+    combinations,
+)
 from tests.helpers.tiers import whole_but
 from tests.reference import wrong
 from tests.reference.em_bridge import preset
@@ -33,10 +41,12 @@ from tests.reference.loops import dynamic_routing_loops
 every_routing = pytest.mark.parametrize("kind", REFERENCES)
 BACKENDS = [(kind, backend) for kind in REFERENCES for backend in REFERENCES[kind].backends]
 every_backend = pytest.mark.parametrize(  # "reference" and "dense-reference" differ in the form of the votes only
-    ("kind", "backend"), whole_but(BACKENDS, *[pair for pair in BACKENDS if pair[1] != "dense-reference"])
+    ("kind", "backend"),
+    whole_but(BACKENDS, *[pair for pair in BACKENDS if pair[1] != "dense-reference"]),
 )
 last_backend = pytest.mark.parametrize(
-    ("kind", "backend"), whole_but(BACKENDS, *[(kind, REFERENCES[kind].backends[-1]) for kind in REFERENCES])
+    ("kind", "backend"),
+    whole_but(BACKENDS, *[(kind, REFERENCES[kind].backends[-1]) for kind in REFERENCES]),
 )
 
 
@@ -54,21 +64,31 @@ def test_values_equal_the_loops_and_gradients_are_right(
     kind: type[AbstractRouting], backend: str, shapes_checked_in_first: Any
 ) -> None:
     """Values equal those of the loops; votes, child activations and parameters get their gradient."""
-    assert torch.equal(dense_votes(*checks.factored(checks.random_votes())[:2]), checks.random_votes())
+    assert torch.equal(
+        dense_votes(*checks.factored(checks.random_votes())[:2]), checks.random_votes()
+    )
     initial = checks.build(kind, backend=backend)
     assert list(initial.parameters()) == checks.learned(initial) != []
     checks.check_every_parameter_has_a_gradient(checks.route_of(initial), checks.learned(initial))
     build = partial(checks.build, kind, backend=backend, parameters="random")
     for name, row in shapes_checked_in_first(combinations(kind, backend)):
         with case_in_errors((name, row)):
-            alike, module, one = build(**{**row, "types": None}), build(**row), build(children=1, **row)
+            alike, module, one = (
+                build(**{**row, "types": None}),
+                build(**row),
+                build(children=1, **row),
+            )
             checks.check_equals(checks.route_of(module), checks.reference_of(module))
             checks.check_equals(checks.route_of(one), checks.reference_of(one), 1, 1, PARENTS, DIM)
             for parameter in checks.learned(alike):
                 parameter.data *= 0.1  # large betas saturate activations
-            checks.check_every_parameter_has_a_gradient(checks.route_of(alike), checks.learned(alike))
+            checks.check_every_parameter_has_a_gradient(
+                checks.route_of(alike), checks.learned(alike)
+            )
             three = build(children=3, **{**row, "types": None})
-            active = checks.child_activations(checks.random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
+            active = checks.child_activations(
+                checks.random_votes(1, 3, PARENTS, DIM, seed=2)
+            ).requires_grad_()
             checks.check_gradient(checks.route_of(three, active), [*checks.learned(three), active])
 
 
@@ -83,7 +103,11 @@ def test_couplings_sum_up_and_order_does_not_matter(
             options = {"backend": backend, **row, "types": None}
             module = checks.build(kind, parameters="random", **options)
             route = checks.route_of(module)
-            sums = {"leaky": module.leaky, "added": reference.added(module), "competing": module.competing}
+            sums = {
+                "leaky": module.leaky,
+                "added": reference.added(module),
+                "competing": module.competing,
+            }
             checks.check_couplings(route, normalised=reference.normalised, **sums)
             checks.check_callback_changes_nothing(route)
             checks.check_repeatable(route)
@@ -122,10 +146,14 @@ class HalfNormaliser(Normaliser):
 
 
 @every_backend
-def test_backends_agree_use_the_normaliser_and_route_in_float32(kind: type[AbstractRouting], backend: str) -> None:
+def test_backends_agree_use_the_normaliser_and_route_in_float32(
+    kind: type[AbstractRouting], backend: str
+) -> None:
     """Backends return the same couplings and use the given normaliser; half precision is routed in float32."""
     votes = checks.random_votes()
-    route, slow = (checks.route_of(checks.build(kind, backend=each)) for each in (backend, "reference"))
+    route, slow = (
+        checks.route_of(checks.build(kind, backend=each)) for each in (backend, "reference")
+    )
     traces: list[list[RoutingTrace]] = [[], [], []]
     route(votes, on_iteration=traces[0].append)
     slow(votes, on_iteration=traces[1].append)
@@ -134,10 +162,18 @@ def test_backends_agree_use_the_normaliser_and_route_in_float32(kind: type[Abstr
     if kind.competing == "parents":
         half = HalfNormaliser()
         halved = route(votes, normalise=half, on_iteration=traces[2].append)
-        once = (1, PARENTS, CHILDREN)  # a kernel normalises the first couplings, equal for all images, once
-        assert half.shapes - ({once} if backend == "fused" else set()) == {(BATCH, PARENTS, CHILDREN)}
+        once = (
+            1,
+            PARENTS,
+            CHILDREN,
+        )  # a kernel normalises the first couplings, equal for all images, once
+        assert half.shapes - ({once} if backend == "fused" else set()) == {
+            (BATCH, PARENTS, CHILDREN)
+        }
         assert not torch.allclose(halved, route(votes))
-        torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12
+        )
         shares = torch.stack([trace.couplings.sum(2) for trace in traces[2]])
         torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
 
@@ -157,7 +193,10 @@ def test_backends_agree_use_the_normaliser_and_route_in_float32(kind: type[Abstr
 def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) -> None:
     """Strides of dense votes do not matter; a call changes neither attributes nor buffers."""
     votes, module = checks.random_votes(), checks.build(kind, parameters="random")
-    public = lambda: deepcopy({name: value for name, value in vars(module).items() if name[0] != "_"})  # noqa: E731
+
+    def public():
+        return deepcopy({name: value for name, value in vars(module).items() if name[0] != "_"})
+
     before, buffers = public(), deepcopy(dict(module.named_buffers()))
     checks.route_of(module)(votes)
     assert public() == before
@@ -167,33 +206,55 @@ def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) ->
         votes.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
         votes.repeat_interleave(2, 3)[..., ::2],
     ]
-    for backend, other in itertools.product({"dense", "dense-reference"} & {*REFERENCES[kind].backends}, strided):
-        assert other.stride() != votes.stride()  # tests/kernels/test_backends.py varies those of poses and weight
+    for backend, other in itertools.product(
+        {"dense", "dense-reference"} & {*REFERENCES[kind].backends}, strided
+    ):
+        assert (
+            other.stride() != votes.stride()
+        )  # tests/kernels/test_backends.py varies those of poses and weight
         route = checks.route_of(checks.build(kind, parameters="random", backend=backend))
         torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
 
-def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
+def values_and_gradients(
+    module: nn.Module, votes: Tensor | Votes, activations: Tensor
+) -> list[Tensor]:
     given = [*([votes] if isinstance(votes, Tensor) else votes[:2]), activations]
     *voting, activations = given = [tensor.detach().clone().requires_grad_() for tensor in given]
-    parents = checks.concatenate(*module(voting[0] if isinstance(votes, Tensor) else Votes(*voting), activations))
+    parents = checks.concatenate(
+        *module(voting[0] if isinstance(votes, Tensor) else Votes(*voting), activations)
+    )
     weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype).view_as(parents)
     options = {"allow_unused": True, "materialize_grads": True}
-    return [parents, *torch.autograd.grad((weights * parents).sum(), [*given, *checks.learned(module)], **options)]
+    return [
+        parents,
+        *torch.autograd.grad(
+            (weights * parents).sum(), [*given, *checks.learned(module)], **options
+        ),
+    ]
 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
 @every_routing
-def test_compiled_routing_equals_eager(kind: type[AbstractRouting], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_routing_equals_eager(
+    kind: type[AbstractRouting], monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_shape_checks(monkeypatch)
     more = [{"activation": "mixing_proportions", "damping": 0.1}, preset("em_tutorial")]
     every = [{}, *more] if kind is EMRouting else [{}]
-    for options, backend in itertools.product(every, {"dense", "fused"} & {*REFERENCES[kind].backends}):
+    for options, backend in itertools.product(
+        every, {"dense", "fused"} & {*REFERENCES[kind].backends}
+    ):
         with case_in_errors((options, backend)):
             torch.compiler.reset()
             module = checks.build(kind, parameters="random", **{**options, "backend": backend})
-            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)  # traces backward; needs no compiler
-            given = checks.in_form(checks.random_votes(), backend), checks.child_activations(checks.random_votes())
+            compiled = torch.compile(
+                module, backend="aot_eager", fullgraph=True
+            )  # traces backward; needs no compiler
+            given = (
+                checks.in_form(checks.random_votes(), backend),
+                checks.child_activations(checks.random_votes()),
+            )
             found, expected = (values_and_gradients(each, *given) for each in (compiled, module))
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -212,9 +273,14 @@ def parents_of(kind: type[AbstractRouting], switch: str, value: Any) -> tuple[Te
     layer.double().eval()
     for name, parameter in layer.routing.named_parameters():
         generator = torch.Generator().manual_seed(len(name))
-        parameter.data = parameter.data.flatten()[0] + torch.randn(parameter.shape, generator=generator).double()
+        parameter.data = (
+            parameter.data.flatten()[0] + torch.randn(parameter.shape, generator=generator).double()
+        )
     generator = torch.Generator().manual_seed(0)
-    poses, activations = torch.randn(2, 32, 6, generator=generator), torch.rand(2, 32, generator=generator)
+    poses, activations = (
+        torch.randn(2, 32, 6, generator=generator),
+        torch.rand(2, 32, generator=generator),
+    )
     return tuple(layer(poses.double(), activations.double()))
 
 
@@ -225,7 +291,9 @@ def test_every_argument_changes_the_parents(kind: type[AbstractRouting]) -> None
     assert arguments == {*reference.switches, *reference.elsewhere}
     for switch, (default, *others) in reference.switches.items():
         assert inspect.signature(kind).parameters[switch].default == default
-        pairs = zip(parents_of(kind, switch, default), parents_of(kind, switch, others[0]), strict=True)
+        pairs = zip(
+            parents_of(kind, switch, default), parents_of(kind, switch, others[0]), strict=True
+        )
         changed = any(not torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in pairs)
         assert changed, f"{switch}={others[0]} changes nothing"
 
@@ -247,7 +315,10 @@ def test_wrong_argument_is_refused_with_the_expected_values(kind: type[AbstractR
     for argument, hint in get_type_hints(kind.__init__).items():
         choices = [("nonsense", repr(get_args(hint)[0]))] if get_origin(hint) is Literal else []
         for value, expected in choices or NUMBERS.get(argument, []):
-            with pytest.raises(ValueError, match=f"^routing {argument} is {value!r}; expected {re.escape(expected)}"):
+            with pytest.raises(
+                ValueError,
+                match=f"^routing {argument} is {value!r}; expected {re.escape(expected)}",
+            ):
                 kind(PARENTS, DIM, **{argument: value})
 
 
@@ -258,17 +329,25 @@ def test_missing_activations_or_parameters_are_named(kind: type[AbstractRouting]
     module, votes = checks.build(kind), checks.factored(checks.random_votes())
     activations = checks.child_activations(checks.random_votes())
     needs = REFERENCES[kind].activations != "ignored"
-    with pytest.raises(ValueError, match="received no activations; exp") if needs else nullcontext():
+    with (
+        pytest.raises(ValueError, match="received no activations; exp") if needs else nullcontext()
+    ):
         assert module(votes).poses.shape == (BATCH, PARENTS, DIM)
     builds = kind(PARENTS, DIM).state_dict().keys() != module.state_dict().keys()
-    with pytest.raises(ValueError, match=r"has no \w+ yet; call build\(LayerInfo") if builds else nullcontext():
+    with (
+        pytest.raises(ValueError, match=r"has no \w+ yet; call build\(LayerInfo")
+        if builds
+        else nullcontext()
+    ):
         assert kind(PARENTS, DIM).double()(votes, activations).poses.shape == (BATCH, PARENTS, DIM)
 
 
 # ----------------------------------------------------------------------------------------- agreement of votes
 
 
-@pytest.mark.parametrize("kind", [kind for kind, reference in REFERENCES.items() if reference.agreeing])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, reference in REFERENCES.items() if reference.agreeing]
+)
 def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
     """Children whose votes agree get larger couplings, and make the parent more active (Hinton 2018, section 1).
 
@@ -281,16 +360,22 @@ def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
     routing.double().eval()
     whole = 1.5 * checks.random_votes(20, 10, PARENTS, 8, seed=3)
     scattered = whole[:, 8:, 0].clone()
-    whole[:, :, 0] = checks.random_votes(20, 1, 8, seed=4) + 0.1 * checks.random_votes(20, 10, 8, seed=5)
+    whole[:, :, 0] = checks.random_votes(20, 1, 8, seed=4) + 0.1 * checks.random_votes(
+        20, 10, 8, seed=5
+    )
     votes = whole.clone()
     votes[:, 8:, 0] = scattered
     presence, traces = torch.full((20, 10), 0.9).double(), list[RoutingTrace]()
     routing(votes, presence, on_iteration=traces.append)
-    belonging, outlying = (traces[-1].couplings[:, rows, 0].mean().item() for rows in (slice(8), slice(8, None)))
+    belonging, outlying = (
+        traces[-1].couplings[:, rows, 0].mean().item() for rows in (slice(8), slice(8, None))
+    )
     assert belonging > 1.2 * outlying
     assert belonging > traces[0].couplings[:, :8, 0].mean()
     scrambled = torch.stack([whole[:, child].roll(child, 0) for child in range(10)], 1)
-    fitting, unfitting = (routing(votes, presence).logits[:, 0].mean() for votes in (whole, scrambled))
+    fitting, unfitting = (
+        routing(votes, presence).logits[:, 0].mean() for votes in (whole, scrambled)
+    )
     assert fitting > unfitting
 
 
@@ -322,8 +407,13 @@ def test_contract_catches_mistake(mistake: type[nn.Module], check: Callable[...,
             "parameters": list(module.parameters()),
             "scale": 0.0,
         }
-        check(module, **{name: known[name] for name in inspect.signature(check).parameters if name in known})
+        check(
+            module,
+            **{name: known[name] for name in inspect.signature(check).parameters if name in known},
+        )
 
     dtype = torch.float32 if check is checks.check_finite else torch.float64
-    wrong.check_catches(run_check, *(kind(PARENTS, DIM).to(dtype) for kind in (mistake, wrong.Right)))
+    wrong.check_catches(
+        run_check, *(kind(PARENTS, DIM).to(dtype) for kind in (mistake, wrong.Right))
+    )
     checks.check_order_of_children_does_not_matter(wrong.Right(PARENTS, DIM).double())

@@ -24,20 +24,33 @@ close = torch.testing.assert_close
 
 
 def test_gradient_last_treats_couplings_as_constants() -> None:
-    bias = torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64).view(PARENTS, DIM).requires_grad_()
+    bias = (
+        torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64)
+        .view(PARENTS, DIM)
+        .requires_grad_()
+    )
     for iterations, leaky, backend in product((1, 2, 3), (False, True), ("dense", "fused")):
         votes, traces = random_votes().requires_grad_(), list[RoutingTrace]()
         options: Any = {"iterations": iterations, "leaky": leaky, "bias": bias, "gradient": "last"}
         options["backend"] = "auto" if backend == "dense" else backend
-        poses = dynamic_routing(in_form(votes, backend), on_iteration=traces.append, **options).poses
-        expected = squash(torch.einsum("bij,bijd->bjd", traces[-1].couplings.detach(), votes) + bias)
+        poses = dynamic_routing(
+            in_form(votes, backend), on_iteration=traces.append, **options
+        ).poses
+        expected = squash(
+            torch.einsum("bij,bijd->bjd", traces[-1].couplings.detach(), votes) + bias
+        )
         with checks.case_in_errors(options):
-            gradients = (torch.autograd.grad(each.square().sum(), (votes, bias)) for each in (poses, expected))
+            gradients = (
+                torch.autograd.grad(each.square().sum(), (votes, bias))
+                for each in (poses, expected)
+            )
             close(*gradients, rtol=0, atol=1e-12)
 
 
 def test_gradient_last_changes_gradients_and_no_value() -> None:
-    full, last = (dynamic_routing(random_votes(), gradient=gradient).poses for gradient in ("full", "last"))
+    full, last = (
+        dynamic_routing(random_votes(), gradient=gradient).poses for gradient in ("full", "last")
+    )
     assert torch.equal(full, last)
     with pytest.raises(AssertionError):
         checks.check_gradient(checks.route_of(build(DynamicRouting, gradient="last")))
@@ -55,14 +68,21 @@ def test_small_weights_make_short_poses_and_hardly_any_routing(std: float) -> No
     total = torch.einsum("bij,bijd->bjd", traces[-1].couplings, votes).norm(dim=2)
     assert total.max() < 10 * std
     close(poses.norm(dim=2), total.square(), rtol=0.05, atol=1e-7)
-    close(traces[-1].couplings, torch.full_like(traces[-1].couplings, 1 / PARENTS), rtol=0, atol=std / 10)
+    close(
+        traces[-1].couplings,
+        torch.full_like(traces[-1].couplings, 1 / PARENTS),
+        rtol=0,
+        atol=std / 10,
+    )
 
 
 def test_capsule_of_one_component_without_squash_is_a_neuron() -> None:
     """A weighted sum of its inputs and a bias, as in a linear layer, with the sum divided among the parents."""
     generator = torch.Generator().manual_seed(0)
     shapes = (3, CHILDREN), (CHILDREN, PARENTS), (PARENTS, 1)
-    inputs, weight, bias = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    inputs, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes
+    )
     votes = Votes(inputs.unsqueeze(2), weight.view(CHILDREN, 1, PARENTS, 1))
     capsules = dynamic_routing(votes, iterations=1, squash="none", bias=bias)
     neurons = torch.nn.functional.linear(inputs, weight.T / PARENTS, bias[:, 0])
@@ -70,18 +90,30 @@ def test_capsule_of_one_component_without_squash_is_a_neuron() -> None:
 
 
 @pytest.mark.parametrize(("iterations", "equal"), [(1, True), (2, True), (3, False)])
-def test_logits_that_are_replaced_differ_from_the_third_iteration_on(iterations: int, equal: bool) -> None:
+def test_logits_that_are_replaced_differ_from_the_third_iteration_on(
+    iterations: int, equal: bool
+) -> None:
     updates = ("add", "replace")
-    added, replaced = (dynamic_routing(random_votes(), iterations=iterations, update=each).poses for each in updates)
+    added, replaced = (
+        dynamic_routing(random_votes(), iterations=iterations, update=each).poses
+        for each in updates
+    )
     assert torch.equal(added, replaced) == equal
-    close(replaced, dynamic_routing_loops(random_votes(), iterations=iterations, replace=True), rtol=0, atol=1e-12)
+    close(
+        replaced,
+        dynamic_routing_loops(random_votes(), iterations=iterations, replace=True),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
     prior = build(DynamicRouting, learned_prior=True, types=CHILDREN).prior
     assert torch.equal(prior, torch.zeros(PARENTS, CHILDREN).double())
     for gradient, iterations in product(("full", "last"), (1, 2, 3)):
-        poses = dynamic_routing(random_votes(), prior=prior, gradient=gradient, iterations=iterations).poses
+        poses = dynamic_routing(
+            random_votes(), prior=prior, gradient=gradient, iterations=iterations
+        ).poses
         assert (torch.autograd.grad(poses.square().sum(), prior)[0] != 0).all()
 
 
@@ -94,7 +126,11 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
             {"prior": zeros(3, 1)},
             "received prior (3, 1) of torch.float32; expected (parent, type)",
         ),
-        (dynamic_routing, {"prior": zeros(4, 2).double()}, "there are 5 children of 2 types; expected a multiple"),
+        (
+            dynamic_routing,
+            {"prior": zeros(4, 2).double()},
+            "there are 5 children of 2 types; expected a multiple",
+        ),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (dynamic_routing, {"gradient": "none"}, "gradient is 'none'; expected"),
@@ -102,7 +138,9 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
         (dynamic_routing, {"iterations": 0}, "iterations is 0; expected 1 (no routing) or more"),
     ],
 )
-def test_wrong_arguments_of_functions(routing: Callable[..., Any], options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_of_functions(
+    routing: Callable[..., Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         routing(random_votes(), **options)
 
@@ -116,10 +154,14 @@ def test_leaky_normaliser_equals_leaky_option(routing: Callable[..., Tensor]) ->
         routing(random_votes(), leaky=True, normalise=Normaliser())
 
 
-@pytest.mark.parametrize("kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting])
+@pytest.mark.parametrize(
+    "kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting]
+)
 def test_bias_is_a_tenth_per_parent_and_component(kind: type[AbstractRouting]) -> None:
     """There is a bias per parent and component, initially 0.1."""
-    assert torch.equal(dict(kind(PARENTS, DIM).named_parameters())["bias"], torch.full((PARENTS, DIM), 0.1))
+    assert torch.equal(
+        dict(kind(PARENTS, DIM).named_parameters())["bias"], torch.full((PARENTS, DIM), 0.1)
+    )
 
 
 SQUASH_LOOPS = {
@@ -136,7 +178,9 @@ def test_squash_is_used_in_every_iteration(name: Any) -> None:
     """Agreement uses the squashed poses; the logits come from the last total input."""
     votes = random_votes() / 2
     for iterations, backend in product((1, 3), BACKENDS):
-        module: Any = build(DynamicRouting, iterations=iterations, squash=name, backend=backend, bias=False)
+        module: Any = build(
+            DynamicRouting, iterations=iterations, squash=name, backend=backend, bias=False
+        )
         parents = module(in_form(votes, backend))
         expected = dynamic_routing_loops(votes, iterations=iterations, squash=SQUASH_LOOPS[name])
         close(parents.poses, expected, rtol=0, atol=1e-8)

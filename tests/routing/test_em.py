@@ -15,13 +15,23 @@ from torch.autograd import gradcheck
 
 from capsule_lab.layers import ClassCapsules, ConvCapsules
 from capsule_lab.routing import EMRouting, dynamic_routing, em_routing
-from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, activation_logit, inverse_temperatures
+from capsule_lab.routing.em_costs import (
+    CLASS_ROUTING,
+    INITIAL,
+    activation_logit,
+    inverse_temperatures,
+)
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.changes_of_votes import CHANGES, example
 from tests.reference import em_bridge as bridge
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
-from tests.reference.em_loops import conv_em_loops, dense_em_loops, in_terms_of_the_loops, log_density
+from tests.reference.em_loops import (
+    conv_em_loops,
+    dense_em_loops,
+    in_terms_of_the_loops,
+    log_density,
+)
 from tests.reference.wrong import check_catches
 
 LN_2PI = math.log(2 * math.pi)
@@ -55,11 +65,15 @@ def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> A
     return partial(EMRouting, cost=row.cost, **official, **options)
 
 
-@pytest.mark.parametrize("row", [*golden.CONV, *map(golden.in_paper_form, golden.CONV)], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [*golden.CONV, *map(golden.in_paper_form, golden.CONV)], ids=lambda row: row.name
+)
 def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> None:
     """The paper's cost gives them as well, with converted betas."""
     routing = routing_of(row, mass_eps=1e-7, normalisation=row.normalisation)
-    layer = ConvCapsules((7, 7), 2, 16, 3, 16, rows=4, kernel_size=3, stride=row.stride, routing=routing)
+    layer = ConvCapsules(
+        (7, 7), 2, 16, 3, 16, rows=4, kernel_size=3, stride=row.stride, routing=routing
+    )
     activations = golden.conv_activations()
     parents, traces = parents_of(
         layer, row, bridge.as_conv_weight(golden.conv_weight()), golden.conv_poses(), activations
@@ -68,7 +82,9 @@ def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> Non
     masses = torch.stack([(trace.couplings[0, :, 0] * seen).sum() + 1e-7 for trace in traces])
     logits = torch.stack([trace.logits[0, 0] for trace in traces])
     exact(torch.cat([trace.activations[0, :1] for trace in traces]), logits.sigmoid())
-    grids = (bridge.as_grid(each, layer.windows.grid) for each in (parents.activations, parents.poses))
+    grids = (
+        bridge.as_grid(each, layer.windows.grid) for each in (parents.activations, parents.poses)
+    )
     row.check(*grids, traces[-1].couplings, masses, logits)
 
 
@@ -87,7 +103,11 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
 
 def test_defaults_equal_the_preset_em() -> None:
     parameters = inspect.signature(EMRouting).parameters
-    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    defaults = {
+        name: p.default
+        for name, p in parameters.items()
+        if p.default is not inspect.Parameter.empty
+    }
     assert {**defaults, **INITIAL[defaults["cost"]]} == bridge.preset("em")
     assert dict(CLASS_ROUTING) == bridge.class_options("em")
 
@@ -96,7 +116,10 @@ def test_initial_values_follow_the_cost_unless_given() -> None:
     for cost, expected in INITIAL.items():
         module = EMRouting(PARENTS, 16, cost=cost)
         own = {"beta_u": module.beta_u[0].item(), "beta_a": module.beta_a[0].item()}
-        assert {**own, "inverse_temperature": module.options["inverse_temperature"]} == pytest.approx(expected)
+        assert {
+            **own,
+            "inverse_temperature": module.options["inverse_temperature"],
+        } == pytest.approx(expected)
     for shared in (False, True):
         module = EMRouting(PARENTS, 16, beta_u=0.75, beta_a=-80.0, shared_betas=shared)
         assert torch.equal(module.beta_u, torch.full((1 if shared else PARENTS,), 0.75))
@@ -106,9 +129,18 @@ def test_initial_values_follow_the_cost_unless_given() -> None:
 @pytest.mark.parametrize("of", [bridge.preset, bridge.class_preset])
 def test_paper_preset_equals_em_in_other_units(of: Callable[[str], dict[str, Any]]) -> None:
     em, paper = of("em"), of("em_paper")
-    expected = golden.in_paper_terms(em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"])
-    assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(expected, rel=1e-3)
-    assert {name for name in em if em[name] != paper[name]} == {"cost", "inverse_temperature", "beta_u", "beta_a"}
+    expected = golden.in_paper_terms(
+        em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"]
+    )
+    assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(
+        expected, rel=1e-3
+    )
+    assert {name for name in em if em[name] != paper[name]} == {
+        "cost",
+        "inverse_temperature",
+        "beta_u",
+        "beta_a",
+    }
 
 
 def test_mixing_proportions_have_no_trained_betas() -> None:
@@ -127,7 +159,9 @@ def test_inverse_temperatures_follow_the_schedule() -> None:
         ("increment", 1.0, (1.0, 2.0, 3.0, 4.0, 5.0)),
         ("constant", 0.3, (0.3, 0.3, 0.3)),
     ]:
-        assert inverse_temperatures(len(expected), final, schedule) == pytest.approx(expected, rel=1e-12)
+        assert inverse_temperatures(len(expected), final, schedule) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 def test_activation_logits_equal_numbers_by_hand() -> None:
@@ -141,7 +175,9 @@ def test_activation_logits_equal_numbers_by_hand() -> None:
         "official_legacy": -2 * (-3 + 4 * 0.5 * (LN_2PI + 1)) - 1250,
         "official_fast": -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50,
     }.items():
-        assert activation_logit(cost, *given, dim=4, min_variance=0.1).item() == pytest.approx(expected, rel=1e-12)
+        assert activation_logit(cost, *given, dim=4, min_variance=0.1).item() == pytest.approx(
+            expected, rel=1e-12
+        )
     given = double(1, 3)[None], double(0, 0)[None], double(0.5, 0.5), double(0.25, 0.5)
     logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
     one = 1 / (1 + 1e-4)  # 1e-4 is added to the standard deviation
@@ -150,7 +186,9 @@ def test_activation_logits_equal_numbers_by_hand() -> None:
 
 @pytest.mark.parametrize("parents", [2, 5, 10, 32])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_standardised_logit_is_at_most_the_root_of_the_other_parents(parents: int, scale: float) -> None:
+def test_standardised_logit_is_at_most_the_root_of_the_other_parents(
+    parents: int, scale: float
+) -> None:
     """A z-score of n numbers is at most sqrt(n - 1), 2 for five classes; one parent among equal ones reaches it."""
     betas = torch.zeros(parents, dtype=torch.float64)
     mass = scale * bridge.random(100, parents).exp()
@@ -164,22 +202,38 @@ def test_standardised_logit_is_at_most_the_root_of_the_other_parents(parents: in
 
 @pytest.mark.parametrize("schedule", ["saturating", "linear", "increment"])
 @pytest.mark.parametrize("cost", ["paper", "official_legacy", "standardised"])
-def test_activations_are_more_sensitive_to_votes_in_later_iterations(cost: Any, schedule: Any) -> None:
+def test_activations_are_more_sensitive_to_votes_in_later_iterations(
+    cost: Any, schedule: Any
+) -> None:
     """The inverse temperature is the slope of the logistic: a smaller spread of votes counts more in each iteration.
 
     Without betas, logits of small inverse temperatures are near 0, where the slope is a quarter of lambda.
     """
     votes, activations = dense_inputs()
-    zero, steps, slopes = torch.zeros(PARENTS, dtype=torch.float64), inverse_temperatures(3, 0.001, schedule), []
+    zero, steps, slopes = (
+        torch.zeros(PARENTS, dtype=torch.float64),
+        inverse_temperatures(3, 0.001, schedule),
+        [],
+    )
     for step in steps:
         spread = torch.ones((), dtype=torch.float64, requires_grad=True)
-        options: Any = {"cost": cost, "temperature_schedule": "constant", "inverse_temperature": step, "iterations": 1}
+        options: Any = {
+            "cost": cost,
+            "temperature_schedule": "constant",
+            "inverse_temperature": step,
+            "iterations": 1,
+        }
         found = em_routing(spread * votes, activations, zero, zero, **options).activations
         of_loops = in_terms_of_the_loops({**options, "mass_eps": 1e-7})
-        exact(found.detach(), dense_em_loops(votes, activations, zero, zero, **of_loops)[-1].activations)
+        exact(
+            found.detach(),
+            dense_em_loops(votes, activations, zero, zero, **of_loops)[-1].activations,
+        )
         slopes.append(torch.autograd.grad(found[0, 0], spread)[0].abs().item())
     assert steps == sorted(set(steps))
-    assert [slope / slopes[0] for slope in slopes] == pytest.approx([step / steps[0] for step in steps], rel=1e-3)
+    assert [slope / slopes[0] for slope in slopes] == pytest.approx(
+        [step / steps[0] for step in steps], rel=1e-3
+    )
 
 
 def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
@@ -188,7 +242,12 @@ def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
 def test_wrong_options_of_the_function_are_named() -> None:
-    known = {"cost": "nonsense", "activation": "nonsense", "temperature_schedule": "none", "initial": "all"}
+    known = {
+        "cost": "nonsense",
+        "activation": "nonsense",
+        "temperature_schedule": "none",
+        "initial": "all",
+    }
     for argument, value in {**known, "iterations": 0}.items():
         with pytest.raises(ValueError, match=f"^routing {argument} is {value!r}; expected "):
             em_routing(*dense_inputs(), double(0), double(0), **{argument: value})
@@ -198,7 +257,11 @@ def test_wrong_options_of_the_function_are_named() -> None:
 
 
 def test_density_is_that_of_a_gaussian() -> None:
-    vote, pose, variance = bridge.random(4), bridge.random(4, seed=1), bridge.random(4, seed=2).exp()
+    vote, pose, variance = (
+        bridge.random(4),
+        bridge.random(4, seed=1),
+        bridge.random(4, seed=2).exp(),
+    )
     expected = torch.distributions.Normal(pose, variance.sqrt()).log_prob(vote).sum()
     exact(double(log_density(vote.tolist(), pose.tolist(), variance.tolist())), expected[None])
     given = vote.view(1, 1, 1, -1), pose.view(1, 1, -1), variance.view(1, 1, -1)
@@ -214,12 +277,21 @@ class Package:
     def __call__(self, *inputs: Tensor, inverse_temperatures: tuple[float, ...] = ()) -> Capsules:
         schedule = "constant" if inverse_temperatures else "increment"
         first = (inverse_temperatures or wrong.INVERSE_TEMPERATURES)[0]
-        return em_routing(*inputs, cost="paper", temperature_schedule=schedule, inverse_temperature=first)
+        return em_routing(
+            *inputs, cost="paper", temperature_schedule=schedule, inverse_temperature=first
+        )
 
-    def windowed(self, poses: Tensor, activations: Tensor, weight: Tensor, *betas: Tensor, stride: int) -> Any:
-        options = {"temperature_schedule": "increment", "inverse_temperature": wrong.INVERSE_TEMPERATURES[0]}
+    def windowed(
+        self, poses: Tensor, activations: Tensor, weight: Tensor, *betas: Tensor, stride: int
+    ) -> Any:
+        options = {
+            "temperature_schedule": "increment",
+            "inverse_temperature": wrong.INVERSE_TEMPERATURES[0],
+        }
         routing: Any = partial(EMRouting, cost="paper", **options)
-        layer = ConvCapsules((5, 6), 2, 16, PARENTS, 16, rows=4, stride=stride, routing=routing).double()
+        layer = ConvCapsules(
+            (5, 6), 2, 16, PARENTS, 16, rows=4, stride=stride, routing=routing
+        ).double()
         layer.weight.data = bridge.as_conv_weight(weight)
         layer.routing.beta_u.data, layer.routing.beta_a.data = betas
         parents = layer(bridge.as_children(poses), bridge.as_children(activations))
@@ -235,7 +307,9 @@ class InWindows:
 
     def windowed(self, *inputs: Tensor, stride: int) -> Any:
         options: Any = {"stride": stride, "normalisation": self.normalisation}
-        record = conv_em_loops(*inputs, inverse_temperatures=wrong.INVERSE_TEMPERATURES, **options)[-1]
+        record = conv_em_loops(*inputs, inverse_temperatures=wrong.INVERSE_TEMPERATURES, **options)[
+            -1
+        ]
         return record.poses, record.activations
 
 
@@ -244,14 +318,19 @@ def betas() -> tuple[Tensor, Tensor]:
 
 
 def check_values(route: Any) -> None:
-    expected = dense_em_loops(*dense_inputs(), *betas(), inverse_temperatures=wrong.INVERSE_TEMPERATURES)[-1]
+    expected = dense_em_loops(
+        *dense_inputs(), *betas(), inverse_temperatures=wrong.INVERSE_TEMPERATURES
+    )[-1]
     exact(tuple(route(*dense_inputs(), *betas())[:2]), (expected.poses, expected.activations))
 
 
 def check_parents_that_are_off(route: Any) -> None:
     """Logits around -90 are equal as probabilities and differ as logarithms."""
     beta_u, beta_a = betas()
-    inputs, options = (*dense_inputs(), beta_u, beta_a - 30), {"inverse_temperatures": (3.0, 3.0, 3.0)}
+    inputs, options = (
+        (*dense_inputs(), beta_u, beta_a - 30),
+        {"inverse_temperatures": (3.0, 3.0, 3.0)},
+    )
     exact(route(*inputs, **options)[0], dense_em_loops(*inputs, **options)[-1].poses)
 
 
@@ -264,12 +343,17 @@ def check_gradient_where_all_votes_agree(route: Any) -> None:
 
 def check_gradient(route: Any) -> None:
     inputs = tuple(tensor.requires_grad_() for tensor in (*dense_inputs(dim=2), *betas()))
-    assert gradcheck(lambda *args: tuple(route(*args)), inputs, fast_mode=True, raise_exception=False)
+    assert gradcheck(
+        lambda *args: tuple(route(*args)), inputs, fast_mode=True, raise_exception=False
+    )
 
 
 def check_windows(route: Any, stride: int) -> None:
     if hasattr(route, "windowed"):
-        poses, activations = bridge.random(2, 2, 16, 5, 6), bridge.random(2, 2, 5, 6, seed=1).sigmoid()
+        poses, activations = (
+            bridge.random(2, 2, 16, 5, 6),
+            bridge.random(2, 2, 5, 6, seed=1).sigmoid(),
+        )
         inputs = poses, activations, 0.5 * bridge.random(2, 3, 3, 4, 4, PARENTS, seed=2), *betas()
         options: Any = {"stride": stride, "inverse_temperatures": wrong.INVERSE_TEMPERATURES}
         record = conv_em_loops(*inputs, **options)[-1]
@@ -286,7 +370,12 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-ROUTES = [Package, wrong.Right, *wrong.Right.__subclasses__(), *(partial(InWindows, name) for name in wrong.IN_WINDOWS)]
+ROUTES = [
+    Package,
+    wrong.Right,
+    *wrong.Right.__subclasses__(),
+    *(partial(InWindows, name) for name in wrong.IN_WINDOWS),
+]
 
 
 @pytest.mark.parametrize("build", ROUTES)
@@ -303,10 +392,14 @@ def test_only_mistakes_are_caught(build: Callable[[], Any]) -> None:
 # -------------------------------------------------------------------------------- equivariance
 
 
-def routed(routing: Callable[..., Capsules], votes: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def routed(
+    routing: Callable[..., Capsules], votes: Tensor, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Poses, activations, couplings."""
     traces: list[RoutingTrace] = []
-    arguments = (example()[1], votes.new_zeros(3), votes.new_zeros(3)) if routing is em_routing else ()
+    arguments = (
+        (example()[1], votes.new_zeros(3), votes.new_zeros(3)) if routing is em_routing else ()
+    )
     parents = routing(votes, *arguments, on_iteration=traces.append, **options)
     return parents.poses, parents.activations, traces[-1].couplings
 
@@ -318,19 +411,31 @@ TURNS = {"rotation of 16 components", "turned frame of 4x4 poses", "signed permu
     ("routing", "options", "exact"),
     [
         (dynamic_routing, {}, TURNS),
-        (dynamic_routing, {"bias": torch.full((3, 16), 0.1).double()}, set()),  # Sabour 2017, official code
+        (
+            dynamic_routing,
+            {"bias": torch.full((3, 16), 0.1).double()},
+            set(),
+        ),  # Sabour 2017, official code
         (em_routing, {"mass_eps": 0.0}, {"shift", "signed permutation"}),
-        (em_routing, {"mass_eps": 0.0, "damping": 0.1}, {"signed permutation"}),  # official code, at first from zero
+        (
+            em_routing,
+            {"mass_eps": 0.0, "damping": 0.1},
+            {"signed permutation"},
+        ),  # official code, at first from zero
         (em_routing, {"mass_eps": 0.0, "iterations": 1}, {"shift", *TURNS}),  # means are linear
     ],
 )
-def test_poses_follow_changes_exactly(routing: Any, options: dict[str, Any], exact: set[str]) -> None:
+def test_poses_follow_changes_exactly(
+    routing: Any, options: dict[str, Any], exact: set[str]
+) -> None:
     """Poses follow the change; couplings stay, and so do activations unless components' variances mix (EM)."""
     votes = example()[0]
     before = routed(routing, votes, **options)
     for name, change in CHANGES.items():
         after = routed(routing, change(votes), **options)
-        moved = max((after[0] - change(before[0])).abs().max(), (after[2] - before[2]).abs().max()).item()
+        moved = max(
+            (after[0] - change(before[0])).abs().max(), (after[2] - before[2]).abs().max()
+        ).item()
         assert moved < 1e-12 if name in exact else moved > 0.05, name
         if name in exact and options.get("iterations") != 1:
             torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-12)

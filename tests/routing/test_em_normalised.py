@@ -26,13 +26,19 @@ def routing(**options: Any) -> NormalisedEMRouting:
 def test_logits_are_normalised_per_parent_and_poses_per_component() -> None:
     parents = routing()(*given())
     torch.testing.assert_close(parents.logits.mean(0), torch.zeros(PARENTS).double())
-    torch.testing.assert_close(parents.logits.var(0, correction=0), torch.ones(PARENTS).double(), rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        parents.logits.var(0, correction=0), torch.ones(PARENTS).double(), rtol=1e-2, atol=0
+    )
     torch.testing.assert_close(parents.poses.mean(0), torch.zeros(PARENTS, DIM).double())
     assert routing(pose_norm=False)(*given()).poses.mean(0).abs().min() > 1e-3
 
 
 def test_positions_of_a_type_share_statistics() -> None:
-    layer = ConvCapsules((5, 5), 2, DIM, PARENTS, DIM, rows=2, routing=NormalisedEMRouting, weight_std=1.0)
+    layer = ConvCapsules(
+        (5, 5), 2, DIM, PARENTS, DIM, rows=2, routing=NormalisedEMRouting, weight_std=1.0
+    )
     capsules = layer(torch.randn(4, 50, DIM), torch.rand(4, 50))
     assert layer.routing.evidence_norm.num_features == PARENTS
-    assert capsules.logits.view(4, 9, PARENTS).mean((0, 1)).tolist() == pytest.approx([0] * PARENTS, abs=1e-5)
+    assert capsules.logits.view(4, 9, PARENTS).mean((0, 1)).tolist() == pytest.approx(
+        [0] * PARENTS, abs=1e-5
+    )

@@ -13,7 +13,8 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.waves import cosine, sine
 
 VOTES = Votes(
-    sine(1, 6, 16, frequency=0.37, phase=0.1), cosine(6, 3, 4, 4, scale=0.3, frequency=0.53, phase=0.2).transpose(1, 2)
+    sine(1, 6, 16, frequency=0.37, phase=0.1),
+    cosine(6, 3, 4, 4, scale=0.3, frequency=0.53, phase=0.2).transpose(1, 2),
 )
 ACTIVATIONS = sine(1, 6, frequency=0.91).sigmoid()
 BETAS = cosine(6, 3, scale=0.5, frequency=0.61), sine(6, 3, scale=0.4, frequency=0.43, phase=0.2)

@@ -18,11 +18,15 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 
 
 def golden(found: Tensor, expected: tuple[float, ...]) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 POSES = sine(1, 6, 4, 4, frequency=0.37, phase=0.1).flatten(2)
-WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).permute(0, 1, 3, 2)  # given as [i x d j]
+WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).permute(
+    0, 1, 3, 2
+)  # given as [i x d j]
 
 FIRST_POSE = {  # of parent 0, components 0 to 3, after so many iterations
     1: (0.32931677600623, 0.71479958571380, -0.35971937642755, -0.70393530064861),
@@ -51,8 +55,12 @@ def test_dense_golden_numbers(backend: Any) -> None:
             golden(traces[-1].couplings[0, 0], COUPLINGS[iterations])
 
 
-GRID = sine(1, 2, 5, 5, 16, frequency=0.37, phase=0.1).permute(0, 2, 3, 1, 4)  # given as [b type y x d]
-KERNEL = cosine(3, 3, 2, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).flatten(0, 2).permute(0, 1, 3, 2)
+GRID = sine(1, 2, 5, 5, 16, frequency=0.37, phase=0.1).permute(
+    0, 2, 3, 1, 4
+)  # given as [b type y x d]
+KERNEL = (
+    cosine(3, 3, 2, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).flatten(0, 2).permute(0, 1, 3, 2)
+)
 CONVOLUTIONAL = {
     1: (-0.00149928735592, 1.42837436164249, -0.05594932269180, -1.42881754166572),
     2: (-0.05188538418582, 1.46703966244159, -0.00713319134316, -1.46944265044923),
@@ -79,7 +87,9 @@ def test_windows_equal_those_of_the_correct_version() -> None:
 
 def test_scrambled_windows_are_caught() -> None:
     right, wrong = (
-        inverted_attention(dense_votes(each(GRID, 3, 2).flatten(0, 2).flatten(1, 3).contiguous(), KERNEL)).poses
+        inverted_attention(
+            dense_votes(each(GRID, 3, 2).flatten(0, 2).flatten(1, 3).contiguous(), KERNEL)
+        ).poses
         for each in (windows, scrambled_windows)
     )
     golden(right[0, 0, :4], CONVOLUTIONAL[2])
@@ -88,5 +98,7 @@ def test_scrambled_windows_are_caught() -> None:
 
 
 def test_poses_of_one_component_are_refused() -> None:
-    with pytest.raises(ValueError, match="poses have 1 component, which layer normalisation makes 0; expected 2 or"):
+    with pytest.raises(
+        ValueError, match="poses have 1 component, which layer normalisation makes 0; expected 2 or"
+    ):
         InvertedAttention(3, 1)

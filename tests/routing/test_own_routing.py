@@ -14,14 +14,21 @@ from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, C
 pytestmark = pytest.mark.usefixtures("isolated")
 
 TEMPLATE = ROOT / "tests" / "templates" / "my_routing"
-EM_CAPS = ["model=em_caps_small", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
+EM_CAPS = [
+    "model=em_caps_small",
+    "model.channels=4",
+    "model.primary.types=2",
+    "model.conv.types=[2,2]",
+]
 STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80", "train.test=last"]
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the template in a folder outside the repository that is on Python's path."""
-    folder = Path(shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+    folder = Path(
+        shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    )
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(importlib.sys.modules, "mine", raising=False)
     importlib.invalidate_caches()
@@ -38,7 +45,10 @@ CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
         [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"],
         # without a configuration folder: the options are those that both take
         [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting"]
-        + [f"~routing.{option}" for option in ("bias", "learned_gain", "leaky", "squash", "backend")],
+        + [
+            f"~routing.{option}"
+            for option in ("bias", "learned_gain", "leaky", "squash", "backend")
+        ],
     ],
     ids=["config-dir", "searchpath", "target"],
 )
@@ -54,10 +64,20 @@ def test_errors_in_an_own_routing_are_explained(own: Path, cli: Cli) -> None:
     for option, arguments, message in [
         (CONFIG_DIR, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
         (SEARCH_PATH, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
-        (CONFIG_DIR, ["routing=mine", "routing._target_=mine.Yours"], "is mine.Yours, which cannot be imported"),
-        (SEARCH_PATH, ["routing=thine"], "thine does not exist; did you mean mine? Options: attention_over_children,"),
+        (
+            CONFIG_DIR,
+            ["routing=mine", "routing._target_=mine.Yours"],
+            "is mine.Yours, which cannot be imported",
+        ),
+        (
+            SEARCH_PATH,
+            ["routing=thine"],
+            "thine does not exist; did you mean mine? Options: attention_over_children,",
+        ),
     ]:
-        ended = cli("train", option.format(own / "conf"), *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS)
+        ended = cli(
+            "train", option.format(own / "conf"), *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS
+        )
         assert ended.status == 2
         assert message in ended.err
 

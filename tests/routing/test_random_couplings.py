@@ -28,7 +28,9 @@ def build(name: str, routing: Any = RandomCouplings, **options: Any) -> Any:
 
 def below() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(3, 12, 6, generator=generator).double(), torch.rand(3, 12, generator=generator).double()
+    return torch.randn(3, 12, 6, generator=generator).double(), torch.rand(
+        3, 12, generator=generator
+    ).double()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -39,7 +41,9 @@ def test_couplings_are_equal_for_all_images_and_differ_among_children(name: str)
     found = traces[0].couplings.unflatten(0, (3, -1))  # [b position i j]
     exact(found, found[:1].expand_as(found))
     assert min(found[0, 0].std(dim).min() for dim in (0, 1)) > 0.01
-    equal, expected = (layer(*below()) for layer in (build(name, spread=0.0), build(name, UniformRouting)))
+    equal, expected = (
+        layer(*below()) for layer in (build(name, spread=0.0), build(name, UniformRouting))
+    )
     exact(tuple(equal), tuple(expected))
 
 

@@ -22,13 +22,21 @@ COUPLINGS = [  # of child 0
     (0.346253367979, 0.606606017899, 0.047140614122),
     (0.546197239822, 0.452892879428, 0.000909880751),
 ]
-POSE = (0.026320132353, 0.049847254203, 0.071601041078, 0.088637219976, 0.098650024002)  # of parent 0
+POSE = (
+    0.026320132353,
+    0.049847254203,
+    0.071601041078,
+    0.088637219976,
+    0.098650024002,
+)  # of parent 0
 SCALES = (-14.435897768403, -11.656865222022, -10.712660031698)  # t
 
 
 def golden(found: Tensor, expected: tuple[float, ...]) -> None:
     """Compare to 1e-7: the code adds 1e-8 under roots, the paper adds nothing."""
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7
+    )
 
 
 class Recorder(Normaliser):
@@ -65,7 +73,9 @@ def test_single_parent_gets_all_couplings() -> None:
 
 def check_images_are_independent(route: Any) -> None:
     votes, lengths = torch.cat([VOTES, 3 * VOTES.flip(1)]), torch.cat([LENGTHS, 2 * LENGTHS])
-    alone = torch.cat([route(*image) for image in zip(votes.split(1), lengths.split(1), strict=True)])
+    alone = torch.cat(
+        [route(*image) for image in zip(votes.split(1), lengths.split(1), strict=True)]
+    )
     torch.testing.assert_close(alone, route(votes, lengths), rtol=0, atol=1e-10)
     golden(alone[0, 0], POSE)
 
@@ -73,18 +83,24 @@ def check_images_are_independent(route: Any) -> None:
 def test_scale_from_the_batch_mean_is_caught() -> None:
     right = partial(scaled_distances, over_batch=False)
     ours = lambda votes, lengths: scaled_distance_agreement(votes, lengths, bias=BIAS).poses  # noqa: E731
-    check_catches(check_images_are_independent, partial(scaled_distances, over_batch=True), right, ours)
+    check_catches(
+        check_images_are_independent, partial(scaled_distances, over_batch=True), right, ours
+    )
 
 
 @pytest.mark.parametrize("normalisation", ["window", "all_parents"])
-def test_images_are_independent_in_a_convolutional_layer(normalisation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_independent_in_a_convolutional_layer(
+    normalisation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Positions of an image share a scale, also when few images are routed at a time."""
     torch.manual_seed(0)
     routing = partial(ScaledDistanceAgreement, normalisation=normalisation, backend="matmul")
     layer = ConvCapsules((4, 4), 2, 6, 3, 5, weight_std=1.0, routing=routing).double()
     poses, present = torch.randn(3, 32, 6).double(), torch.rand(3, 32).double()
     whole = layer(poses, present).poses
-    alone = torch.cat([layer(*image).poses for image in zip(poses.split(1), present.split(1), strict=True)])
+    alone = torch.cat(
+        [layer(*image).poses for image in zip(poses.split(1), present.split(1), strict=True)]
+    )
     torch.testing.assert_close(alone, whole, rtol=0, atol=1e-12)
     monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 1)
     torch.testing.assert_close(layer(poses, present).poses, whole, rtol=0, atol=1e-12)

@@ -24,7 +24,9 @@ from tests.reference.self_attention_loops import self_attention_loops
 def test_values_are_the_golden_numbers(backend: Any) -> None:
     """The numbers are from the formulas of Mazzia 2021 in float64, without an epsilon."""
     children = exponential_squash(sine(1, 6, 4, frequency=0.37, phase=0.1), eps=0.0)
-    weight = cosine(3, 6, 4, 5, scale=0.3, frequency=0.53, phase=0.2).permute(1, 2, 0, 3)  # given as [j i c d]
+    weight = cosine(3, 6, 4, 5, scale=0.3, frequency=0.53, phase=0.2).permute(
+        1, 2, 0, 3
+    )  # given as [j i c d]
     traces: list[RoutingTrace] = []
     options: Any = {"eps": 0.0, "on_iteration": traces.append, "backend": backend}
     prior = sine(3, 6, scale=0.05, frequency=0.61)
@@ -33,11 +35,16 @@ def test_values_are_the_golden_numbers(backend: Any) -> None:
     for found, numbers in [
         (children[0, 0], [0.056252462199, 0.255184781852, 0.419579038408, 0.527185240449]),
         (traces[0].couplings[0, 0], [0.333314025729, 0.308573270667, 0.376377204354]),
-        (parents.poses[0, 0], [0.003928357226, 0.003823183352, 0.002668982030, 0.000782449781, -0.001318775623]),
+        (
+            parents.poses[0, 0],
+            [0.003928357226, 0.003823183352, 0.002668982030, 0.000782449781, -0.001318775623],
+        ),
         (parents.activations[0], lengths),
         (parents.poses[0].norm(dim=1), lengths),
     ]:
-        torch.testing.assert_close(found, torch.tensor(numbers, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            found, torch.tensor(numbers, dtype=torch.float64), rtol=0, atol=1e-12
+        )
 
 
 def test_logits_are_of_lengths_and_do_not_saturate() -> None:
@@ -64,7 +71,9 @@ class LargestTensor(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.numbers = max(self.numbers, *sizes, 0)
@@ -86,7 +95,9 @@ def check_values(route: Callable[[Tensor], Any]) -> None:
 def check_gradient_at_zero(squash: Callable[[Tensor], Tensor]) -> None:
     zero = torch.zeros(2, 3, requires_grad=True)
     squash(zero).sum().backward()
-    torch.testing.assert_close(zero.grad, torch.ones(2, 3), rtol=1e-3, atol=0)  # (1 - exp(-|s|)) / |s| is 1 there
+    torch.testing.assert_close(
+        zero.grad, torch.ones(2, 3), rtol=1e-3, atol=0
+    )  # (1 - exp(-|s|)) / |s| is 1 there
 
 
 def poses(votes: Tensor) -> Tensor:

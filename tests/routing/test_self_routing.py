@@ -46,11 +46,15 @@ def test_values_are_the_golden_numbers(backend: Any) -> None:
 def test_convolution_gives_the_golden_numbers() -> None:
     """Children: 2 types of dim 4 on 5x5. Parents: 3 types of dim 5 in 3x3 windows, stride 2, padding 1, so on 3x3."""
     layer = ConvCapsules((5, 5), 2, 4, 3, 5, routing=SelfRouting, stride=2, padding=1).double()
-    transformations = cosine(18, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2)  # [place·type j d c]
+    transformations = cosine(
+        18, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2
+    )  # [place·type j d c]
     layer.weight.data = transformations.permute(0, 3, 1, 2)
     layer.routing.weight.data = sine(18, 3, 4, scale=0.7, frequency=0.29, phase=0.3)
     layer.routing.bias.data = cosine(18, 3, scale=0.2, frequency=0.61)
-    poses = sine(1, 2, 4, 5, 5, frequency=0.37, phase=0.1).permute(0, 3, 4, 1, 2).flatten(1, 3)  # from [b type c y x]
+    poses = (
+        sine(1, 2, 4, 5, 5, frequency=0.37, phase=0.1).permute(0, 3, 4, 1, 2).flatten(1, 3)
+    )  # from [b type c y x]
     activations = (0.5 + sine(1, 2, 5, 5, scale=0.4, frequency=0.91)).permute(0, 2, 3, 1).flatten(1)
     parents = layer(poses, activations)
     assert layer.windows.grid == (3, 3)
@@ -73,7 +77,9 @@ def test_couplings_come_from_poses_without_coordinates() -> None:
     torch.manual_seed(0)
     options = {"routing": SelfRouting, "rows": 2}
     plain = ClassCapsules(3, 2, 4, 5, 4, **options)
-    assert not any(parameter.any() for parameter in plain.routing.parameters())  # equal couplings at first
+    assert not any(
+        parameter.any() for parameter in plain.routing.parameters()
+    )  # equal couplings at first
     torch.nn.init.normal_(plain.routing.weight)
     added = ClassCapsules(3, 2, 4, 5, 4, coordinates=torch.rand(3, 4), **options)
     added.load_state_dict(plain.state_dict())
@@ -85,10 +91,16 @@ def test_couplings_come_from_poses_without_coordinates() -> None:
 
 def test_routing_without_poses_has_no_transformations() -> None:
     classes = {"rows": 2, "coordinates": torch.rand(3, 4)}
-    for kind, sizes, options in [(DenseCapsules, (6, 4, 5, 4), {}), (ClassCapsules, (3, 2, 4, 5, 4), classes)]:
+    for kind, sizes, options in [
+        (DenseCapsules, (6, 4, 5, 4), {}),
+        (ClassCapsules, (3, 2, 4, 5, 4), classes),
+    ]:
         routings = (partial(SelfRouting, poses=poses) for poses in (True, False))
         with_poses, without = (kind(*sizes, routing=routing, **options) for routing in routings)
-        parameters = [sum(parameter.numel() for parameter in layer.parameters()) for layer in (with_poses, without)]
+        parameters = [
+            sum(parameter.numel() for parameter in layer.parameters())
+            for layer in (with_poses, without)
+        ]
         assert parameters[0] - parameters[1] == with_poses.weight.numel() > 0
         given = torch.randn(2, 6, 4), torch.rand(2, 6)
         parents = without(*given)
@@ -112,7 +124,10 @@ def test_input_of_wrong_sizes_is_refused() -> None:
             (Votes(votes.poses[:, :5], votes.weight[:5]), active[:, :5]),
             "there are 5 children of 6 types; expected a multiple",
         ),
-        ((Votes(votes.poses[..., :2], votes.weight[:, :2]), active), "poses have 2 components, the routing's weight 4"),
+        (
+            (Votes(votes.poses[..., :2], votes.weight[:, :2]), active),
+            "poses have 2 components, the routing's weight 4",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             routing(*given)
@@ -129,4 +144,6 @@ def test_only_mistakes_are_caught() -> None:
     logits = torch.einsum("bic,ijc->bij", votes.poses, weight) + bias
     dense = torch.einsum("bic,icjd->bijd", votes.poses, votes.weight)
     expected = self_routing(votes, activations, weight, bias)[:2]
-    torch.testing.assert_close(wrong.self_routing(dense, logits, activations), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        wrong.self_routing(dense, logits, activations), expected, rtol=0, atol=1e-14
+    )

@@ -32,9 +32,13 @@ def test_gradient_of_the_gain(votes: torch.Tensor) -> None:
 @pytest.mark.parametrize("backend", ["matmul", "fused"])
 def test_learned_gain_starts_at_one_and_learns(backend: str) -> None:
     torch.manual_seed(0)
-    layer = DenseCapsules(5, 4, 3, 6, routing=partial(UniformRouting, learned_gain=True, backend=backend))
+    layer = DenseCapsules(
+        5, 4, 3, 6, routing=partial(UniformRouting, learned_gain=True, backend=backend)
+    )
     plain = DenseCapsules(5, 4, 3, 6, routing=partial(UniformRouting, backend=backend))
-    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if not name.endswith("gain")})
+    plain.load_state_dict(
+        {name: value for name, value in layer.state_dict().items() if not name.endswith("gain")}
+    )
     poses, activations = torch.randn(2, 5, 4), torch.rand(2, 5)
     torch.testing.assert_close(layer(poses, activations).poses, plain(poses, activations).poses)
     gain = layer.routing.gain

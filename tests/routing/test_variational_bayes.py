@@ -23,7 +23,14 @@ GOLDEN: list[dict[str, list[float]]] = [
         "poses": [-0.049092123, -0.049561096, -0.043322206, -0.031219860],
         "log_precisions": [33.084908707, 33.088219192, 33.090732259],
         "log_shares": [-1.274437691, -1.274437691, -1.274437691],
-        "logits": [-1.722420114, -1.721957328, -1.721606016, -1.720803330, -1.721016763, -1.721275494],
+        "logits": [
+            -1.722420114,
+            -1.721957328,
+            -1.721606016,
+            -1.720803330,
+            -1.721016763,
+            -1.721275494,
+        ],
     },
     {
         "couplings": [0.263843876, 0.313823165, 0.422332959],
@@ -31,7 +38,14 @@ GOLDEN: list[dict[str, list[float]]] = [
         "poses": [-0.050738643, -0.051532299, -0.045351300, -0.033032216],
         "log_precisions": [33.040449085, 33.079316935, 33.150844908],
         "log_shares": [-1.292946738, -1.278295147, -1.252480835],
-        "logits": [-1.696934198, -1.716567441, -1.751235177, -1.740495310, -1.713653494, -1.707759427],
+        "logits": [
+            -1.696934198,
+            -1.716567441,
+            -1.751235177,
+            -1.740495310,
+            -1.713653494,
+            -1.707759427,
+        ],
     },
     {
         "couplings": [0.210389814, 0.293368399, 0.496241787],
@@ -39,7 +53,14 @@ GOLDEN: list[dict[str, list[float]]] = [
         "poses": [-0.052799632, -0.054721125, -0.049236369, -0.037087703],
         "log_precisions": [32.895311379, 33.033558138, 33.335965093],
         "log_shares": [-1.349129286, -1.295292950, -1.185704145],
-        "logits": [-1.623053976, -1.693900929, -1.843889762, -1.809918570, -1.687374493, -1.662563763],
+        "logits": [
+            -1.623053976,
+            -1.693900929,
+            -1.843889762,
+            -1.809918570,
+            -1.687374493,
+            -1.662563763,
+        ],
     },
 ]
 """Computed in float64; the official module in evaluation mode agrees to 6e-10."""
@@ -52,7 +73,9 @@ def test_values_are_the_golden_numbers() -> None:
     )
     for iterations, expected in enumerate(GOLDEN, 1):
         traces: list[RoutingTrace] = []
-        found = variational_bayes_routing(votes, activations, iterations=iterations, on_iteration=traces.append)
+        found = variational_bayes_routing(
+            votes, activations, iterations=iterations, on_iteration=traces.append
+        )
         couplings = traces[-1].couplings
         by_loops = bayes_loops(votes, activations)[iterations - 1]
         for values, name in [
@@ -60,21 +83,33 @@ def test_values_are_the_golden_numbers() -> None:
             ((couplings * activations.unsqueeze(2)).sum(1)[0], "masses"),
             (found.poses[0, 0, :4], "poses"),
             (found.logits.flatten(), "logits"),
-            *((getattr(by_loops, name)[0, 0], name) for name in ("masses", "log_precisions", "log_shares")),
+            *(
+                (getattr(by_loops, name)[0, 0], name)
+                for name in ("masses", "log_precisions", "log_shares")
+            ),
         ]:
             golden = torch.tensor(expected[name], dtype=torch.float64)
             torch.testing.assert_close(values, golden, rtol=0, atol=6e-10)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"initial": "types"}, {"normalisation": "window"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"initial": "types"}, {"normalisation": "window"}], ids=str
+)
 def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     routing: Any = partial(VariationalBayesRouting, **options)
-    layer = ConvCapsules((4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=routing, weight_std=1.0)
+    layer = ConvCapsules(
+        (4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=routing, weight_std=1.0
+    )
     layer = layer.double().eval()
-    poses, activations = torch.randn(2, 32, 4, dtype=torch.float64), torch.rand(2, 32, dtype=torch.float64)
-    votes = torch.einsum("bpwrq,wqjc->bpwjrc", layer.windows.poses(poses).view(2, -1, 8, 2, 2), layer.weight).flatten(4)
+    poses, activations = (
+        torch.randn(2, 32, 4, dtype=torch.float64),
+        torch.rand(2, 32, dtype=torch.float64),
+    )
+    votes = torch.einsum(
+        "bpwrq,wqjc->bpwjrc", layer.windows.poses(poses).view(2, -1, 8, 2, 2), layer.weight
+    ).flatten(4)
     of_the_loops = {"per_window": True} if "normalisation" in options else options
     expected = bayes_loops(votes, activations, layer.windows.child, **of_the_loops)[-1]
     traces: list[RoutingTrace] = []
@@ -89,23 +124,35 @@ def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, An
 def trained(rows: int) -> tuple[VariationalBayesRouting, Any]:
     torch.manual_seed(0)
     routing = VariationalBayesRouting(3, 4).double()
-    votes = torch.randn(rows, 6, 3, 4, dtype=torch.float64) * torch.tensor([1.0, 3.0, 9.0]).view(3, 1) + 2
+    votes = (
+        torch.randn(rows, 6, 3, 4, dtype=torch.float64) * torch.tensor([1.0, 3.0, 9.0]).view(3, 1)
+        + 2
+    )
     return routing, routing(votes, torch.rand(rows, 6, dtype=torch.float64))
 
 
 def test_poses_and_logits_are_normalised_per_parent_type() -> None:
     _, parents = trained(200)
     for values in (parents.poses.transpose(1, 2).flatten(0, 1), parents.logits):
-        torch.testing.assert_close(values.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10)
-        torch.testing.assert_close(values.var(0, unbiased=False), torch.ones(3, dtype=torch.float64), rtol=1e-2, atol=0)
+        torch.testing.assert_close(
+            values.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10
+        )
+        torch.testing.assert_close(
+            values.var(0, unbiased=False), torch.ones(3, dtype=torch.float64), rtol=1e-2, atol=0
+        )
     for affine, parameters in ((True, 6), (False, 0)):
-        layer = ClassCapsules(4, 2, 4, 3, 4, routing=partial(VariationalBayesRouting, affine=affine))
+        layer = ClassCapsules(
+            4, 2, 4, 3, 4, routing=partial(VariationalBayesRouting, affine=affine)
+        )
         assert sum(p.numel() for p in layer.routing.parameters()) == parameters
 
 
 def check_gradients(module: nn.Module, activations: Tensor) -> None:
     loss = (activations * torch.rand_like(activations)).sum()
-    assert all((gradient.abs() > 1e-9).all() for gradient in torch.autograd.grad(loss, list(module.parameters())))
+    assert all(
+        (gradient.abs() > 1e-9).all()
+        for gradient in torch.autograd.grad(loss, list(module.parameters()))
+    )
 
 
 def test_every_parameter_learns_in_training() -> None:

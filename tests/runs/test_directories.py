@@ -29,7 +29,9 @@ def create(config: DictConfig, *overrides: str, model: str = "capsnet") -> Path:
     return directory
 
 
-def test_hash_covers_every_option_that_changes_the_result(config: DictConfig, composed: dict[str, Any]) -> None:
+def test_hash_covers_every_option_that_changes_the_result(
+    config: DictConfig, composed: dict[str, Any]
+) -> None:
     fingerprint = config_hash(config)
     assert fingerprint == config_hash(composed), "of plain containers, too"
     same = (
@@ -44,8 +46,18 @@ def test_hash_covers_every_option_that_changes_the_result(config: DictConfig, co
         "trainer.precision=bf16-mixed",
     )  # fmt: skip
     assert {config_hash(compose("train", [*TINY, override])) for override in same} == {fingerprint}
-    assert len({fingerprint, *(config_hash(compose("train", [*TINY, override])) for override in different)}) == 15
-    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, "the configuration is not changed"
+    assert (
+        len(
+            {
+                fingerprint,
+                *(config_hash(compose("train", [*TINY, override])) for override in different),
+            }
+        )
+        == 15
+    )
+    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, (
+        "the configuration is not changed"
+    )
 
 
 def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
@@ -62,14 +74,18 @@ def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
     assert directories.attempts(fingerprint) == paths[::-1]
     assert [directories.hash_in(path) for path in paths] == [fingerprint] * 3
     config.train.resume = named.train.resume = True
-    assert [directories.choose_directory(given, "capsnet-mnist") for given in (config, named)] == [paths[-1]] * 2
+    assert [directories.choose_directory(given, "capsnet-mnist") for given in (config, named)] == [
+        paths[-1]
+    ] * 2
     config.seed = 5
     in_a_folder = create(config, model="mine/net")
     assert in_a_folder.name.startswith("mine_net-mnist-")
     assert directories.attempts(config_hash(config)) == [in_a_folder]
     for wrong in ("a/b", "..", "../a", "-x", ".hidden", "two words", "ä", "a" * 101, ""):
         config.name = wrong
-        with pytest.raises(RunError, match=r"^name is .*; expected at most 100 letters, digits, _, - and \."):
+        with pytest.raises(
+            RunError, match=r"^name is .*; expected at most 100 letters, digits, _, - and \."
+        ):
             directories.choose_directory(config, "capsnet-mnist")
 
 
@@ -91,6 +107,11 @@ def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.M
         path.touch()
     monkeypatch.setenv("SLURM_PROCID", "0")
     directories.create_directory(Path("run"), config)
-    assert sorted(map(str, Path("run").rglob("*.*"))) == ["run/checkpoints/last.ckpt", "run/config.yaml"]
-    with pytest.raises(RunError, match=r"already contains a run; continue it with train\.resume=true"):
+    assert sorted(map(str, Path("run").rglob("*.*"))) == [
+        "run/checkpoints/last.ckpt",
+        "run/config.yaml",
+    ]
+    with pytest.raises(
+        RunError, match=r"already contains a run; continue it with train\.resume=true"
+    ):
         directories.create_directory(Path("run"), config)

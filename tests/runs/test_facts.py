@@ -29,7 +29,12 @@ def counts(result: dict[str, Any]) -> dict[str, int]:
 
 
 def test_whole_splits_are_counted(trained: Trained) -> None:
-    assert counts(trained.result) == {"train": 512, "val": 240, "test": TEST_SET, "test_set": TEST_SET}
+    assert counts(trained.result) == {
+        "train": 512,
+        "val": 240,
+        "test": TEST_SET,
+        "test_set": TEST_SET,
+    }
     assert trained.result["provenance"]["test_images"] == "359 of 359"
     assert results.partial_test(trained.result) == ""
 
@@ -49,12 +54,17 @@ def test_whole_splits_are_counted(trained: Trained) -> None:
 def test_limited_test_is_recorded(
     tiny: Tiny, tmp_path: Path, overrides: list[str], expected: int, described: str
 ) -> None:
-    result = train(tiny(*overrides, "data.source=standin", "trainer.max_epochs=1", *NO_PICTURES), tmp_path / "run")
+    result = train(
+        tiny(*overrides, "data.source=standin", "trainer.max_epochs=1", *NO_PICTURES),
+        tmp_path / "run",
+    )
     assert counts(result)["test"] == expected < counts(result)["test_set"]
     assert result["provenance"]["test_images"] == described
     assert results.partial_test(result) == f"{expected} of {counts(result)['test_set']} images"
     assert f"tested on {described} images" in summary(result, tmp_path / "run", CHOSEN)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["image_counts"] == counts(result)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["image_counts"] == counts(
+        result
+    )
 
 
 def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
@@ -62,7 +72,9 @@ def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
     (directory,) = (tmp_path / "runs").glob("capsnet-mnist-*")
     result = json.loads((directory / "metrics.json").read_text())
     assert counts(result) == {"train": 16, "val": 32, "test": 32, "test_set": TEST_SET}
-    assert result["epochs"] == pytest.approx(2 / 149, abs=1e-4), "two of the 149 batches of an epoch"
+    assert result["epochs"] == pytest.approx(2 / 149, abs=1e-4), (
+        "two of the 149 batches of an epoch"
+    )
     assert "tested on 32 of 359 images" in ended.out
     assert "trained     2 of 2 steps, 16 images, in" in ended.out
     assert "(32 of 359 images)" in cli("list").out
@@ -88,11 +100,18 @@ def test_images_and_epochs_of_training_are_counted(
 
 
 def test_validation_counts_its_images(tiny: Tiny, tmp_path: Path) -> None:
-    few = ["data.eval_batch_size=10", "trainer.limit_val_batches=2", "train.test=none", *NO_PICTURES]
+    few = [
+        "data.eval_batch_size=10",
+        "trainer.limit_val_batches=2",
+        "train.test=none",
+        *NO_PICTURES,
+    ]
     assert counts(train(tiny(*few), tmp_path / "run"))["val"] == 20
 
 
-def test_resumed_run_counts_the_images_of_all_its_processes(tiny: Tiny, trained: Trained, tmp_path: Path) -> None:
+def test_resumed_run_counts_the_images_of_all_its_processes(
+    tiny: Tiny, trained: Trained, tmp_path: Path
+) -> None:
     config = tiny(*NO_PICTURES)
     for step in (3, 6):
         with pytest.raises(InterruptError):
@@ -112,7 +131,12 @@ def test_resumed_run_counts_the_images_of_all_its_processes(tiny: Tiny, trained:
     ],
 )
 def test_run_that_continues_elsewhere_names_both_places(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str, values: tuple[str, str]
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    function: str,
+    values: tuple[str, str],
 ) -> None:
     config = tiny(*NO_PICTURES)
     monkeypatch.setattr(environment, function, lambda *_: values[0])
@@ -162,10 +186,14 @@ def test_float16_on_a_cpu_is_recorded_as_the_bfloat16_that_is_used(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_device_and_hardware_are_those_of_the_strategy(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_device_and_hardware_are_those_of_the_strategy(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     strategy = type("Strategy", (), {"root_device": torch.device(device)})
-    trainer: Any = type("Trainer", (), {"strategy": strategy, "world_size": 3, "precision": "32-true"})
+    trainer: Any = type(
+        "Trainer", (), {"strategy": strategy, "world_size": 3, "precision": "32-true"}
+    )
     facts = environment.facts_of_trainer(trainer)
     assert facts["device"] == device
     assert facts["hardware"] == "3 x a GPU" if device == "cuda" else " 3 x " in facts["hardware"]
@@ -177,7 +205,12 @@ def test_source_of_the_data_is_the_one_that_was_read(
 ) -> None:
     directory = real if source == "real" else tmp_path / "nothing"
     monkeypatch.setattr("capsule_lab.data.mnist.MNISTFiles.download", _no_network)
-    options = [f"data.directory={directory}", "data.source=auto", "data.train_images=null", "data.batch_size=4"]
+    options = [
+        f"data.directory={directory}",
+        "data.source=auto",
+        "data.train_images=null",
+        "data.batch_size=4",
+    ]
     data = MNISTDataModule(directory=str(directory), source="auto")
     data.prepare_data()
     assert data.provenance["source"] == source
@@ -202,7 +235,9 @@ def test_evaluation_counts_its_images(
     from capsule_lab.config.compose import compose
 
     opened = open_run(trained.directory)
-    trainer = compose("evaluate", [f"trainer.{key}={value}" for key, value in limits.items()]).trainer
+    trainer = compose(
+        "evaluate", [f"trainer.{key}={value}" for key, value in limits.items()]
+    ).trainer
     trainer.accelerator = "cpu"
     for _ in range(2):  # an earlier evaluation of the same run does not count
         result = evaluate(opened, split, {"eval_batch_size": 100}, trainer)
@@ -211,7 +246,11 @@ def test_evaluation_counts_its_images(
 
 def test_new_files_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+            cwd=tmp_path,
+            check=True,
+        )
 
     package = tmp_path / "capsule_lab" / "system"
     package.mkdir(parents=True)
@@ -235,7 +274,11 @@ def test_index_of_ready_weights_has_only_the_test_of_these_weights(a_copy: Path)
     opened = open_run(a_copy)
     file = a_copy / "config.yaml"
     assert index_entry(opened, file)["error"] == round(record["test"]["error"], 4)
-    changes = ({"weights_tested": "last"}, {"tested_step": 1}, {"image_counts": {"test": 1, "test_set": 2}})
+    changes = (
+        {"weights_tested": "last"},
+        {"tested_step": 1},
+        {"image_counts": {"test": 1, "test_set": 2}},
+    )
     for change in changes:
         (a_copy / "metrics.json").write_text(json.dumps({**record, **change}))
         assert index_entry(opened, file)["error"] is None
@@ -247,6 +290,11 @@ def test_several_processes_count_all_images(tmp_path: Path) -> None:
     ended = python("-m", "capsule_lab.train", *TINY, *NO_PICTURES, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     result = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    assert {**counts(result), "val": 0} == {"train": 512, "val": 0, "test": TEST_SET, "test_set": TEST_SET}
+    assert {**counts(result), "val": 0} == {
+        "train": 512,
+        "val": 0,
+        "test": TEST_SET,
+        "test_set": TEST_SET,
+    }
     assert result["training_cpu_seconds"] is None
     assert " 2 x " in result["hardware"]

@@ -12,7 +12,12 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs import files
 from tests.helpers.damage import damages
 
-CONTENT = {"status": "finished", "error": 3.62, "versions": {"torch": "2.11", "größe": None}, "epochs": [1, 2.5, "x"]}
+CONTENT = {
+    "status": "finished",
+    "error": 3.62,
+    "versions": {"torch": "2.11", "größe": None},
+    "epochs": [1, 2.5, "x"],
+}
 
 
 class Content(BaseModel, allow_inf_nan=False):
@@ -23,7 +28,9 @@ class Content(BaseModel, allow_inf_nan=False):
 SCHEMA = TypeAdapter(Content)
 
 
-def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_record_counts_as_missing_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     record = tmp_path / "runs" / "record.json"
     files.write_record(record, CONTENT)
     assert files.read_record(record, SCHEMA, tmp_path) == json.loads(record.read_text()) == CONTENT
@@ -40,7 +47,11 @@ def test_damaged_record_counts_as_missing_with_one_warning(tmp_path: Path, caplo
         caplog.clear()
         files._warn_once.cache_clear()
         record.write_bytes(content)
-        assert files.read_record(record, SCHEMA, tmp_path) is files.read_record(record, SCHEMA, tmp_path) is None, name
+        assert (
+            files.read_record(record, SCHEMA, tmp_path)
+            is files.read_record(record, SCHEMA, tmp_path)
+            is None
+        ), name
         (message,) = caplog.messages
         assert message.startswith(f"{record} is damaged ("), name
         assert message.endswith("and is treated as missing"), name
@@ -54,7 +65,9 @@ def test_record_with_nan_is_not_written(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_error_is_the_last_line_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_the_last_line_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     errors: list[Any] = [RunError("no disk"), ZeroDivisionError("by 0")]
     for error in errors:
         with pytest.raises(type(error)), files.logging_to(tmp_path / "train.log"):
@@ -74,16 +87,26 @@ def test_path_that_is_not_writable_is_named(tmp_path: Path) -> None:
         lambda: files.save_figure(None, path),
         lambda: files.logging_to(path).__enter__(),
     ):
-        with pytest.raises(RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"):
+        with pytest.raises(
+            RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"
+        ):
             write()
 
 
 def test_text_that_cannot_be_encoded_is_cleaned_where_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    content = {"status": "a\udcff", "error": 1.0, "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}]}
+    content = {
+        "status": "a\udcff",
+        "error": 1.0,
+        "log": ["tab\tand\nline", "\x1b[31m\0", {"\ud800": 1}],
+    }
     path.write_text(json.dumps(content))
     found = files.read_record(path, SCHEMA, tmp_path)
-    assert found == {"status": "a\ufffd", "error": 1.0, "log": ["tab\tand\nline", "\ufffd[31m\ufffd", {"\ufffd": 1}]}
+    assert found == {
+        "status": "a\ufffd",
+        "error": 1.0,
+        "log": ["tab\tand\nline", "\ufffd[31m\ufffd", {"\ufffd": 1}],
+    }
 
 
 @pytest.mark.parametrize("text", ["$\\frac{$", "a $ b $", "$x$", "$", r"\$"])

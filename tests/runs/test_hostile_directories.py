@@ -22,7 +22,13 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli, Trained
-from tests.helpers.tables import ATTACKED, RESULT, shared_compositions, write_evaluation, write_table
+from tests.helpers.tables import (
+    ATTACKED,
+    RESULT,
+    shared_compositions,
+    write_evaluation,
+    write_table,
+)
 
 SECRET = "TOPSECRET-0123456789"
 IN_BASE64 = base64.b64encode(SECRET.encode()).decode()[:16]
@@ -33,7 +39,13 @@ ROWS = [
 ]
 COLUMNS = {name: {"metric": name} for name in ("test/error", "train/error", "attack/0.1/accuracy")}
 COLUMNS = {name.replace("/", "_"): column for name, column in COLUMNS.items()}
-COMPARISON = {"name": "c", "rows": ["one"], "against": "two", "columns": ["test_error"], "unit": "images"}
+COMPARISON = {
+    "name": "c",
+    "rows": ["one"],
+    "against": "two",
+    "columns": ["test_error"],
+    "unit": "images",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +74,9 @@ def original(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPSULE_LAB_RUNS", str(folder / "runs"))
         for fingerprint in {cell.fingerprint for cell in expand(read(table)) if not cell.row.of}:
-            directory = shutil.copytree(trained.directory, folder / "runs" / f"capsnet-mnist-{fingerprint}")
+            directory = shutil.copytree(
+                trained.directory, folder / "runs" / f"capsnet-mnist-{fingerprint}"
+            )
             record = trained.result | {"config_hash": fingerprint}
             (directory / "metrics.json").write_text(json.dumps(record))
             (directory / "heartbeat.json").write_text("{}")
@@ -94,10 +108,16 @@ def texts(world: Path) -> list[str]:
     table = read(world / "mine.yaml")
     entries = summarise(table)
     answers = compared(table, entries)
-    frames = [formats.as_csv(formats.as_frame(entries)), formats.as_csv(formats.runs_frame(entries))]
+    frames = [
+        formats.as_csv(formats.as_frame(entries)),
+        formats.as_csv(formats.runs_frame(entries)),
+    ]
     lines = [*formats.remarks(entries), *formats.failures(entries)]
     best = [repr(formats._figures(run)) for entry in entries for run in entry.runs]
-    markdown, latex = formats.as_markdown(table, entries, "", answers), formats.as_latex(table, entries, answers)
+    markdown, latex = (
+        formats.as_markdown(table, entries, "", answers),
+        formats.as_latex(table, entries, answers),
+    )
     return [markdown, latex, *frames, *lines, *best]
 
 
@@ -143,8 +163,14 @@ def ends_well(cli: Cli, *arguments: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("result", [True, False], ids=["result", "others"])
-def test_every_file_may_be_anything(cli: Cli, world: Path, run: Path, kind: str, result: bool) -> None:
-    files = [path for path in run.rglob("*") if path.is_file() and (path.name == "metrics.json") is result]
+def test_every_file_may_be_anything(
+    cli: Cli, world: Path, run: Path, kind: str, result: bool
+) -> None:
+    files = [
+        path
+        for path in run.rglob("*")
+        if path.is_file() and (path.name == "metrics.json") is result
+    ]
     for file in files:
         replace_file(file, kind)
     written = texts(world)
@@ -166,11 +192,15 @@ def test_linked_folders_are_not_followed(world: Path, run: Path, name: str, tmp_
     shutil.copy(tmp_path / "secret", tmp_path / "elsewhere" / "secret.png")
     (run / name).symlink_to(tmp_path / "elsewhere")
     assert IN_BASE64 not in "".join(texts(world))
-    with pytest.raises(CapsuleLabError, match=rf"{name} is a link out of the run directory; expected"):
+    with pytest.raises(
+        CapsuleLabError, match=rf"{name} is a link out of the run directory; expected"
+    ):
         runs.open(run)
 
 
-def test_report_shows_no_private_file_in_the_place_of_a_figure(cli: Cli, world: Path, run: Path) -> None:
+def test_report_shows_no_private_file_in_the_place_of_a_figure(
+    cli: Cli, world: Path, run: Path
+) -> None:
     (run / "figures" / "leaked.png").symlink_to(world.parent / "secret")
     shutil.copy(world.parent / "secret", run / "figures" / "hard_linked.png")
     (run / "figures" / "inside.png").symlink_to("test_confusion.png")
@@ -184,7 +214,9 @@ def test_report_shows_no_private_file_in_the_place_of_a_figure(cli: Cli, world: 
     assert IN_BASE64 not in page
 
 
-def test_linked_run_directories_and_roots_are_used(world: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linked_run_directories_and_roots_are_used(
+    world: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.rename(world / "moved")
     run.symlink_to(world / "moved")
     (world / "other_root").symlink_to(world / "runs")
@@ -197,12 +229,35 @@ def test_linked_run_directories_and_roots_are_used(world: Path, run: Path, monke
 
 
 VALUES = [
-    *(None, True, -1, 2**63, 1e308, float("nan"), float("inf"), "", "x", "\ud800", "a\0\x1b[31m", "$\\frac{$"),
+    *(
+        None,
+        True,
+        -1,
+        2**63,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "\ud800",
+        "a\0\x1b[31m",
+        "$\\frac{$",
+    ),
     *("../../secret", [], {}, [[[]]], {"a": {"b": {}}}, {"x": 1.0}, "9" * 5000),
 ]
 KEYS = [*RESULT, "curves", "predictions", "versions", "overrides", "name"]
-BELOW = [("provenance", "name"), ("provenance", "source"), ("provenance", "test_images"), ("test", "error")]
-BELOW += [("predictions", "file"), ("predictions", "sha256"), ("val", "error"), ("versions", "torch")]
+BELOW = [
+    ("provenance", "name"),
+    ("provenance", "source"),
+    ("provenance", "test_images"),
+    ("test", "error"),
+]
+BELOW += [
+    ("predictions", "file"),
+    ("predictions", "sha256"),
+    ("val", "error"),
+    ("versions", "torch"),
+]
 PLACES = [*((key,) for key in KEYS), *BELOW]
 
 
@@ -215,7 +270,9 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("place", "value"), [*cases()])
-def test_a_record_may_have_anything_anywhere(world: Path, run: Path, place: tuple[str, ...], value: Any) -> None:
+def test_a_record_may_have_anything_anywhere(
+    world: Path, run: Path, place: tuple[str, ...], value: Any
+) -> None:
     record = json.loads((run / "metrics.json").read_text())
     *parents, last = place
     node = record[parents[0]] if parents else record

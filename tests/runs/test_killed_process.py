@@ -15,14 +15,29 @@ LIMIT = 20.0
 """Seconds; docs/guides/gpus_and_slurm.md states them."""
 SAVED_AT, KILLED_AT = 10, 13  # several processes save at multiples of ten steps
 
-RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, "data.batch_size=8", "trainer.max_epochs=1", "trainer.precision=32-true"]
+RUN = [
+    *TINY_CNN,
+    *TINY_DATA,
+    *NO_PICTURES,
+    "data.batch_size=8",
+    "trainer.max_epochs=1",
+    "trainer.precision=32-true",
+]
 RUN += ["callbacks.last.every_minutes=0", "trainer.devices=2", "trainer.strategy=ddp"]
 
 
 def train(folder: Path, rank: int, *overrides: str) -> Ended:
     target = "tests.helpers.crash_callbacks.KillOneProcess"
     kill = f"+callbacks.kill={{_target_: {target}, marker: {folder}/killed, rank: {rank}, step: {KILLED_AT}}}"
-    return python("-m", "capsule_lab.train", *RUN, kill, f"train.directory={folder}/run", *overrides, cwd=folder)
+    return python(
+        "-m",
+        "capsule_lab.train",
+        *RUN,
+        kill,
+        f"train.directory={folder}/run",
+        *overrides,
+        cwd=folder,
+    )
 
 
 def is_alive(pid: str) -> bool:
@@ -47,7 +62,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.whole
 @pytest.mark.integration
 @pytest.mark.parametrize("rank", [0, 1])
-def test_other_process_ends_and_the_run_continues_exactly(rank: int, whole: Path, tmp_path: Path) -> None:
+def test_other_process_ends_and_the_run_continues_exactly(
+    rank: int, whole: Path, tmp_path: Path
+) -> None:
     ended = train(tmp_path, rank)
     assert ended.status == -signal.SIGKILL if rank == 0 else ended.status != 0
     end = (tmp_path / "killed").stat().st_mtime + LIMIT
@@ -61,5 +78,7 @@ def test_other_process_ends_and_the_run_continues_exactly(rank: int, whole: Path
     ended = train(tmp_path, rank, "train.resume=true")
     assert ended.status == 0, ended.err
     assert f"continuing {tmp_path}/run/checkpoints/last.ckpt" in ended.out
-    result, expected = (json.loads((folder / "run" / "metrics.json").read_text()) for folder in (tmp_path, whole))
+    result, expected = (
+        json.loads((folder / "run" / "metrics.json").read_text()) for folder in (tmp_path, whole)
+    )
     assert differences(result, tmp_path / "run", expected, whole / "run") == []

@@ -52,14 +52,22 @@ def is_refused(config: DictConfig, message: str = "already trains this configura
     return True
 
 
-@pytest.mark.parametrize(("log", "created"), [(None, False), (None, True), ("somewhere.log", False)])
+@pytest.mark.parametrize(
+    ("log", "created"), [(None, False), (None, True), ("somewhere.log", False)]
+)
 def test_failure_is_recorded_if_there_is_a_log_or_a_directory(
-    config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch, log: str | None, created: bool
+    config: DictConfig,
+    fingerprint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    log: str | None,
+    created: bool,
 ) -> None:
     if log:
         monkeypatch.setenv(lock.LOG_VARIABLE, log)
     if created:
-        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+        runs.directories.create_directory(
+            runs.directories.choose_directory(config, "capsnet-mnist"), config
+        )
     with pytest.raises(RunError, match="no disk"), lock.train_lock(config):
         raise RunError("no disk")
     record = lock.read_record(fingerprint)
@@ -67,7 +75,9 @@ def test_failure_is_recorded_if_there_is_a_log_or_a_directory(
     assert not lock.is_locked(fingerprint)
 
 
-def test_only_the_first_process_of_a_run_locks(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_of_a_run_locks(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with lock.train_lock(config):
         for name in ("SLURM_PROCID", "LOCAL_RANK", "RANK", "NODE_RANK"):
             monkeypatch.setenv(name, "1")
@@ -77,7 +87,9 @@ def test_only_the_first_process_of_a_run_locks(config: DictConfig, monkeypatch: 
         assert is_refused(config)
 
 
-@pytest.mark.parametrize(("directory", "separate"), [("elsewhere", True), ("runs/table-row-HASH-2", False)])
+@pytest.mark.parametrize(
+    ("directory", "separate"), [("elsewhere", True), ("runs/table-row-HASH-2", False)]
+)
 def test_run_in_its_own_directory_locks_that_directory(
     config: DictConfig, fingerprint: str, directory: str, separate: bool
 ) -> None:
@@ -86,15 +98,23 @@ def test_run_in_its_own_directory_locks_that_directory(
     with lock.train_lock(config):
         if separate:
             with lock.train_lock(copy):
-                assert is_refused(copy, re.escape(f"another process already trains in {Path(directory).absolute()};"))
+                assert is_refused(
+                    copy,
+                    re.escape(f"another process already trains in {Path(directory).absolute()};"),
+                )
         else:
             assert is_refused(copy)
 
 
-def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_written_to_is_refused(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("file").write_text("in the way")
     monkeypatch.setenv("CAPSULE_LAB_RUNS", "file")
-    assert is_refused(config, r"cannot write to \S+/cells \(.*\); choose a writable directory with CAPSULE_LAB_RUNS=…")
+    assert is_refused(
+        config,
+        r"cannot write to \S+/cells \(.*\); choose a writable directory with CAPSULE_LAB_RUNS=…",
+    )
 
 
 def test_second_process_is_refused_and_changes_nothing(
@@ -106,7 +126,10 @@ def test_second_process_is_refused_and_changes_nothing(
         ended = cli("train", *TINY)
         assert ended.status == 2
         assert ended.err.startswith(f"capsule_lab: process {os.getpid()} on ")
-        assert "already trains this configuration (log: first.log); wait for it or stop it, or train " in ended.err
+        assert (
+            "already trains this configuration (log: first.log); wait for it or stop it, or train "
+            in ended.err
+        )
         lock.record_failure(fingerprint, "refused")
         assert lock.read_record(fingerprint).error is None, "the first still trains"
         assert sorted(Path().rglob("*")) == before
@@ -115,7 +138,12 @@ def test_second_process_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize(("signum", "requeued"), [(signal.SIGUSR1, True), (signal.SIGINT, False)])
 def test_requeued_run_is_locked_while_slurm_has_its_job(
-    config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch, queue: list[str], signum: int, requeued: bool
+    config: DictConfig,
+    fingerprint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    queue: list[str],
+    signum: int,
+    requeued: bool,
 ) -> None:
     monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
     with pytest.raises(InterruptError), lock.train_lock(config):
@@ -133,7 +161,9 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     assert lock.is_locked(fingerprint), "SLURM may requeue it"
 
 
-def test_finished_and_continued_runs_leave_no_record(config: DictConfig, fingerprint: str, trained: Trained) -> None:
+def test_finished_and_continued_runs_leave_no_record(
+    config: DictConfig, fingerprint: str, trained: Trained
+) -> None:
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
     directory.mkdir(parents=True)
     (directory / "metrics.json").write_text(json.dumps({**RESULT, "config_hash": fingerprint}))
@@ -155,7 +185,9 @@ def _hold(config: DictConfig, connection: Connection, die: bool) -> None:
 @pytest.mark.parametrize("die", [False, True], ids=["ends", "is killed"])
 def test_lock_ends_with_its_process(config: DictConfig, fingerprint: str, die: bool) -> None:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_hold, args=(config, theirs, die), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_hold, args=(config, theirs, die), daemon=True
+    )
     process.start()
     assert ours.poll(20)
     assert ours.recv() == "locked"

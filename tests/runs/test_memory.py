@@ -41,14 +41,20 @@ print(sum(need) / (status("VmHWM") - before))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
-@pytest.mark.parametrize("model", ["em_caps_small_normalised", "capsnet model.decoder=null", "efficient_capsnet"])
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc"
+)
+@pytest.mark.parametrize(
+    "model", ["em_caps_small_normalised", "capsnet model.decoder=null", "efficient_capsnet"]
+)
 def test_the_estimate_is_near_what_is_measured(model: str, tmp_path: Path) -> None:
     ended = interpreter("-c", MEASURE.replace("MODEL", model.replace(" ", '", "')), cwd=tmp_path)
     assert 0.8 < float(ended.out) < 1.2, ended.err
 
 
-def test_an_estimate_is_logged_and_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_estimate_is_logged_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     config = compose("train", ["model=capsnet_slim", "data=folder", "trainer.accelerator=cpu"])
     spec = DataSpec((3, 32, 32), 3)
     module = build.build_module(config, spec)
@@ -101,13 +107,20 @@ LARGE = ("trainer.accelerator=cpu", "data=folder", "data.size=1024")
     ],
 )
 def test_weights_that_do_not_fit_are_refused_before_they_are_built(
-    model: str, free: float, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    model: str,
+    free: float,
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The change that the message names is enough, and the check leaves no trace."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: int(free))
     overrides = [*LARGE, *f"model={model}".split()]
     random = torch.get_rng_state()
-    with pytest.raises(ConfigError, match=rf"^training needs [\d.]+ GB \(weights .*; the cheapest change is {change}$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^training needs [\d.]+ GB \(weights .*; the cheapest change is {change}$",
+    ):
         memory.check_weights(compose("train", overrides), DataSpec((1, 1024, 1024), 2))
     size = int(change.partition("data.size=")[2] or 1024)
     memory.check_weights(compose("train", [*overrides, change]), DataSpec((1, size, size), 2))
@@ -117,11 +130,17 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_built(
 
 @pytest.mark.parametrize("model", ["capsnet", "em_caps"])
 def test_weights_that_fit_are_accepted(model: str) -> None:
-    memory.check_weights(compose("train", [f"model={model}", "trainer.accelerator=cpu"]), DataSpec((1, 28, 28), 10))
+    memory.check_weights(
+        compose("train", [f"model={model}", "trainer.accelerator=cpu"]), DataSpec((1, 28, 28), 10)
+    )
 
 
-def test_a_network_that_cannot_be_built_without_values_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build_module", lambda *_: torch.zeros(1).item())  # as numbers of a meta tensor
+def test_a_network_that_cannot_be_built_without_values_is_left_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        build, "build_module", lambda *_: torch.zeros(1).item()
+    )  # as numbers of a meta tensor
     memory.check_weights(compose("train", ["trainer.accelerator=cpu"]), DataSpec((1, 28, 28), 10))
 
 

@@ -34,7 +34,10 @@ def test_predictions_of_several_labels_are_wrong_if_one_is(tmp_path: Path) -> No
 def test_missing_and_foreign_files_are_none_and_changed_ones_are_refused(tmp_path: Path) -> None:
     entry = runs.predictions.write(tmp_path, "a.npz", ARRAYS)
     assert runs.predictions.read(tmp_path, {}) is None
-    assert runs.predictions.read(tmp_path / "b", {"predictions": {**entry, "file": "../a.npz"}}) is None
+    assert (
+        runs.predictions.read(tmp_path / "b", {"predictions": {**entry, "file": "../a.npz"}})
+        is None
+    )
     assert runs.predictions.read(tmp_path, {"predictions": {**entry, "file": "b.npz"}}) is None
     with pytest.raises(RunError, match="is not the file of the run's test"):
         runs.predictions.read(tmp_path, {"predictions": {**entry, "sha256": "0"}})
@@ -59,7 +62,9 @@ def saved(array: Any, **header: Any) -> bytes:
     if not header:
         return written.getvalue()
     changed = io.BytesIO()
-    np.lib.format.write_array_header_1_0(changed, {"descr": "<i4", "fortran_order": False, "shape": (2,), **header})
+    np.lib.format.write_array_header_1_0(
+        changed, {"descr": "<i4", "fortran_order": False, "shape": (2,), **header}
+    )
     return changed.getvalue() + bytes(8)
 
 
@@ -131,8 +136,12 @@ CONTENTS = {
     **{name: packed(members) for name, members in MEMBERS.items()},
     "a member twice": twice(),
     "a bomb": packed(label_of(bytes(2**28 + 1))),
-    "encrypted": packed(FITTING).replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"),
-    "another compression": packed(FITTING).replace(b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"),
+    "encrypted": packed(FITTING).replace(
+        b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+    ),
+    "another compression": packed(FITTING).replace(
+        b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"
+    ),
     "an array without an archive": saved(LABELS),
     "nothing": b"",
 }
@@ -142,7 +151,10 @@ CONTENTS = {
 def test_arrays_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     record = {"predictions": {"file": "a.npz", "sha256": runs.files.sha256(tmp_path / "a.npz")}}
-    with pytest.raises(RunError, match=r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$"):
+    with pytest.raises(
+        RunError,
+        match=r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$",
+    ):
         runs.predictions.read(tmp_path, record)
 
 
@@ -160,7 +172,9 @@ def test_predictions_that_are_no_file_of_the_run_are_refused(tmp_path: Path, nam
     os.mkfifo(directory / "fifo")
     (tmp_path / "secret").touch()
     (directory / "link").symlink_to(tmp_path / "secret")
-    with pytest.raises(RunError, match=r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"):
+    with pytest.raises(
+        RunError, match=r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"
+    ):
         runs.predictions.read(directory, {"predictions": {"file": name, "sha256": ""}})
 
 

@@ -60,7 +60,9 @@ def test_a_file_is_the_same_run(file: Path, trained: Trained) -> None:
 
 def test_a_name_is_loaded(index: Callable[..., None], trained: Trained) -> None:
     assert capsule_lab.weights() == ["tiny"]
-    assert runs.open("tiny").directory == runs.directories.root() / "tiny", "commands write results beside runs"
+    assert runs.open("tiny").directory == runs.directories.root() / "tiny", (
+        "commands write results beside runs"
+    )
     assert "tiny.safetensors: CapsNet" in repr(capsule_lab.load("tiny"))
     entry = runs.ready_weights.index()["tiny"]
     assert entry["error"] == pytest.approx(trained.result["test"]["error"], abs=1e-4)
@@ -75,13 +77,17 @@ def test_a_name_is_loaded(index: Callable[..., None], trained: Trained) -> None:
         ({"file": "absent", "url": "http://example.org/a"}, "expected one with https://"),
     ],
 )
-def test_another_file_than_that_of_the_index(index: Callable[..., None], changes: dict[str, Any], message: str) -> None:
+def test_another_file_than_that_of_the_index(
+    index: Callable[..., None], changes: dict[str, Any], message: str
+) -> None:
     index(**changes)
     with pytest.raises(RunError, match=message):
         capsule_lab.load("tiny")
 
 
-def test_a_download_is_compared(index: Callable[..., None], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_compared(
+    index: Callable[..., None], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda name: file.parent / "cache")
     kept = file.parent / "cache" / "weights" / "far.safetensors"
     kept.parent.mkdir(parents=True)
@@ -89,35 +95,62 @@ def test_a_download_is_compared(index: Callable[..., None], file: Path, monkeypa
     index(file="absent", url="https://localhost:1/far.safetensors")
     assert capsule_lab.load("tiny").run.checkpoint == kept, "of the cache, without network"
     kept.unlink()
-    with pytest.raises(RunError, match=r"the weights tiny cannot be downloaded \(.*ConnectionError\)"):
+    with pytest.raises(
+        RunError, match=r"the weights tiny cannot be downloaded \(.*ConnectionError\)"
+    ):
         capsule_lab.load("tiny")
 
 
 def test_a_wrong_name(index: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match=r"tinny is neither the name of .* did you mean tiny\? Options: tiny"):
+    with pytest.raises(
+        RunError, match=r"tinny is neither the name of .* did you mean tiny\? Options: tiny"
+    ):
         capsule_lab.load("tinny")
 
 
 HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "target": (r"names os\.system", lambda r: r["config"]["model"].update(_target_="os.system")),
-    "interpolation": ("without interpolation", lambda r: r["config"]["model"].update(channels="${oc.env:HOME}")),
-    "huge": ("cannot be rebuilt|expected|larger", lambda r: r["config"]["model"].update(channels=10**6)),
-    "other width": (r"has .* for .*, but the network", lambda r: r["config"]["model"].update(channels=5)),
+    "interpolation": (
+        "without interpolation",
+        lambda r: r["config"]["model"].update(channels="${oc.env:HOME}"),
+    ),
+    "huge": (
+        "cannot be rebuilt|expected|larger",
+        lambda r: r["config"]["model"].update(channels=10**6),
+    ),
+    "other width": (
+        r"has .* for .*, but the network",
+        lambda r: r["config"]["model"].update(channels=5),
+    ),
     "unknown fact": ("cannot be rebuilt", lambda r: r["spec"].update(surprise=1)),
     "huge decoder": ("cannot be rebuilt", lambda r: r["config"]["model"].update(decoder=[10**9])),
-    "huge layers": ("cannot be rebuilt", lambda r: r["config"]["model"].update(hidden=[[10**6, 16]])),
+    "huge layers": (
+        "cannot be rebuilt",
+        lambda r: r["config"]["model"].update(hidden=[[10**6, 16]]),
+    ),
     "huge kernel": ("cannot be rebuilt", lambda r: r["config"]["model"].update(kernel_size=10**7)),
     "huge image": ("cannot be rebuilt", lambda r: r["spec"].update(image_shape=[1, 10**6, 10**6])),
     "no end": (
         "10000000 iterations of routing; expected at most",
         lambda r: r["config"]["model"]["routing"].update(iterations=10**7),
     ),
-    "few names": ("1 names of classes; expected 10 texts", lambda r: r["spec"].update(classes=["a"])),
-    "no names": ("names that are not text; expected str", lambda r: r["spec"].update(classes=[1] * 10)),
-    "data": ("names capsule_lab.train.main", lambda r: r["config"]["data"].update(_target_="capsule_lab.train.main")),
+    "few names": (
+        "1 names of classes; expected 10 texts",
+        lambda r: r["spec"].update(classes=["a"]),
+    ),
+    "no names": (
+        "names that are not text; expected str",
+        lambda r: r["spec"].update(classes=[1] * 10),
+    ),
+    "data": (
+        "names capsule_lab.train.main",
+        lambda r: r["config"]["data"].update(_target_="capsule_lab.train.main"),
+    ),
     "other data": (
         "has data that cannot be rebuilt",
-        lambda r: r["config"]["data"].update(_target_="capsule_lab.data.PictureFolder", path="/etc"),
+        lambda r: r["config"]["data"].update(
+            _target_="capsule_lab.data.PictureFolder", path="/etc"
+        ),
     ),
     "provenance": ("has no provenance in its record", lambda r: r.update(provenance=[])),
     "another format": ("in checkpoint format 99", lambda r: r.update(format=99)),
@@ -160,7 +193,10 @@ def test_files_of_the_package_are_those_of_its_index() -> None:
         assert "/" not in entry["file"]
         if (folder / entry["file"]).is_file():
             content = (folder / entry["file"]).read_bytes()
-            assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (
+                entry["bytes"],
+                entry["sha256"],
+            )
         else:
             assert entry["url"].startswith("https://")
 
@@ -178,23 +214,36 @@ def test_shipped_files_are_described_and_small() -> None:
         error = "" if entry["error"] is None else f"{entry['error']:.2f} %"
         size, minutes = f"{entry['bytes'] / 1e6:.2f} MB", f"{entry['seconds'] / 60:.0f} min"
         overrides = entry["command"].removeprefix("python -m capsule_lab.train ")
-        row = f"| `{name}` | {error} | {entry['parameters']:,} | {size} | {minutes} | `{overrides}` |"
+        row = (
+            f"| `{name}` | {error} | {entry['parameters']:,} | {size} | {minutes} | `{overrides}` |"
+        )
         assert row in page, row
     assert sum(entry["bytes"] for entry in SHIPPED.values()) <= 10e6
 
 
 def test_shipped_capsnet_draws_as_well_as_the_full_network() -> None:
     with tarfile.open(ROOT / "results" / "time_to_accuracy_runs.tar.gz") as archive:
-        files = [name for name in archive.getnames() if re.match(r"capsnet-mnist-\w+/metrics\.json", name)]
+        files = [
+            name
+            for name in archive.getnames()
+            if re.match(r"capsnet-mnist-\w+/metrics\.json", name)
+        ]
         full = [json.load(archive.extractfile(name))["test"]["reconstruction"] for name in files]
     assert SHIPPED["capsnet_mnist"]["reconstruction"] <= 1.1 * min(full)
     page = (ROOT / "docs" / "guides" / "predict.md").read_text()
     assert f"is {SHIPPED['capsnet_mnist']['reconstruction']:.4f} (a" in page
-    assert f"and {min(full):.4f} to {max(full):.4f} in {['no', 'one', 'two', 'three', 'four'][len(full)]} runs" in page
+    assert (
+        f"and {min(full):.4f} to {max(full):.4f} in {['no', 'one', 'two', 'three', 'four'][len(full)]} runs"
+        in page
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if "mnist" in name and SHIPPED[name]["error"] is not None])
+@pytest.mark.parametrize(
+    "name", [name for name in SHIPPED if "mnist" in name and SHIPPED[name]["error"] is not None]
+)
 def test_shipped_networks_read_drawn_digits(name: str) -> None:
     labels, pictures = zip(*drawn_digits(), strict=True)
     answers = [answer.name for answer in capsule_lab.load(name)(pictures)]
-    assert sum(answer == str(label) for answer, label in zip(answers, labels, strict=True)) >= 19, answers
+    assert sum(answer == str(label) for answer, label in zip(answers, labels, strict=True)) >= 19, (
+        answers
+    )

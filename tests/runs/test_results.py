@@ -29,9 +29,13 @@ def test_failure_is_recorded_in_the_directory(tmp_path: Path) -> None:
 
 def test_metrics_with_nan_are_an_error() -> None:
     results.check_finite({"loss": 0.5, "error": 90.0}, "the test")
-    message = r"^the test of last\.ckpt gives loss nan, error inf; expected finite numbers: .* ckpt=…"
+    message = (
+        r"^the test of last\.ckpt gives loss nan, error inf; expected finite numbers: .* ckpt=…"
+    )
     with pytest.raises(RunError, match=message):
-        results.check_finite({"loss": float("nan"), "error": float("inf"), "margin": 0.5}, "the test of last.ckpt")
+        results.check_finite(
+            {"loss": float("nan"), "error": float("inf"), "margin": 0.5}, "the test of last.ckpt"
+        )
 
 
 STRANGE = {
@@ -45,19 +49,34 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("attacked", [{}, ATTACKED], ids=["trained", "attacked"])
-def test_record_that_a_report_cannot_read_counts_as_missing(tmp_path: Path, attacked: dict[str, Any]) -> None:
+def test_record_that_a_report_cannot_read_counts_as_missing(
+    tmp_path: Path, attacked: dict[str, Any]
+) -> None:
     content = {**RESULT, "config_hash": "0123abcd", **attacked}
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(content))
     assert results.read_result(tmp_path, "0123abcd") == results.read_evaluation(path) == content
-    strange = [{**content, field: value} for field, value in STRANGE.items() if attacked or field != "attack"]
+    strange = [
+        {**content, field: value}
+        for field, value in STRANGE.items()
+        if attacked or field != "attack"
+    ]
     needed = ("steps", "hardware", "commit")
-    strange += [{name: value for name, value in content.items() if name != field} for field in needed]
+    strange += [
+        {name: value for name, value in content.items() if name != field} for field in needed
+    ]
     if attacked:
         more = {"0.1/success": 50.0}, {"inf/accuracy": 1.0}, {"0.1/accuracy": 1.0, "0.2/error": 1.0}
         strange += [{**content, "attack": values} for values in more]
-        strange += [{**content, "targeted": True}, {**content, "test": {}}, {**content, "options": {}}]
-        strange += [{name: value for name, value in content.items() if name != field} for field in ("source", "space")]
+        strange += [
+            {**content, "targeted": True},
+            {**content, "test": {}},
+            {**content, "options": {}},
+        ]
+        strange += [
+            {name: value for name, value in content.items() if name != field}
+            for field in ("source", "space")
+        ]
     strange.append({**content, "steps": 2**63})
     for record in strange:
         path.write_text(json.dumps(record))

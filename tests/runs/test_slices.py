@@ -41,7 +41,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 @pytest.mark.whole
-def test_four_slices_equal_one_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]) -> None:
+def test_four_slices_equal_one_run(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
+) -> None:
     whole = home("whole") / "run"
     expected = train(compose("train", RUN), whole)
     before = home("before")
@@ -50,7 +52,9 @@ def test_four_slices_equal_one_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, ho
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
         *_, last = ended.out.splitlines()
-        assert last.startswith(f"PAUSED at step {step} of 40 because the time is over; to continue: ")
+        assert last.startswith(
+            f"PAUSED at step {step} of 40 because the time is over; to continue: "
+        )
         assert last.endswith("train.resume=true")
         (directory,) = before.glob("cnn*")
         assert not (directory / "metrics.json").exists()
@@ -67,12 +71,16 @@ def test_four_slices_equal_one_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, ho
     assert str(before) not in (moved / "config.yaml").read_text()
     result = json.loads((moved / "metrics.json").read_text())
     assert differences(result, moved, expected, whole) == []
-    same, other = ({key: each[key] for key in each if key not in DIFFERS} for each in (result, expected))
+    same, other = (
+        {key: each[key] for key in each if key not in DIFFERS} for each in (result, expected)
+    )
     assert same == other
     assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 
-def test_test_out_of_time_is_repeated_by_the_next_command(tmp_path: Path, home: Callable[[str], Path]) -> None:
+def test_test_out_of_time_is_repeated_by_the_next_command(
+    tmp_path: Path, home: Callable[[str], Path]
+) -> None:
     """The run has ten steps and three batches of test images."""
     home("here")
     config = compose("train", [*SLICE, "trainer.max_epochs=2"])
@@ -104,11 +112,19 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     error = f"{status['test']['error']:.2f} %"
     assert "PAUSED at step 7 of 10 because the time is over; to continue: " in ended.out
     assert f"test error {error}  (last weights; at step 7 of 10)" in ended.out
-    assert "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; " in ended.out
+    assert (
+        "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; " in ended.out
+    )
     assert "            status.json, metrics.csv, checkpoints" in ended.out
     assert "try next" not in ended.out
 
-    known = {"status": "paused", "steps": 7, "planned_steps": 10, "tested_step": 7, "weights_tested": "last"}
+    known = {
+        "status": "paused",
+        "steps": 7,
+        "planned_steps": 10,
+        "tested_step": 7,
+        "weights_tested": "last",
+    }
     assert known.items() <= status.items()
     assert {"provenance", "commit", "hardware", "image_counts", "config_hash"} <= status.keys()
     last = runs.open(directory / "checkpoints" / "last.ckpt")
@@ -116,10 +132,16 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     row = next(line for line in cli("list").out.splitlines() if line.startswith(directory.name))
     assert f"paused 70 %  {error} (at step 7 of 10)" in row
     assert not (directory / "metrics.json").exists()
-    assert not any("test/error" in line for line in (directory / "metrics.csv").read_text().splitlines())
-    assert runs.select_run.finished_run(compose("train", [*RUN, *TESTED])) is None, "no table shows it"
+    assert not any(
+        "test/error" in line for line in (directory / "metrics.csv").read_text().splitlines()
+    )
+    assert runs.select_run.finished_run(compose("train", [*RUN, *TESTED])) is None, (
+        "no table shows it"
+    )
 
-    add_callback(monkeypatch, lambda: TimeOver(5))  # three steps and two batches of the test, which is completed
+    add_callback(
+        monkeypatch, lambda: TimeOver(5)
+    )  # three steps and two batches of the test, which is completed
     ended = cli("train", *SLICE, *TESTED)
     assert "trained     10 of 10 steps" in ended.out
     result = json.loads((directory / "metrics.json").read_text())
@@ -132,7 +154,9 @@ def test_run_out_of_time_is_tested_only_if_its_last_weights_are(
     tmp_path: Path, home: Callable[[str], Path], which: str
 ) -> None:
     home("here")
-    result = run(compose("train", [*SLICE, *TESTED, f"train.test={which}"]), tmp_path / "run", TimeOver(7))
+    result = run(
+        compose("train", [*SLICE, *TESTED, f"train.test={which}"]), tmp_path / "run", TimeOver(7)
+    )
     assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
 
 
@@ -146,7 +170,9 @@ def test_run_is_not_tested_at_the_end_of_a_sweeps_budget(
     assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
 
 
-def test_time_over_after_the_last_step_is_a_finished_run(tmp_path: Path, home: Callable[[str], Path]) -> None:
+def test_time_over_after_the_last_step_is_a_finished_run(
+    tmp_path: Path, home: Callable[[str], Path]
+) -> None:
     home("here")
     result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(10))
     assert (result["status"], result["steps"], result["stopped_by"]) == ("finished", 10, "steps")
@@ -157,7 +183,11 @@ def test_multirun_lists_the_test_of_a_paused_run(home: Callable[[str], Path]) ->
     config = compose("train", [*RUN, *TESTED])
     directory = runs.directories.choose_directory(config, "cnn-mnist")
     directory.mkdir(parents=True)
-    tested = {"test": {"error": 12.5}, "image_counts": {"test": 7, "test_set": 20}, "training_seconds": 90.0}
+    tested = {
+        "test": {"error": 12.5},
+        "image_counts": {"test": 7, "test_set": 20},
+        "training_seconds": 90.0,
+    }
     runs.results.write_pause(directory, 7, 10, tested)
     table, finished = runs.summary.listed(["seed=0"], [config])
     assert finished == [False]
@@ -175,8 +205,12 @@ def test_command_without_time_for_a_step_fails(cli: Cli, home: Callable[[str], P
     assert list((directory / "checkpoints").glob("*")) == []
 
 
-def test_time_limit_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], Path]) -> None:
+def test_time_limit_needs_a_callback_that_saves(
+    tmp_path: Path, home: Callable[[str], Path]
+) -> None:
     home("here")
-    with pytest.raises(ConfigError, match=r"^trainer\.max_time is set, but no callback saves the run"):
+    with pytest.raises(
+        ConfigError, match=r"^trainer\.max_time is set, but no callback saves the run"
+    ):
         train(compose("train", [*SLICE, "callbacks.last=null"]), tmp_path / "run")
     assert not (tmp_path / "run").exists()

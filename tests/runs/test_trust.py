@@ -30,13 +30,22 @@ NODES: dict[str, dict[str, Any]] = {  # a call of one of them would write the fi
     "torch.utils.collect_env.run": {"command": "touch MARKER"},
     "os.mkdir": {"path": "MARKER"},
     "torch.load": {"f": "PICKLE", "weights_only": False},
-    "pathlib.Path.write_text": {"self": {"_target_": "pathlib.Path", "_args_": ["MARKER"]}, "data": ""},
-    "hydra.utils.instantiate": {"config": {"_target_": "os.mkdir", "path": "MARKER"}, "_recursive_": False},
+    "pathlib.Path.write_text": {
+        "self": {"_target_": "pathlib.Path", "_args_": ["MARKER"]},
+        "data": "",
+    },
+    "hydra.utils.instantiate": {
+        "config": {"_target_": "os.mkdir", "path": "MARKER"},
+        "_recursive_": False,
+    },
     "importlib.import_module": {"name": "imported_marker"},
     "imported_marker.Class": {},
     "capsule_lab.system.environment.subprocess.run": {"args": ["touch", "MARKER"]},
     "capsule_lab.losses.torch.load": {"f": "PICKLE", "weights_only": False},
-    "capsule_lab.runs.files.write_text": {"path": {"_target_": "pathlib.Path", "_args_": ["MARKER"]}, "text": ""},
+    "capsule_lab.runs.files.write_text": {
+        "path": {"_target_": "pathlib.Path", "_args_": ["MARKER"]},
+        "text": "",
+    },
     "capsule_lab.lit.CapsNetModule.load_from_checkpoint": {"checkpoint_path": "PICKLE"},
     "capsule_lab.losses.Callable": {},
     "capsule_labs.Module": {},
@@ -60,15 +69,21 @@ PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "in a list": lambda config: config["model"].update(decoder=[8, EVIL]),
     "as a positional argument": lambda config: config["model"].update(_args_=[EVIL]),
     "as a partial": lambda config: config["model"].update(routing={**EVIL, "_partial_": True}),
-    "below a node that is not recursive": lambda config: config["model"].update(_recursive_=False, routing=EVIL),
+    "below a node that is not recursive": lambda config: config["model"].update(
+        _recursive_=False, routing=EVIL
+    ),
     "as the data": lambda config: config.update(data=EVIL),
     "in the optimizer": lambda config: config["module"]["optimizer"].update(betas=EVIL),
     "in a group of its own": lambda config: config.update(class_routing=EVIL),
     "under a number": lambda config: config["model"].update(routing={1: EVIL}),
     "as a number": lambda config: config["model"].update(routing={"_target_": 5}),
     "as a node": lambda config: config["model"].update(routing={"_target_": EVIL}),
-    "by interpolation": lambda config: config["model"].update(routing={**EVIL, "_target_": "${oc.env:EVIL}"}),
-    "by interpolation of a node": lambda config: config["model"].update(routing="${evil}") or config.update(evil=EVIL),
+    "by interpolation": lambda config: config["model"].update(
+        routing={**EVIL, "_target_": "${oc.env:EVIL}"}
+    ),
+    "by interpolation of a node": lambda config: (
+        config["model"].update(routing="${evil}") or config.update(evil=EVIL)
+    ),
 }
 
 
@@ -82,7 +97,9 @@ def shared(levels: int) -> list[Any]:
 
 BILLION = 10**9
 RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "environment in the configuration": lambda record: record["config"].update(seed="${oc.env:HOME}"),
+    "environment in the configuration": lambda record: record["config"].update(
+        seed="${oc.env:HOME}"
+    ),
     "environment in a key": lambda record: record["config"].update({"${oc.env:HOME}": 1}),
     "billions of values": lambda record: record["config"].update(model=shared(40)),
     "a tensor": lambda record: record["config"].update(seed=torch.zeros(3)),
@@ -90,11 +107,19 @@ RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a number for a group": lambda record: record["config"].update(model=3),
     "no spec": lambda record: record.pop("spec"),
     "other sizes": lambda record: record["spec"].update(image_shape=[3, 32, 32]),
-    "another kind of class": lambda record: record["config"]["model"].update(_target_="torch.optim.Adam"),
+    "another kind of class": lambda record: record["config"]["model"].update(
+        _target_="torch.optim.Adam"
+    ),
     "no provenance": lambda record: record.pop("provenance"),
-    "a hidden item": lambda record: record["config"].update(model=disguised(record["config"]["model"], "items")),
-    "a call": lambda record: record["config"]["model"].update(routing=node("torch.utils.collect_env.run")),
-    "an import": lambda record: record["config"]["model"].update(routing=node("imported_marker.Class")),
+    "a hidden item": lambda record: record["config"].update(
+        model=disguised(record["config"]["model"], "items")
+    ),
+    "a call": lambda record: record["config"]["model"].update(
+        routing=node("torch.utils.collect_env.run")
+    ),
+    "an import": lambda record: record["config"]["model"].update(
+        routing=node("imported_marker.Class")
+    ),
     "many layers": lambda record: record["config"]["model"].update(decoder=[8] * 5000),
     "endless layers": lambda record: record["config"].update(
         model={"_target_": "capsule_lab.networks.InvertedAttentionCaps", "blocks": [1, BILLION]}
@@ -103,7 +128,12 @@ RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
         routing={"_target_": "torch.nn.Transformer", "num_encoder_layers": BILLION}
     ),
     "a buffer that takes memory": lambda record: record["config"]["model"].update(
-        routing={"_target_": "torch.nn.BatchNorm1d", "num_features": 10**10, "affine": False, "device": "cpu"}
+        routing={
+            "_target_": "torch.nn.BatchNorm1d",
+            "num_features": 10**10,
+            "affine": False,
+            "device": "cpu",
+        }
     ),
     "classes": lambda record: record["spec"].update(num_classes=BILLION),
     "hidden in what is hidden": lambda record: record["config"]["model"].update(
@@ -163,7 +193,9 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def checkpoint(trained: Trained) -> dict[str, Any]:
     """The content of a checkpoint, for changes."""
-    content: dict[str, Any] = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
+    content: dict[str, Any] = torch.load(
+        trained.directory / "checkpoints" / "best.ckpt", weights_only=True
+    )
     return content
 
 
@@ -178,7 +210,9 @@ def refused(checkpoint: dict[str, Any] | None, name: str) -> str:
     with pytest.raises(RunError) as caught:
         runs.open(FILE)
     message = str(caught.value)
-    assert time.process_time() - start_time < 3, name  # a tenth of a second on a machine that does nothing else
+    assert time.process_time() - start_time < 3, (
+        name
+    )  # a tenth of a second on a machine that does nothing else
     assert not Path("MARKER").exists(), f"{name} ran: {message}"
     assert "imported_marker" not in sys.modules, f"{name} was imported"
     assert message.startswith("hostile.ckpt "), f"{name}: {message}"
@@ -187,7 +221,9 @@ def refused(checkpoint: dict[str, Any] | None, name: str) -> str:
     return message
 
 
-def with_record(checkpoint: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def with_record(
+    checkpoint: dict[str, Any], change: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
     changed = {**checkpoint, "capsule_lab": copy.deepcopy(checkpoint["capsule_lab"])}
     change(changed["capsule_lab"])
     return changed
@@ -200,10 +236,16 @@ def test_hostile_node_runs_without_the_check(marker: Path) -> None:
     assert marker.exists()
 
 
-def test_hostile_target_is_refused_anywhere_in_a_record(checkpoint: dict[str, Any], marker: Path) -> None:
-    of_targets = {target: lambda config, t=target: config["model"].update(routing=node(t)) for target in NODES}
+def test_hostile_target_is_refused_anywhere_in_a_record(
+    checkpoint: dict[str, Any], marker: Path
+) -> None:
+    of_targets = {
+        target: lambda config, t=target: config["model"].update(routing=node(t)) for target in NODES
+    }
     for name, put in (of_targets | PLACES).items():
-        changed = with_record(checkpoint, lambda record, put=put: put(record["config"]))["capsule_lab"]
+        changed = with_record(checkpoint, lambda record, put=put: put(record["config"]))[
+            "capsule_lab"
+        ]
 
         def check(hostile: dict[str, Any] = changed) -> None:
             check_record(hostile, FILE)
@@ -226,7 +268,10 @@ def test_hostile_record_is_refused_on_opening(trained: Trained, checkpoint: dict
             runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"])
         assert not Path("MARKER").exists(), name
     record = checkpoint["capsule_lab"]
-    for changed in (disguised(checkpoint, "keys"), {**checkpoint, "capsule_lab": disguised(record, "get")}):
+    for changed in (
+        disguised(checkpoint, "keys"),
+        {**checkpoint, "capsule_lab": disguised(record, "get")},
+    ):
         assert "was not written by capsule_lab" in refused(changed, "in disguise")
 
 
@@ -239,14 +284,32 @@ def test_pickle_in_the_place_of_a_checkpoint_is_not_run() -> None:
 
 FIRST = "network.conv.weight"
 WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "none": (lambda _: {}, r"has nothing for conv\.weight, but the network in its record has float32 of shape \(4,"),
-    "another": (lambda given: {**given, "network.more": torch.zeros(2)}, r"float32 of shape \(2,\) for more, .* not"),
-    "another shape": (lambda given: {**given, FIRST: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
-    "another type": (lambda given: {**given, FIRST: given[FIRST].half()}, r"has float16 of shape \(4, 1, 9, 9\) for"),
+    "none": (
+        lambda _: {},
+        r"has nothing for conv\.weight, but the network in its record has float32 of shape \(4,",
+    ),
+    "another": (
+        lambda given: {**given, "network.more": torch.zeros(2)},
+        r"float32 of shape \(2,\) for more, .* not",
+    ),
+    "another shape": (
+        lambda given: {**given, FIRST: torch.zeros(2)},
+        r"float32 of shape \(2,\) for conv\.weight",
+    ),
+    "another type": (
+        lambda given: {**given, FIRST: given[FIRST].half()},
+        r"has float16 of shape \(4, 1, 9, 9\) for",
+    ),
     "no mapping": (lambda _: None, "has weights of type NoneType; expected a dict"),
     "no tensor": (lambda given: {**given, FIRST: 3}, "cannot be rebuilt"),
-    "one number for all": (lambda given: {**given, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than its wei"),
-    "without memory": (lambda given: {**given, FIRST: given[FIRST].to("meta")}, "cannot be rebuilt"),
+    "one number for all": (
+        lambda given: {**given, FIRST: torch.zeros(1).expand(10**6, 10**6)},
+        "smaller than its wei",
+    ),
+    "without memory": (
+        lambda given: {**given, FIRST: given[FIRST].to("meta")},
+        "cannot be rebuilt",
+    ),
 }
 
 
@@ -264,14 +327,23 @@ def test_unchecked_groups_of_a_record_give_only_plain_values(
 
     def change(record: dict[str, Any]) -> None:
         record["config"]["trainer"]["precision"] = EVIL
-        record["config"]["logger"] = {"tensorboard": {"name": "../outside"}, "wandb": {"name": EVIL, "group": EVIL}}
+        record["config"]["logger"] = {
+            "tensorboard": {"name": "../outside"},
+            "wandb": {"name": EVIL, "group": EVIL},
+        }
 
     torch.save(with_record(checkpoint, change), FILE)
     run = runs.open(FILE)
-    result = evaluate.evaluate(run, "val", trainer=compose("evaluate", ["trainer.accelerator=cpu"]).trainer)
+    result = evaluate.evaluate(
+        run, "val", trainer=compose("evaluate", ["trainer.accelerator=cpu"]).trainer
+    )
     assert result["precision"] == "32-true"
     given: list[Any] = []
-    monkeypatch.setattr(build, "build_trainer", lambda config, _: given.append(config) or SimpleNamespace(loggers=[]))
+    monkeypatch.setattr(
+        build,
+        "build_trainer",
+        lambda config, _: given.append(config) or SimpleNamespace(loggers=[]),
+    )
     for name in ("tensorboard", "wandb"):
         figures.open_loggers(compose("figures", [f"logger={name}"]).logger, run)
     tensorboard, wandb = given[0].logger.tensorboard, given[1].logger.wandb
@@ -287,7 +359,9 @@ def test_trust_covers_only_names_that_a_package_defines() -> None:
         with pytest.raises(RunError, match=rf"hostile\.ckpt .*{target}"):
             check_targets({"model": node(target)}, ["tests"], FILE)
     for trust in ([5], [""], "mine,yours", ["os"], "torch.nn"):
-        with pytest.raises(ConfigError, match=r"trust contains .*; expected names of your own packages, such as "):
+        with pytest.raises(
+            ConfigError, match=r"trust contains .*; expected names of your own packages, such as "
+        ):
             check_targets(config, trust, FILE)
 
 
@@ -299,4 +373,8 @@ def test_every_target_in_conf_is_trusted() -> None:
             names |= {*targets(content if group == "model" else {"model": content})}
     assert len(names) > 20
     assert [target for target in sorted(names) if not is_part(target)] == []
-    assert all(map(is_part, ("capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy")))
+    assert all(
+        map(
+            is_part, ("capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy")
+        )
+    )

@@ -32,11 +32,19 @@ def pictures(folder: Path, names: tuple[str, ...], number: int = 10) -> Path:
 
 
 def options(folder: Path) -> list[str]:
-    data = ["data=folder", "data.size=28", "data.source=auto", "data.train_images=null", "data.batch_size=16"]
+    data = [
+        "data=folder",
+        "data.size=28",
+        "data.source=auto",
+        "data.train_images=null",
+        "data.batch_size=16",
+    ]
     return [*TINY_CAPSNET, *TINY_DATA, *data, f"data.path={folder}", "trainer.max_epochs=1"]
 
 
-def test_any_name_of_a_class_is_trained_drawn_opened_and_predicted(tmp_path: Path, cli: Cli) -> None:
+def test_any_name_of_a_class_is_trained_drawn_opened_and_predicted(
+    tmp_path: Path, cli: Cli
+) -> None:
     folder = pictures(tmp_path / "pictures", NAMES)
     ended = cli("train", *options(folder), "train.directory=run")
     assert ended.status == 0, ended.err
@@ -51,7 +59,9 @@ def test_any_name_of_a_class_is_trained_drawn_opened_and_predicted(tmp_path: Pat
     assert runs.open("a.safetensors").spec == run.spec
 
 
-def test_name_of_a_class_that_is_not_unicode_is_refused_before_training(tmp_path: Path, cli: Cli) -> None:
+def test_name_of_a_class_that_is_not_unicode_is_refused_before_training(
+    tmp_path: Path, cli: Cli
+) -> None:
     folder = pictures(tmp_path / "pictures", ("a", "b"))
     os.rename(os.fsencode(folder / "b"), os.fsencode(folder) + b"/b\xff")
     ended = cli("train", *options(folder), "train.directory=run")
@@ -61,7 +71,9 @@ def test_name_of_a_class_that_is_not_unicode_is_refused_before_training(tmp_path
 
 @pytest.fixture
 def record(trained: Trained) -> dict[str, Any]:
-    return copy.deepcopy(dict(runs.checkpoints.read(trained.directory / "checkpoints" / "last.ckpt")["capsule_lab"]))
+    return copy.deepcopy(
+        dict(runs.checkpoints.read(trained.directory / "checkpoints" / "last.ckpt")["capsule_lab"])
+    )
 
 
 def test_as_many_classes_as_imagenet_are_read(record: dict[str, Any]) -> None:
@@ -84,8 +96,16 @@ SHARED: list[Any] = []
 for _ in range(30):
     SHARED = [SHARED, SHARED]
 REFUSED: dict[str, tuple[list[str], Any, str]] = {
-    "many iterations": (["routing.iterations=2000"], None, "2000 iterations of routing; expected at most 1000"),
-    "a path": ([], Path("a"), "has PosixPath in its record; expected text, numbers and lists of them"),
+    "many iterations": (
+        ["routing.iterations=2000"],
+        None,
+        "2000 iterations of routing; expected at most 1000",
+    ),
+    "a path": (
+        [],
+        Path("a"),
+        "has PosixPath in its record; expected text, numbers and lists of them",
+    ),
     "bytes": ([], b"a", "has bytes in its record"),
     "text that is not Unicode": ([], "\udcff", "has the text '\\udcff'; expected Unicode"),
     "text in a key": ([], {"\ud800": 1}, "has the text '\\ud800'; expected Unicode"),
@@ -100,7 +120,9 @@ def test_record_that_would_be_refused_ends_the_command_before_training(
     overrides, fact, message = REFUSED[name]
     if fact is not None:
         with_provenance(fact)(monkeypatch)
-    with pytest.raises(RunError, match="is not started, because its checkpoints could not be opened") as caught:
+    with pytest.raises(
+        RunError, match="is not started, because its checkpoints could not be opened"
+    ) as caught:
         train(tiny(*overrides), Path("run"))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -108,7 +130,10 @@ def test_record_that_would_be_refused_ends_the_command_before_training(
 
 
 CONFIGURATIONS = {
-    "interpolation": ("${x}", "has '${x}' in its configuration; expected Unicode without interpolation"),
+    "interpolation": (
+        "${x}",
+        "has '${x}' in its configuration; expected Unicode without interpolation",
+    ),
     "path that is not Unicode": ("\udcff", "has '\\udcff' in its configuration"),
     "set": ({1}, "has set in its record"),
     "many values": ([0] * 10_001, "has more than 10000 values in its record"),
@@ -116,10 +141,14 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_value_of_the_configuration_that_would_be_refused(trained: Trained, record: dict[str, Any], name: str) -> None:
+def test_value_of_the_configuration_that_would_be_refused(
+    trained: Trained, record: dict[str, Any], name: str
+) -> None:
     value, message = CONFIGURATIONS[name]
     record["config"]["data"]["directory"] = value
-    with pytest.raises(RunError, match="is not started, because its checkpoints could not be opened") as caught:
+    with pytest.raises(
+        RunError, match="is not started, because its checkpoints could not be opened"
+    ) as caught:
         runs.check_will_open(record, trained.module.network, Path("last.ckpt"))
     assert message in str(caught.value)
 
@@ -160,18 +189,38 @@ TRUSTING = {
 
 
 @pytest.mark.parametrize("command", TRUSTING)
-def test_with_trust_in_safetensors_a_pickle_is_refused(cli: Cli, trained: Trained, command: str) -> None:
+def test_with_trust_in_safetensors_a_pickle_is_refused(
+    cli: Cli, trained: Trained, command: str
+) -> None:
     file = trained.directory / "checkpoints" / "best.ckpt"
-    ended = cli(command, *(argument.format(trained.directory) for argument in TRUSTING[command]), "trust=safetensors")
+    ended = cli(
+        command,
+        *(argument.format(trained.directory) for argument in TRUSTING[command]),
+        "trust=safetensors",
+    )
     assert ended.status == 2
-    assert f"{file} is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert" in ended.err
+    assert (
+        f"{file} is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert"
+        in ended.err
+    )
     assert f"python -m capsule_lab.export ckpt={file} to=safetensors" in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_with_trust_in_safetensors_weights_without_pickles_are_read(cli: Cli, trained: Trained) -> None:
-    assert cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=a.safetensors").status == 0
-    ended = cli("evaluate", "ckpt=a.safetensors", "trust=[safetensors]", "trainer.accelerator=cpu", "split=val")
+def test_with_trust_in_safetensors_weights_without_pickles_are_read(
+    cli: Cli, trained: Trained
+) -> None:
+    assert (
+        cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=a.safetensors").status
+        == 0
+    )
+    ended = cli(
+        "evaluate",
+        "ckpt=a.safetensors",
+        "trust=[safetensors]",
+        "trainer.accelerator=cpu",
+        "split=val",
+    )
     assert ended.status == 0, ended.err
     assert runs.open("a.safetensors", trust=["safetensors", "mine"]).without_pickles
     assert not runs.open("a.safetensors").without_pickles
@@ -180,12 +229,16 @@ def test_with_trust_in_safetensors_weights_without_pickles_are_read(cli: Cli, tr
 def test_with_trust_in_safetensors_training_reads_no_pickle(trained: Trained, tiny: Tiny) -> None:
     with pytest.raises(RunError, match=r"\.ckpt is a pickle, which trust=safetensors refuses"):
         train(tiny(f"ckpt={trained.directory}", "trust=safetensors"), Path("run"))
-    with pytest.raises(RunError, match="files of CIFAR10DataModule are pickles, which trust=safetensors refuses"):
+    with pytest.raises(
+        RunError, match="files of CIFAR10DataModule are pickles, which trust=safetensors refuses"
+    ):
         train(tiny("data=cifar10", "data.source=auto", "trust=safetensors"), Path("run"))
     assert not Path("run").exists()
 
 
-def test_with_trust_in_safetensors_other_data_in_pickles_is_refused(cli: Cli, trained: Trained) -> None:
+def test_with_trust_in_safetensors_other_data_in_pickles_is_refused(
+    cli: Cli, trained: Trained
+) -> None:
     cli("export", f"ckpt={trained.directory}", "to=safetensors", "out=a.safetensors")
     options = {"_target_": "capsule_lab.data.CIFAR10DataModule", "source": "auto"}
     with pytest.raises(RunError, match="files of CIFAR10DataModule are pickles"):
@@ -197,15 +250,22 @@ def test_trust_does_not_change_the_hash(tiny: Tiny) -> None:
     assert len(hashes) == 1
 
 
-def test_header_that_would_be_refused_is_not_written(trained: Trained, record: dict[str, Any]) -> None:
+def test_header_that_would_be_refused_is_not_written(
+    trained: Trained, record: dict[str, Any]
+) -> None:
     record["spec"]["classes"] = ["x" * 200] * 10_000
-    with pytest.raises(RunError, match=r"a\.safetensors cannot be written: its header has \d+ bytes; expected at most"):
+    with pytest.raises(
+        RunError,
+        match=r"a\.safetensors cannot be written: its header has \d+ bytes; expected at most",
+    ):
         runs.checkpoints.write_safetensors(Path("a.safetensors"), {}, record)
     assert not Path("a.safetensors").exists()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
-def test_record_that_json_cannot_represent_is_not_written(record: dict[str, Any], value: object) -> None:
+def test_record_that_json_cannot_represent_is_not_written(
+    record: dict[str, Any], value: object
+) -> None:
     record["val"] = {"error": value}
     with pytest.raises(RunError, match="cannot be written"):
         runs.checkpoints.write_safetensors(Path("a.safetensors"), {}, record)

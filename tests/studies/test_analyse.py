@@ -32,7 +32,9 @@ def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Pat
     assert record["options"]["_target_"] == "capsule_lab.studies.questions.transforms.transforms"
     assert record["provenance"]["source"] == "standin"
     own = {key for key in record["analyse"] if not key.startswith("untrained/")}
-    assert {f"untrained/{key}" for key in own} == record["analyse"].keys() - own, "each with its control"
+    assert {f"untrained/{key}" for key in own} == record["analyse"].keys() - own, (
+        "each with its control"
+    )
     assert any(record["analyse"][f"untrained/{key}"] != record["analyse"][key] for key in own)
     assert "untrained" in ended.out
     figures = {file.name for file in (a_copy / "figures").glob(f"{path.stem}_*")}
@@ -45,17 +47,28 @@ def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Pat
 
 
 @pytest.mark.parametrize("value", [float("nan"), pytest.param(1e38, marks=pytest.mark.whole)])
-def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(cli: Cli, a_copy: Path, value: float) -> None:
+def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(
+    cli: Cli, a_copy: Path, value: float
+) -> None:
     path = a_copy / "checkpoints" / "best.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     for weight in checkpoint["state_dict"].values():
         weight.fill_(value)
     torch.save(checkpoint, path)
     before = sorted(a_copy.rglob("*"))
-    for command, options in (("analyse", ["what=votes"]), ("attack", ["attack=fgsm"]), ("evaluate", ["split=val"])):
-        ended = cli(command, f"ckpt={a_copy}", *options, *(SMALL if command != "evaluate" else SMALL[1:]))
+    for command, options in (
+        ("analyse", ["what=votes"]),
+        ("attack", ["attack=fgsm"]),
+        ("evaluate", ["split=val"]),
+    ):
+        ended = cli(
+            command, f"ckpt={a_copy}", *options, *(SMALL if command != "evaluate" else SMALL[1:])
+        )
         message = one_sentence(ended)
-        assert "expected finite numbers: these weights are useless; use an earlier checkpoint" in message
+        assert (
+            "expected finite numbers: these weights are useless; use an earlier checkpoint"
+            in message
+        )
     assert sorted(a_copy.rglob("*")) == before
 
 
@@ -71,7 +84,9 @@ def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) 
 
 def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -> None:
     run = runs.open(a_copy)
-    wrong = torch.cat([run.network(each.images).ranking.argmax(1) != each.labels for each in run.batches("val")])
+    wrong = torch.cat(
+        [run.network(each.images).ranking.argmax(1) != each.labels for each in run.batches("val")]
+    )
     one, other = (asked(a_copy, "what=sign", "images=null", "untrained=false") for _ in range(2))
     result = one.result
     assert (one.path, result["analyse"]) == (other.path, other.result["analyse"])
@@ -81,7 +96,9 @@ def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -
 
 
 @pytest.mark.whole
-def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(toynorb: Path, tmp_path: Path) -> None:
+def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(
+    toynorb: Path, tmp_path: Path
+) -> None:
     """The data says both, and so does the checkpoint, in which earlier versions had neither."""
     overrides = [
         "model=em_caps", "model.primary.types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",

@@ -34,9 +34,17 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
     record = json.loads(path.read_text())
     assert record["images"] == 10
-    assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], "nothing is done at epsilon 0"
-    assert record["attack"]["0.3/accuracy"] <= record["attack"]["0.1/accuracy"] <= record["attack"]["0/accuracy"]
-    assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(255 * record["attack"]["0.1/mean_change"])
+    assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], (
+        "nothing is done at epsilon 0"
+    )
+    assert (
+        record["attack"]["0.3/accuracy"]
+        <= record["attack"]["0.1/accuracy"]
+        <= record["attack"]["0/accuracy"]
+    )
+    assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(
+        255 * record["attack"]["0.1/mean_change"]
+    )
     assert len(record["checks"]) == 11
     assert {check["passed"] for check in record["checks"]} <= {True, False}
     assert "checks of the attack" in ended.out
@@ -49,7 +57,16 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     console = Console(width=80, file=io.StringIO())
     console.print(tables(record)[0])
     words = {*console.file.getvalue().split()}
-    assert {"epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected", "stand-in"} <= words
+    assert {
+        "epsilon",
+        "accuracy",
+        "interval",
+        "success",
+        "grey",
+        "calibration",
+        "detected",
+        "stand-in",
+    } <= words
     assert not any("…" in word for word in words), "heads of the table are whole at 80 columns"
 
 
@@ -62,7 +79,9 @@ def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) ->
     for figure in (sheet, reliability):
         heading = figure.get_suptitle().replace("\n", " ")
         assert heading == f"{a_copy.name}, best.ckpt: FGSM, 10 test images of stand-in for MNIST"
-    changed = [f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")]
+    changed = [
+        f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")
+    ]
     assert row_names(sheet) == ["original", *changed]
     assert all(caption.startswith("label ") for caption in captions(sheet))
     assert len([text for text in sheet.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
@@ -71,9 +90,12 @@ def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", whole_but(["rotation", "scaling", "shear", "translation", "corruption", "square"], "rotation")
+    "name",
+    whole_but(["rotation", "scaling", "shear", "translation", "corruption", "square"], "rotation"),
 )
-def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(name: str, a_copy: Path) -> None:
+def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(
+    name: str, a_copy: Path
+) -> None:
     few = ["attack.queries=5"] if name == "square" else []
     result = attacked(a_copy, f"attack={name}", "epsilons=null", "checks=true", *few).result
     changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
@@ -84,7 +106,9 @@ def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(name: st
 
 def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
     options = ["attack=noise", "epsilons=[0.1]", "+data.eval_images=30"]
-    few, all_of_them = (attacked(a_copy, *options, f"images={images}").result for images in (20, 50))
+    few, all_of_them = (
+        attacked(a_copy, *options, f"images={images}").result for images in (20, 50)
+    )
     assert (few["images"], all_of_them["images"]) == (20, 30)
     assert few["images_sha256"] != all_of_them["images_sha256"]
     other = ["data=mnist", "data.source=standin", "attack=noise"]
@@ -95,14 +119,28 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
 def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:
     outcome = attacked(a_copy, "attack=fgsm", "targeted=true", "checks=true")
     found = outcome.result["attack"]
-    assert found["0.1/success"] == pytest.approx(sum(found[f"0.1/success_of_class_{each}"] for each in range(10)) / 10)
+    assert found["0.1/success"] == pytest.approx(
+        sum(found[f"0.1/success_of_class_{each}"] for each in range(10)) / 10
+    )
     assert outcome.result["checks"] == [], "they are of attacks that only avoid the label"
     assert len([*outcome.figures()]) == len(tables(outcome.result)) + 2
 
 
 @pytest.mark.whole
 def test_options_that_change_the_result_have_files_of_their_own(a_copy: Path) -> None:
-    options = ["seed=0", "space=grey_levels", "couplings=equal", "split=val", f"source={a_copy}", "objective=margin"]
-    paths = [attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in [*options, "logger=tensorboard"]]
+    options = [
+        "seed=0",
+        "space=grey_levels",
+        "couplings=equal",
+        "split=val",
+        f"source={a_copy}",
+        "objective=margin",
+    ]
+    paths = [
+        attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path
+        for each in [*options, "logger=tensorboard"]
+    ]
     assert len({*paths}) == len(options)
-    assert paths[0] == paths[-1], "0 is the seed of training, and a logger does not change the result"
+    assert paths[0] == paths[-1], (
+        "0 is the seed of training, and a logger does not change the result"
+    )

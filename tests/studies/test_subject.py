@@ -43,5 +43,7 @@ def test_error() -> None:
 
 def test_images_that_memory_is_too_small_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capsule_lab.studies.subject._MOST_BYTES", 2**10)
-    with pytest.raises(ValueError, match=r"the couplings of 24 images take .* expected images=\d+ or fewer"):
+    with pytest.raises(
+        ValueError, match=r"the couplings of 24 images take .* expected images=\d+ or fewer"
+    ):
         _ = subject(small_network()).traces

@@ -47,8 +47,19 @@ def test_function_that_reads_values_runs_as_it_is(caplog: pytest.LogCaptureFixtu
 
     replayed = Replayed("the transformation", reading)
     with caplog.at_level(logging.INFO):
-        assert [replayed((torch.full((2,), float(number)),))[0][0] for number in range(5)] == [0, 2, 8, 18, 32]
-    assert caplog.text.count("the transformation runs without CUDA graphs: CUDA error: operation not permitted") == 1
+        assert [replayed((torch.full((2,), float(number)),))[0][0] for number in range(5)] == [
+            0,
+            2,
+            8,
+            18,
+            32,
+        ]
+    assert (
+        caplog.text.count(
+            "the transformation runs without CUDA graphs: CUDA error: operation not permitted"
+        )
+        == 1
+    )
 
 
 def test_failed_capture_changes_nothing() -> None:

@@ -20,12 +20,19 @@ model name\t: another
 def test_hardware_distinguishes_processors_with_the_same_name(tmp_path: Path) -> None:
     for family, model, flags, text in (
         (25, 1, "avx2", "AMD EPYC (family 25 model 1, AVX2)"),
-        (6, 143, "avx2 avx512f amx_tile amx_bf16", "AMD EPYC (family 6 model 143, AVX-512, bfloat16)"),
+        (
+            6,
+            143,
+            "avx2 avx512f amx_tile amx_bf16",
+            "AMD EPYC (family 6 model 143, AVX-512, bfloat16)",
+        ),
     ):
         (tmp_path / "cpuinfo").write_text(CPUINFO.format(family=family, model=model, flags=flags))
         assert environment._processor(tmp_path / "cpuinfo") == text
     assert environment._processor(tmp_path / "none"), "a name also without /proc/cpuinfo"
-    assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
+    assert environment.hardware(torch.device("cpu"), 2).endswith(
+        f" cores, 2 x {torch.get_num_threads()} threads"
+    )
 
 
 def test_commit_is_read_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:

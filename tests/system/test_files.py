@@ -15,7 +15,11 @@ def test_file_is_replaced_at_the_end_of_the_block(tmp_path: Path) -> None:
         with atomically(path) as temporary, atomically(path) as other:
             temporary.write_text(f"new {number}")
             other.write_text("of another writer at the same time")
-            assert (temporary.parent, temporary.suffix, temporary.name[0]) == (tmp_path, path.suffix, ".")
+            assert (temporary.parent, temporary.suffix, temporary.name[0]) == (
+                tmp_path,
+                path.suffix,
+                ".",
+            )
             assert path.exists() is (number == 3), "the old file stays until the block ends"
         assert path.read_text() == f"new {number}"
     assert sorted(os.listdir(tmp_path)) == ["figure.png", "images.mat.gz", "record"]
@@ -90,12 +94,16 @@ def test_links_inside_and_a_linked_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "run" / "folder").symlink_to("below")
     (tmp_path / "latest").symlink_to("run")
     for name in ("linked", "folder/file", "below/../linked"):
-        assert read_regular(tmp_path / "latest" / name, inside=tmp_path / "latest") == b"content", name
+        assert read_regular(tmp_path / "latest" / name, inside=tmp_path / "latest") == b"content", (
+            name
+        )
     with pytest.raises(OSError, match="7 bytes, more than 6"):
         read_regular(tmp_path / "run" / "linked", most=6)
 
 
-def test_link_that_changes_after_the_check_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_that_changes_after_the_check_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "file").touch()

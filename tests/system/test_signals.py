@@ -26,21 +26,30 @@ def read_file(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda signum: signum.name)
-def test_signal_raises_outside_of_training_and_sets_a_flag_in_training(signum: signal.Signals) -> None:
+def test_signal_raises_outside_of_training_and_sets_a_flag_in_training(
+    signum: signal.Signals,
+) -> None:
     before = handlers()
-    with pytest.raises(InterruptError, match=f"^stopped by {signum.name}$") as caught, signals.interruptible():
+    with (
+        pytest.raises(InterruptError, match=f"^stopped by {signum.name}$") as caught,
+        signals.interruptible(),
+    ):
         read_file(signum)
     assert (caught.value.signum, handlers()) == (signum, before)
     request = signals.StopRequest()
     request.install()
     signal.raise_signal(signum)
     assert request.received == signum
-    with pytest.raises(InterruptError, match=r"stopped immediately; train\.resume=true continues") as caught:
+    with pytest.raises(
+        InterruptError, match=r"stopped immediately; train\.resume=true continues"
+    ) as caught:
         signal.raise_signal(signum)
     assert (caught.value.signum, handlers()) == (signum, before)
 
 
-def test_saving_goes_on_when_slurm_ends_the_job_after_its_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_goes_on_when_slurm_ends_the_job_after_its_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}.items():
         monkeypatch.setenv(name, value)
     before = handlers()

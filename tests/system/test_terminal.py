@@ -9,7 +9,11 @@ import pytest
 from capsule_lab.system.terminal import usable_streams
 from tests.helpers.commands import ROOT
 
-FILES = [path for folder in ("capsule_lab", "toynorb", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")]
+FILES = [
+    path
+    for folder in ("capsule_lab", "toynorb", "hydra_plugins")
+    for path in (ROOT / folder).rglob("*.py")
+]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,10 @@ def test_characters_that_an_encoding_lacks_are_escaped(
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_text_files_have_an_encoding(file) -> None:
     calls = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call))
-    of_paths = [call for call in calls if isinstance(call.func, ast.Attribute) and len(call.args) < 2]
+    of_paths = [
+        call for call in calls if isinstance(call.func, ast.Attribute) and len(call.args) < 2
+    ]
     texts = [call for call in of_paths if call.func.attr in ("read_text", "write_text")]
-    assert [call.lineno for call in texts if "encoding" not in {each.arg for each in call.keywords}] == []
+    assert [
+        call.lineno for call in texts if "encoding" not in {each.arg for each in call.keywords}
+    ] == []

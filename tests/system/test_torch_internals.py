@@ -8,7 +8,9 @@ from capsule_lab.system import torch_internals
 def test_processor_with_bfloat16_is_recognised() -> None:
     """On x86."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    assert any(getattr(torch.cpu, each)() for each in names) is torch_internals.cpu_computes_bfloat16()
+    assert (
+        any(getattr(torch.cpu, each)() for each in names) is torch_internals.cpu_computes_bfloat16()
+    )
 
 
 def test_transform_is_recognised_only_while_it_is_active() -> None:
@@ -26,12 +28,19 @@ def test_each_backward_pass_has_its_own_number() -> None:
 
 
 def test_function_that_is_marked_as_constant_is_not_traced() -> None:
-    marked = torch_internals.constant_when_compiled(lambda: float(torch.ones(1).numpy().tobytes()[3]))
-    assert torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1)) == marked()
+    marked = torch_internals.constant_when_compiled(
+        lambda: float(torch.ones(1).numpy().tobytes()[3])
+    )
+    assert (
+        torch.compile(lambda x: x + marked(), backend="eager", fullgraph=True)(torch.zeros(1))
+        == marked()
+    )
 
 
 def test_lists_are_averaged_like_single_tensors() -> None:
-    averages, others = ([torch.full((2,), start), torch.full((3,), start + 1)] for start in (1.0, 5.0))
+    averages, others = (
+        [torch.full((2,), start), torch.full((3,), start + 1)] for start in (1.0, 5.0)
+    )
     torch_internals.average_lists_(averages, others, torch.tensor(0.75))
     assert [average.tolist() for average in averages] == [[2, 2], [3, 3, 3]]
 

@@ -34,8 +34,23 @@ def test_quoted_text_is_not_interpolated() -> None:
 def test_budget_is_parsed_to_seconds() -> None:
     for text, seconds in (("9m", 540), ("90s", 90), ("2h", 7200), ("1h30m5s", 5405)):
         assert budget_seconds(text) == seconds
-    for value in ("", "9", 9, 9.5, "9 m", "-9m", "0s", "m", "9min", "30s9m", True, "9" * 400 + "h", [9]):
+    for value in (
+        "",
+        "9",
+        9,
+        9.5,
+        "9 m",
+        "-9m",
+        "0s",
+        "m",
+        "9min",
+        "30s9m",
+        True,
+        "9" * 400 + "h",
+        [9],
+    ):
         with pytest.raises(
-            ConfigError, match=r"^budget is .*; expected hours, minutes and seconds, such as 9m, 90s or"
+            ConfigError,
+            match=r"^budget is .*; expected hours, minutes and seconds, such as 9m, 90s or",
         ):
             budget_seconds(value)

@@ -16,7 +16,10 @@ from capsule_lab.tables.expand import distinct, expand, merged
 from capsule_lab.tables.reader import read
 from tests.helpers.tables import write_run
 
-ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
+ROWS = [
+    {"name": "one", "overrides": ["routing.iterations=1"]},
+    {"name": "two", "overrides": ["routing.iterations=2"]},
+]
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
     program, *arguments = shlex.split(cells[number].command)
     assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
-    assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
+    assert (
+        runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
+    )
 
 
 @pytest.mark.whole
@@ -43,7 +48,9 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
     file = table_file(rows=rows, columns=columns)
     composed = []
     monkeypatch.setattr(expand_module, "_composed", inspect.unwrap(expand_module._composed))
-    monkeypatch.setattr(expand_module, "compose", lambda *given: composed.append(given) or compose(*given))
+    monkeypatch.setattr(
+        expand_module, "compose", lambda *given: composed.append(given) or compose(*given)
+    )
     shared: dict = {}
     cells = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
     assert (len(cells), len(composed)) == (36, 2)
@@ -92,7 +99,11 @@ def test_override_of_a_key_that_the_table_sets_is_refused(table_file) -> None:
 
 
 def test_columns_with_different_metrics_share_one_run(table_file) -> None:
-    columns = {"all": {}, "novel": {"metric": "test/novel/error"}, "train": {"metric": "train/error"}}
+    columns = {
+        "all": {},
+        "novel": {"metric": "test/novel/error"},
+        "train": {"metric": "train/error"},
+    }
     cells = expand(read(table_file(columns=columns, seeds=[0])))
     assert (len(cells), len(distinct(cells))) == (3, 1)
     write_run(cells[0], error=4.5)
@@ -102,20 +113,27 @@ def test_columns_with_different_metrics_share_one_run(table_file) -> None:
 def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])))
     write_run(cell)
-    with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"):
+    with pytest.raises(
+        TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"
+    ):
         cell.value("test/novl")
 
 
 def test_wrong_override_names_its_row(table_file) -> None:
     rows = [{"name": "typo", "overrides": ["model.chanels=1"]}]
-    with pytest.raises(TableError, match=r"^row typo: model\.chanels does not exist; did you mean model\.channels\?"):
+    with pytest.raises(
+        TableError,
+        match=r"^row typo: model\.chanels does not exist; did you mean model\.channels\?",
+    ):
         expand(read(table_file(rows=rows)))
 
 
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
-    assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it"
+    assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), (
+        "another sweep may have trained it"
+    )
 
 
 def test_finished_run_is_done(cells) -> None:
@@ -125,12 +143,17 @@ def test_finished_run_is_done(cells) -> None:
 
 
 def test_latest_of_several_attempts_counts(cells) -> None:
-    paths = [write_run(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
+    paths = [
+        write_run(cells[0], attempt=attempt, error=error)
+        for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]
+    ]
     assert cells[0].directories == [paths[2], paths[0], paths[1]]
     assert cells[0].value("test/error") == 3
 
 
-@pytest.mark.parametrize("damage", [{"status": "failed"}, {"config_hash": "00000000"}, None], ids=str)
+@pytest.mark.parametrize(
+    "damage", [{"status": "failed"}, {"config_hash": "00000000"}, None], ids=str
+)
 def test_damaged_or_foreign_result_does_not_count(cells, caplog, damage) -> None:
     file = write_run(cells[0]) / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}) if damage else "{")
@@ -160,14 +183,21 @@ def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.Monkey
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
     assert cells[0].failure == "no disk (log: somewhere.log)"
-    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log"))
+    lock._write_record(
+        cells[0].fingerprint, lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log")
+    )
     assert cells[0].failure == cells[0].error
 
 
 def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert cell.job.arguments[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
-    assert runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
+    assert (
+        cell.job.arguments[-2]
+        == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
+    )
+    assert (
+        runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
+    )
     directory = write_run(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")

@@ -19,13 +19,19 @@ from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unp
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_run, write_table
 
-ROWS = [{"name": name, "label": name, "overrides": [f"data.batch_size={size}"]} for name, size in (("a", 8), ("b", 9))]
+ROWS = [
+    {"name": name, "label": name, "overrides": [f"data.batch_size={size}"]}
+    for name, size in (("a", 8), ("b", 9))
+]
 ERRORS = {"a": [1.0, 1.2, 1.4], "b": [1.5, 1.6, 2.0]}
 IMAGES = 200
 
 
 def answers(
-    folder: Path, comparisons: Sequence[dict[str, Any]], errors: dict[str, list[float]] = ERRORS, **more: Any
+    folder: Path,
+    comparisons: Sequence[dict[str, Any]],
+    errors: dict[str, list[float]] = ERRORS,
+    **more: Any,
 ) -> list[Compared]:
     """Answers from runs with these errors; ``wrong`` is a function from row and seed to the wrong images."""
     file = write_table(folder, rows=ROWS, seeds=[0, 1, 2], comparisons=list(comparisons))
@@ -42,7 +48,11 @@ def answers(
 
 def add_predictions(directory: Path, cell: Any, wrong: Any, **more: Any) -> None:
     labels = np.arange(IMAGES, dtype=np.int32) % 5
-    arrays = {"label": labels, "prediction": (labels + wrong) % 5, "margin": -wrong.astype(np.float32)}
+    arrays = {
+        "label": labels,
+        "prediction": (labels + wrong) % 5,
+        "margin": -wrong.astype(np.float32),
+    }
     arrays |= {"cluster": np.arange(IMAGES, dtype=np.int32) // 10, **more}
     entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
     record = json.loads((directory / "metrics.json").read_text())
@@ -52,20 +62,36 @@ def add_predictions(directory: Path, cell: Any, wrong: Any, **more: Any) -> None
 
 def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
     """Only images of the part count, and only its errors: half of the clusters are familiar, half are novel."""
-    columns = {name: {"label": name, "metric": f"test/{name}/error"} for name in ("familiar", "novel")}
-    comparison = {"name": "toys", "rows": ["a"], "against": "b", "unit": "clusters", "columns": ["novel"]}
-    table = read(write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison]))
+    columns = {
+        name: {"label": name, "metric": f"test/{name}/error"} for name in ("familiar", "novel")
+    }
+    comparison = {
+        "name": "toys",
+        "rows": ["a"],
+        "against": "b",
+        "unit": "clusters",
+        "columns": ["novel"],
+    }
+    table = read(
+        write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison])
+    )
     part = (np.arange(IMAGES) >= IMAGES // 2).astype(np.int32)
     for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
         directory = write_run(cell, error=0.0)
         wrong = some_wrong(cell.row.name, cell.seed)
         add_predictions(directory, cell, wrong, part=part)
         record = json.loads((directory / "metrics.json").read_text())
-        errors = {f"{name}/error": float(100 * wrong[part == n].mean()) for n, name in enumerate(columns)}
-        (directory / "metrics.json").write_text(json.dumps({**record, "test": {"error": 1.0, **errors}}))
+        errors = {
+            f"{name}/error": float(100 * wrong[part == n].mean()) for n, name in enumerate(columns)
+        }
+        (directory / "metrics.json").write_text(
+            json.dumps({**record, "test": {"error": 1.0, **errors}})
+        )
     (found,) = compared(table, summarise(table))
     assert found.difference.test == f"bootstrap over runs and {IMAGES // 20} clusters of images"
-    novel = [100 * np.mean([some_wrong(row, seed)[part == 1].mean() for seed in (0, 1)]) for row in "ab"]
+    novel = [
+        100 * np.mean([some_wrong(row, seed)[part == 1].mean() for seed in (0, 1)]) for row in "ab"
+    ]
     assert found.difference.estimate == pytest.approx(novel[0] - novel[1])
 
 
@@ -73,7 +99,14 @@ def some_wrong(row: str, seed: int) -> Any:
     return np.random.default_rng([ord(row), seed]).random(IMAGES) < {"a": 0.1, "b": 0.2}[row]
 
 
-PAIRS = {"name": "pairs", "rows": ["a"], "against": "b", "pairing": "seed", "family": "all", "margin": 1.0}
+PAIRS = {
+    "name": "pairs",
+    "rows": ["a"],
+    "against": "b",
+    "pairing": "seed",
+    "family": "all",
+    "margin": 1.0,
+}
 APART = {"name": "apart", "rows": ["a"], "against": "b", "family": "all"}
 
 
@@ -81,7 +114,9 @@ def test_comparisons_over_seeds_pair_or_do_not(tmp_path: Path) -> None:
     pairs, apart = answers(tmp_path, [PAIRS, APART])
     assert pairs.difference == paired_difference(ERRORS["a"], ERRORS["b"], margin=1.0)
     assert apart.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
-    assert [pairs.corrected, apart.corrected] == pytest.approx(holm([pairs.difference.p, apart.difference.p]))
+    assert [pairs.corrected, apart.corrected] == pytest.approx(
+        holm([pairs.difference.p, apart.difference.p])
+    )
     assert pairs.name == "a against b"
 
 
@@ -92,7 +127,9 @@ def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
 
 
 def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:
-    units = [{**PAIRS, "name": unit, "unit": unit, "family": unit} for unit in ("images", "clusters")]
+    units = [
+        {**PAIRS, "name": unit, "unit": unit, "family": unit} for unit in ("images", "clusters")
+    ]
     images, clusters = answers(tmp_path, units, wrong=some_wrong)
     assert images.difference.test == "bootstrap over runs and images"
     assert clusters.difference.test == "bootstrap over runs and 20 clusters of images"
@@ -101,7 +138,9 @@ def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) ->
 
 
 def test_one_run_of_each_row_is_compared_by_mcnemar(tmp_path: Path) -> None:
-    (found,) = answers(tmp_path, [{**APART, "unit": "images"}], {"a": [1.0], "b": [1.0]}, wrong=some_wrong)
+    (found,) = answers(
+        tmp_path, [{**APART, "unit": "images"}], {"a": [1.0], "b": [1.0]}, wrong=some_wrong
+    )
     assert found.difference.test == "exact McNemar test, these two networks"
 
 
@@ -117,7 +156,11 @@ def test_networks_that_were_tested_on_different_images_are_refused(tmp_path: Pat
         directory = write_run(cell)
         add_predictions(directory, cell, some_wrong(cell.row.name, 0))
         if cell.row.name == "b":
-            arrays = {"label": np.zeros(3, np.int32), "prediction": np.zeros(3, np.int32), "margin": np.zeros(3)}
+            arrays = {
+                "label": np.zeros(3, np.int32),
+                "prediction": np.zeros(3, np.int32),
+                "margin": np.zeros(3),
+            }
             entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
             record = runs.results.read_metrics(directory)
             runs.files.write_record(directory / "metrics.json", {**record, "predictions": entry})
@@ -137,8 +180,18 @@ def test_deviation_below_one_image_is_replaced_by_that_of_the_family(tmp_path: P
 
 def test_a_row_is_compared_with_itself_in_another_column(tmp_path: Path) -> None:
     columns = {"one": {"label": "one"}, "two": {"label": "two", "metric": "val/error"}}
-    of_columns = [{"name": "columns", "rows": ["a"], "columns": ["one"], "against_column": "two", "pairing": "seed"}]
-    table = read(write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=of_columns))
+    of_columns = [
+        {
+            "name": "columns",
+            "rows": ["a"],
+            "columns": ["one"],
+            "against_column": "two",
+            "pairing": "seed",
+        }
+    ]
+    table = read(
+        write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=of_columns)
+    )
     for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
         write_run(cell, error=1.0 + cell.seed)
     (found,) = compared(table, summarise(table))
@@ -150,7 +203,9 @@ def test_a_row_is_compared_with_itself_in_another_column(tmp_path: Path) -> None
 def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
         return done.stdout.strip()
 
     git("init", "-q")
@@ -163,7 +218,10 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
     pairs, apart = answers(tmp_path, [PAIRS, APART], commit=f"{commits[1]}-dirty")
     assert (apart.planned, pairs.planned) == (True, False)  # the margin of the second was another
     planned = comparison_formats.HEADINGS.index("planned")
-    assert [comparison_formats.cells_of(each)[planned] for each in (apart, pairs)] == ["yes", "after the fact"]
+    assert [comparison_formats.cells_of(each)[planned] for each in (apart, pairs)] == [
+        "yes",
+        "after the fact",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +229,20 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
     [
         ({**PAIRS, "rows": ["c"]}, "comparison pairs: rows has c; Options: a, b"),
         ({**PAIRS, "columns": ["x"]}, "comparison pairs: columns has x; Options: "),
-        ({**PAIRS, "pairing": "seeds"}, "comparison pairs: pairing is 'seeds'; expected none or seed"),
-        ({"name": "a", "rows": ["a"]}, "comparison a has no other side; expected against: <row>, or against_column"),
+        (
+            {**PAIRS, "pairing": "seeds"},
+            "comparison pairs: pairing is 'seeds'; expected none or seed",
+        ),
+        (
+            {"name": "a", "rows": ["a"]},
+            "comparison a has no other side; expected against: <row>, or against_column",
+        ),
         ({**PAIRS, "agianst": "b"}, "comparison pairs has agianst; did you mean against?"),
     ],
 )
-def test_wrong_comparisons_are_refused(tmp_path: Path, comparison: dict[str, Any], message: str) -> None:
+def test_wrong_comparisons_are_refused(
+    tmp_path: Path, comparison: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TableError, match=message.replace("?", r"\?")):
         read(write_table(tmp_path, rows=ROWS, comparisons=[comparison]))
 
@@ -203,14 +269,21 @@ def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Pa
         "a against b: 4 seeds find a difference of 0.3 (deviation 0.1 of pairs in 3 seeds, with 90% power; "
         "0.2 hours for both rows)"
     )
-    assert apart.startswith(f"a against b: {runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)} seeds")
-    with pytest.raises(ConfigError, match=r"difference=0 and power=0.9 cannot be planned; expected a difference above"):
+    assert apart.startswith(
+        f"a against b: {runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)} seeds"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"difference=0 and power=0.9 cannot be planned; expected a difference above",
+    ):
         plan(found, 0, 0.9)
     with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
         plan([], 0.3, 0.9)
 
 
-def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairing(tmp_path: Path) -> None:
+def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairing(
+    tmp_path: Path,
+) -> None:
     def wrong(row: str, seed: int) -> Any:
         return np.arange(IMAGES) < (20 if row == "a" else 30 + 2 * seed)
 

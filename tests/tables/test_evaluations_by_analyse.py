@@ -11,12 +11,20 @@ from tests.helpers.tables import contents
 COLUMNS = {
     "clean": {"label": "clean, error %"},
     "t_score": {"label": "T-score", "metric": "analyse/digits/3/t_score"},
-    "untrained": {"label": "T-score before training", "metric": "analyse/untrained/digits/3/t_score"},
+    "untrained": {
+        "label": "T-score before training",
+        "metric": "analyse/untrained/digits/3/t_score",
+    },
     "static": {"label": "static share", "metric": "analyse/digits/1/static_share"},
 }
 ROWS: list[dict[str, Any]] = [
     {"name": "one", "overrides": []},
-    {"name": "inside", "of": "one", "by": "analyse", "evaluate": ["what=couplings", "images=20", "split=test"]},
+    {
+        "name": "inside",
+        "of": "one",
+        "by": "analyse",
+        "evaluate": ["what=couplings", "images=20", "split=test"],
+    },
 ]
 
 
@@ -30,7 +38,9 @@ def test_table_with_analyses_is_swept_and_reported(cli: Cli, table_file, tmp_pat
     assert cli("sweep", f"table={file}").status == 0
     assert contents(tmp_path) == before, "no analysis is repeated"
 
-    entries = {entry.column.name: entry for entry in summarise(read(file)) if entry.row.name == "inside"}
+    entries = {
+        entry.column.name: entry for entry in summarise(read(file)) if entry.row.name == "inside"
+    }
     (run,) = entries["t_score"].runs
     assert 0 <= run.value <= 1
     assert run.result["images"] == 20

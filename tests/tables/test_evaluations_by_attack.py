@@ -21,8 +21,20 @@ ATTACK = ["attack=fgsm", "epsilons=[0.1,0.3]", "images=20", "checks=false"]
 ROWS: list[dict[str, Any]] = [
     {"name": "one", "overrides": []},
     {"name": "other", "overrides": ["model.class_dim=3"]},
-    {"name": "white_box", "of": "one", "by": "attack", "evaluate": ATTACK, "published": {"attacked_0.1": 50}},
-    {"name": "transfer", "of": "one", "by": "attack", "evaluate": ATTACK, "takes": {"source": ["other", "checkpoint"]}},
+    {
+        "name": "white_box",
+        "of": "one",
+        "by": "attack",
+        "evaluate": ATTACK,
+        "published": {"attacked_0.1": 50},
+    },
+    {
+        "name": "transfer",
+        "of": "one",
+        "by": "attack",
+        "evaluate": ATTACK,
+        "takes": {"source": ["other", "checkpoint"]},
+    },
 ]
 
 
@@ -33,7 +45,10 @@ def file(table_file) -> Path:
 
 def test_column_shows_only_rows_with_its_metric(file: Path) -> None:
     table = read(file)
-    shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
+    shown = {
+        column.name: [row.name for row in table.rows if column.shows(row)]
+        for column in table.columns
+    }
     trained, attacked = ["one", "other"], ["white_box", "transfer"]
     assert shown == {"clean": trained, "attacked_0.1": attacked, "attacked_0.3": attacked}
     assert len(distinct(expand(table))) == 4, "one attack for all budgets"
@@ -49,20 +64,28 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
+    assert transfer.command.startswith(
+        f"python -m capsule_lab.studies.attack ckpt={directory / best} "
+    )
     assert transfer.command.endswith(f" source={source / best}")
-    assert transfer.evaluate[-1] == f"source={other.fingerprint}", "a hash does not depend on the path of the runs"
+    assert transfer.evaluate[-1] == f"source={other.fingerprint}", (
+        "a hash does not depend on the path of the runs"
+    )
     assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
 
 
 def test_checkpoint_of_next_seed_is_the_source_of_a_transfer(table_file) -> None:
     for seeds in [[0, 4, 2], [0]]:
         twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
-        cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
+        cells = distinct(
+            expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds)))
+        )
         trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
         sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
         following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
-        expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
+        expected = (
+            {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
+        )
         assert sources == expected, "a single seed has no next one"
 
 
@@ -77,7 +100,9 @@ def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> No
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
     ]:
         attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
-        ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
+        ended = cli(
+            "sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}"
+        )
         assert ended.status == 2
         assert message in ended.err
 
@@ -113,7 +138,10 @@ def test_failed_check_is_part_of_the_state(file: Path) -> None:
     one, *_ = distinct(expand(read(file)))
     write_run(one)
     *_, white_box, _ = distinct(expand(read(file)))
-    checks = [{"name": "large budget", "passed": False, "found": "12 %"}, {"name": "loss", "passed": None, "found": ""}]
+    checks = [
+        {"name": "large budget", "passed": False, "found": "12 %"},
+        {"name": "loss", "passed": None, "found": ""},
+    ]
     attacked = {**ATTACKED, "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks}
     write_evaluation(white_box, error=1.0, **attacked)
     entries = [entry for entry in summarise(read(file)) if entry.row.name == "white_box"]
@@ -122,7 +150,11 @@ def test_failed_check_is_part_of_the_state(file: Path) -> None:
 
 def test_attack_curves_are_means_over_seeds_with_their_extremes() -> None:
     records = [
-        {"attack": {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0}, "split": "test", "test": test}
+        {
+            "attack": {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0},
+            "split": "test",
+            "test": test,
+        }
         for accuracy, test in ((40.0, {"error": 1.0}), (60.0, {"error": 3.0}))
     ]
     merged = _over_seeds([SimpleNamespace(result=record) for record in records])

@@ -12,7 +12,11 @@ from tests.helpers.tables import write_run, write_table
 
 ROWS = [
     {"name": "em_1", "label": "EM 2018, 1 iteration", "overrides": ["data.source=auto"]},
-    {"name": "em_3", "label": "EM 2018, 3 iterations", "overrides": ["data.source=auto", "routing.iterations=2"]},
+    {
+        "name": "em_3",
+        "label": "EM 2018, 3 iterations",
+        "overrides": ["data.source=auto", "routing.iterations=2"],
+    },
     {"name": "cnn", "label": "a CNN", "overrides": ["data.source=auto", "routing.iterations=1"]},
     {"name": "theirs", "published": 1.0},
 ]
@@ -32,7 +36,9 @@ def points(axis: Axes) -> dict[str, tuple[list[float], list[float]]]:
 
 def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None:
     cells = expand(read(file))
-    for cell, error, seconds in zip(cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True):
+    for cell, error, seconds in zip(
+        cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True
+    ):
         write_run(cell, error=error, training_cpu_seconds=seconds)
     figure = error_against_time(summarise(read(file)))
     (axis,) = figure.axes
@@ -44,10 +50,17 @@ def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
-def test_rows_whose_labels_share_no_start_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_whose_labels_share_no_start_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
-    rows = [{"name": "capsules_4", "label": "4 capsules"}, {"name": "capsules_2", "label": "2 capsules"}]
-    file = write_table(tmp_path, rows=[row | {"overrides": [f"data.batch_size={row['label'][0]}"]} for row in rows])
+    rows = [
+        {"name": "capsules_4", "label": "4 capsules"},
+        {"name": "capsules_2", "label": "2 capsules"},
+    ]
+    file = write_table(
+        tmp_path, rows=[row | {"overrides": [f"data.batch_size={row['label'][0]}"]} for row in rows]
+    )
     for cell in expand(read(file)):
         write_run(cell, error=1.0)
     figure = error_against_time(summarise(read(file)))

@@ -27,8 +27,19 @@ from tests.helpers.tables import RESULT, write_run, write_table
 
 AUTO = ["data.source=auto"]
 ROWS = [
-    {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},
-    {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "data.shift=1", "routing.iterations=1"], "published": 3},
+    {
+        "name": "a",
+        "label": "Capsules | a",
+        "overrides": AUTO,
+        "published": [2.0, 0.5],
+        "note": "as it is",
+    },
+    {
+        "name": "b",
+        "label": "<b> & co",
+        "overrides": [*AUTO, "data.shift=1", "routing.iterations=1"],
+        "published": 3,
+    },
     {"name": "c", "label": "their best", "published": 10.5},
 ]
 
@@ -44,10 +55,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
         for cell, error in ((one, 1.0), (two, 2.0)):
             directory = write_run(cell, error=error)
             (directory / "figures").mkdir()
-            matplotlib.image.imsave(directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error))))
+            matplotlib.image.imsave(
+                directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error)))
+            )
         (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
         standin = {"source": "standin", "name": "bundled digits"}
-        write_run(expand(read(path), [STANDIN])[0], error=9.0, provenance=standin, training_seconds=30.0)
+        write_run(
+            expand(read(path), [STANDIN])[0], error=9.0, provenance=standin, training_seconds=30.0
+        )
         return path, summarise(read(path))
 
 
@@ -71,14 +86,27 @@ def test_report_shows_results_beside_published_values(entries) -> None:
     assert (standin.center, standin.std, standin.count) == (9.0, None, 1)
     assert entries[0].data == "real MNIST; bundled digits"
     lines = [
-        ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "1.5", "1,234", "2 of 2"],
+        [
+            "Capsules | a",
+            "2 ± 0.5",
+            "1.50 ± 0.707",
+            "2",
+            "-0.50",
+            "9.00",
+            "1",
+            "1.5",
+            "1,234",
+            "2 of 2",
+        ],
         ["<b> & co", "3", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"],
         ["their best", "10.5", "", "", "", "", "", "", "", "reported"],
     ]
     assert [formats.cells_of(entry) for entry in entries] == lines
     assert len(lines[0]) == len(formats.HEADINGS)
     assert entries[0].minutes == pytest.approx(90 / 60), "of runs on real data"
-    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), "only on a stand-in"
+    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), (
+        "only on a stand-in"
+    )
     assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
 
 
@@ -88,21 +116,33 @@ def test_report_shows_results_beside_published_values(entries) -> None:
 def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
     file = table_file(rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
     one, two = expand(read(file))
-    here = [write_run(cell, precision=given) for cell, given in ((one, "32-true"), (two, "bf16-mixed"))]
+    here = [
+        write_run(cell, precision=given) for cell, given in ((one, "32-true"), (two, "bf16-mixed"))
+    ]
     ended = cli("report", f"table={file}")
     assert ended.status != 0
     one, two = (directory.name for directory in here)
     assert len(ended.err.strip().splitlines()) == 1
-    assert f"column error: one seed 0 ({one}) has precision 32-true, but one seed 1 ({two}) bf16-mixed" in ended.err
+    assert (
+        f"column error: one seed 0 ({one}) has precision 32-true, but one seed 1 ({two}) bf16-mixed"
+        in ended.err
+    )
     assert cli("report", f"table={file}", "seeds=[0]").status == 0
-    (here[1] / "metrics.json").write_text((here[1] / "metrics.json").read_text().replace('"bf16-mixed"', "null"))
+    (here[1] / "metrics.json").write_text(
+        (here[1] / "metrics.json").read_text().replace('"bf16-mixed"', "null")
+    )
     assert cli("report", f"table={file}").status == 0, "a record without a precision"
 
 
 @pytest.mark.parametrize("metric", ["test/error", "time_to_accuracy/99/seconds"])
-def test_errors_on_different_hardware_are_compared_but_times_are_not(table_file, metric: str) -> None:
+def test_errors_on_different_hardware_are_compared_but_times_are_not(
+    table_file, metric: str
+) -> None:
     column = {"label": "it", "metric": metric, "statistic": "median"}
-    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b"], 1)]
+    rows = [
+        {"name": name, "overrides": [f"routing.iterations={n}"]}
+        for n, name in enumerate(["a", "b"], 1)
+    ]
     file = table_file(rows=rows, columns={"it": column})
     times = {"time_to_accuracy": {"99/seconds": 5.0}}
     for cell in expand(read(file)):
@@ -114,14 +154,22 @@ def test_errors_on_different_hardware_are_compared_but_times_are_not(table_file,
     ours = "1.50 (1.00 to 2.00)" if metric == "test/error" else ""
     assert [line["ours"] for line in shown] == [ours] * 2
     (remark,) = [text for text in formats.remarks(entries) if "hardware" in text]
-    assert re.match(r"it: no times, .*: a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine$", remark)
-    assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + ["another machine"]
+    assert re.match(
+        r"it: no times, .*: a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine$",
+        remark,
+    )
+    assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + [
+        "another machine"
+    ]
     alone = summarise(read(table_file(rows=rows[:1], columns={"it": column})))
     assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
 
 
 def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
-    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
+    rows = [
+        {"name": name, "overrides": [f"routing.iterations={n}"]}
+        for n, name in enumerate(["a", "b", "c"], 1)
+    ]
     file = table_file(rows=rows)
     for cell in expand(read(file)):
         commit = {"a": "abc", "b": "abc-dirty", "c": "def"}[cell.row.name]
@@ -158,7 +206,9 @@ def test_mean_and_published_values_are_formatted() -> None:
         ([0.47, 0.5, 0.524], "0.50 (0.47 to 0.52)", "3 of 3"),
     ],
 )
-def test_median_counts_runs_that_never_did_as_longest(table_file, seconds: list[Any], text: str, count: str) -> None:
+def test_median_counts_runs_that_never_did_as_longest(
+    table_file, seconds: list[Any], text: str, count: str
+) -> None:
     """Such a run is shown as "not reached" and is never dropped."""
     column = {"label": "seconds", "metric": "time_to_accuracy/99/seconds", "statistic": "median"}
     file = table_file(seeds=[0, 1, 2], columns={"seconds": column})
@@ -168,7 +218,10 @@ def test_median_counts_runs_that_never_did_as_longest(table_file, seconds: list[
     assert formats.cells_of(entry)[2:4] == [text, count]
     assert entry.state == "3 of 3"
     frame = pd.read_csv(io.StringIO(formats.as_csv(formats.as_frame(entries))))
-    assert [frame.loc[0, name] for name in ("ours_n", "ours_reached")] == [3, 3 - seconds.count(None)]
+    assert [frame.loc[0, name] for name in ("ours_n", "ours_reached")] == [
+        3,
+        3 - seconds.count(None),
+    ]
     shown = [float("inf") if value is None else value for value in seconds]
     assert [frame.loc[0, "ours_smallest"], frame.loc[0, "ours_largest"]] == [min(shown), max(shown)]
     assert frame.loc[0, "precision"] == "32-true"
@@ -176,8 +229,12 @@ def test_median_counts_runs_that_never_did_as_longest(table_file, seconds: list[
     assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
 
 
-@pytest.mark.parametrize(("metric", "other"), [("test/novel/error", {"5": 2.0}), ("at_equal_error/5", {"5": None})])
-def test_run_without_the_metric_does_not_hide_the_other_runs(table_file, metric: str, other: Any) -> None:
+@pytest.mark.parametrize(
+    ("metric", "other"), [("test/novel/error", {"5": 2.0}), ("at_equal_error/5", {"5": None})]
+)
+def test_run_without_the_metric_does_not_hide_the_other_runs(
+    table_file, metric: str, other: Any
+) -> None:
     file = table_file(metric=metric)
     one, two = expand(read(file))
     write_run(one, at_equal_error={"5": 2.0})
@@ -189,7 +246,9 @@ def test_run_without_the_metric_does_not_hide_the_other_runs(table_file, metric:
 
 
 def test_best_run_is_chosen_by_the_first_column(table_file) -> None:
-    file = table_file(columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1])
+    file = table_file(
+        columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1]
+    )
     low, high, *_ = expand(read(file))
     write_run(low, val={"error": 1.0}, error=9.0)
     write_run(high, val={"error": 2.0}, error=1.0)
@@ -204,9 +263,16 @@ def test_report_in_every_format(file: Path, entries) -> None:
     assert all(part in text for part in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
     lines = formats.as_markdown(read(file), entries, "make report").splitlines()
-    assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
+    assert (
+        "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |"
+        in lines
+    )
     assert "- Capsules \\| a: as it is" in lines
-    assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without an error message")]
+    assert [
+        line
+        for line in lines
+        if line.startswith("- b seed 0 failed: it ended without an error message")
+    ]
 
     frame = formats.as_frame(entries)
     assert frame.shape[0] == 3
@@ -220,7 +286,9 @@ def test_report_in_every_format(file: Path, entries) -> None:
     assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
 
     text = formats.as_latex(read(file), entries)
-    assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 6.35"))
+    assert all(
+        part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 6.35")
+    )
     assert "±" not in text
     title = read(file).model_copy(update={"paper": "50 % & x_y"})
     assert (
@@ -256,7 +324,9 @@ def hostile(file: Path, entries, monkeypatch: pytest.MonkeyPatch) -> tuple[Table
         run = entries[0].runs[0]
         result = {**run.result, "provenance": {"source": "real", "name": text}, "hardware": text}
         row = entries[0].row.model_copy(update={"label": text, "note": text})
-        made.append(replace(entries[0], row=row, runs=(replace(run, result=result),), unfinished=()))
+        made.append(
+            replace(entries[0], row=row, runs=(replace(run, result=result),), unfinished=())
+        )
     table = read(file).model_copy(update={"paper": "".join(HOSTILE), "head": "".join(HOSTILE)})
     monkeypatch.setattr(formats, "failures", lambda _: HOSTILE)
     monkeypatch.setattr(formats, "_curves", lambda _: {})
@@ -276,7 +346,9 @@ def test_page_escapes_hostile_text(hostile: tuple[Table, list[Entry]]) -> None:
         assert text.count(str(markupsafe.escape(label))) >= 5, label
 
 
-def test_terminal_shows_hostile_text_without_control_characters(hostile: tuple[Table, list[Entry]]) -> None:
+def test_terminal_shows_hostile_text_without_control_characters(
+    hostile: tuple[Table, list[Entry]],
+) -> None:
     console = Console(file=io.StringIO(), width=400, force_terminal=False)
     for shown in formats.on_terminal(*hostile):
         console.print(shown)
@@ -304,7 +376,9 @@ def test_csv_cell_is_never_a_formula(hostile: tuple[Table, list[Entry]], entries
             texts = [text for text in written[column] if not re.fullmatch(r"-?\d+(\.\d+)?", text)]
             assert [text for text in texts if re.match(r"\s*[=+@-]", text)] == [], column
     for frame in (formats.as_frame(entries), formats.runs_frame(entries)):
-        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), "numbers are unchanged"
+        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), (
+            "numbers are unchanged"
+        )
 
 
 def test_latex_escapes_commands_in_labels(hostile: tuple[Table, list[Entry]]) -> None:
@@ -328,7 +402,9 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs) -> None:
-        self.sources += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        self.sources += [
+            value for name, value in attrs if name in ("src", "href", "data", "action")
+        ]
         self.tags.append(tag)
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
@@ -347,10 +423,22 @@ def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
     assert all(source.startswith("data:image/") for source in page.sources)
     assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
     dots, curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
-    assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert all(
+        part in curves
+        for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %")
+    )
     assert b"Capsules | a" in dots
-    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "the figure of the best run, with 1 %"
-    shown = ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), (
+        "the figure of the best run, with 1 %"
+    )
+    shown = [
+        "make report table=mine",
+        "<b> & co",
+        "1.50 ± 0.707",
+        "2 of 2",
+        "0 of 2, 1 failed, 1 missing",
+        "9.00",
+    ]
     commands = [cell.command for cell in expand(read(file))]
     assert [text for text in (*shown, *commands) if text not in page.texts] == []
 
@@ -384,7 +472,9 @@ def test_report_without_runs_lists_missing_cells(cli: Cli) -> None:
     ended = cli("report", "table=smoke", "rows=[dynamic]", "seeds=[3]")
     assert (ended.status, ended.err) == (0, "")
     assert "0 of 1, 1 missing" in ended.out
-    assert "dynamic" not in " ".join(Path("runs/reports/smoke.csv").read_text().split("uniform")[1:])
+    assert "dynamic" not in " ".join(
+        Path("runs/reports/smoke.csv").read_text().split("uniform")[1:]
+    )
 
 
 RUNS_CODE = {
@@ -417,12 +507,18 @@ with composed_from_parts():
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_runs_no_code_that_a_table_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even to ask whether the real files exist, which a result on a stand-in needs."""
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     (tmp_path / "imported_marker.py").write_text("class Class: pass\n")
     rows = [
-        {"name": f"r{n}", "label": label, "overrides": [*AUTO, f"trainer.max_steps={n + 1}", override]}
+        {
+            "name": f"r{n}",
+            "label": label,
+            "overrides": [*AUTO, f"trainer.max_steps={n + 1}", override],
+        }
         for n, (label, override) in enumerate(RUNS_CODE.items())
     ]
     file = write_table(tmp_path, seeds=[0], rows=rows)
@@ -435,7 +531,9 @@ def test_report_runs_no_code_that_a_table_names(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "MARKER").exists()
 
 
-@pytest.mark.parametrize("counts", [{"test": 32, "test_set": 10_000}, {"test": 10_000, "test_set": 10_000}, None])
+@pytest.mark.parametrize(
+    "counts", [{"test": 32, "test_set": 10_000}, {"test": 10_000, "test_set": 10_000}, None]
+)
 def test_partial_test_is_marked_and_not_compared_with_published_values(
     tmp_path: Path, counts: dict[str, int] | None
 ) -> None:
@@ -445,9 +543,14 @@ def test_partial_test_is_marked_and_not_compared_with_published_values(
     (entry,) = entries = summarise(table)
     is_partial = counts is not None and counts["test"] < counts["test_set"]
     assert entry.difference == (None if is_partial else pytest.approx(1.0))
-    mark, remark = "3.00 (partial test: 32 of 10000 images)", "partial test: 1 of 1 runs, such as one seed 0"
+    mark, remark = (
+        "3.00 (partial test: 32 of 10000 images)",
+        "partial test: 1 of 1 runs, such as one seed 0",
+    )
     outputs = [" ".join(formats.cells_of(entry)), formats.as_latex(table, entries)]
     assert [mark in text for text in outputs] == [is_partial] * 2
     assert any(text.startswith(remark) for text in formats.remarks(entries)) is is_partial
-    assert formats.runs_frame(entries)["partial_test"].tolist() == ["32 of 10000 images" if is_partial else ""]
+    assert formats.runs_frame(entries)["partial_test"].tolist() == [
+        "32 of 10000 images" if is_partial else ""
+    ]
     assert pd.isna(formats.as_frame(entries)["difference"].item()) is is_partial

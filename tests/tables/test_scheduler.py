@@ -23,7 +23,11 @@ from tests.helpers.tables import write_evaluation, write_run
 
 ROWS = [
     {"name": "one", "overrides": []},
-    {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "val/error"]}},
+    {
+        "name": "two",
+        "overrides": ["data.shift=1"],
+        "takes": {"optimizer.eps": ["one", "val/error"]},
+    },
     {"name": "evaluated", "of": "two", "evaluate": ["data.eval_images=50"]},
 ]
 LEFT = "; the same command continues"
@@ -59,7 +63,9 @@ def file(table_file) -> Path:
 def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
     launcher = Launcher(file)
     run_table(read(file), [], launcher.launch)
-    assert launcher.launched == [[f"{row} seed {seed}" for seed in (0, 1)] for row in ("one", "two", "evaluated")]
+    assert launcher.launched == [
+        [f"{row} seed {seed}" for seed in (0, 1)] for row in ("one", "two", "evaluated")
+    ]
     cells = expand(read(file))
     assert {cell.status for cell in cells} == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
@@ -68,12 +74,17 @@ def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "statuses"), [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])]
+    ("failing", "statuses"),
+    [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
 )
-def test_failed_run_is_tried_once_and_named_at_the_end(table_file, failing: str, statuses: list[str]) -> None:
+def test_failed_run_is_tried_once_and_named_at_the_end(
+    table_file, failing: str, statuses: list[str]
+) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
-    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"):
+    with pytest.raises(
+        TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"
+    ):
         run_table(read(file), [], launcher.launch)
     cells = expand(read(file))
     assert [cell.status for cell in cells] == statuses
@@ -105,7 +116,10 @@ class Slice(Launcher):
 
     def _run(self, cell: Any) -> str | None:
         self.left -= 1
-        shutil.rmtree(directory := runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}", ignore_errors=True)
+        shutil.rmtree(
+            directory := runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}",
+            ignore_errors=True,
+        )
         if self.left > 0 or cell.row.name in self.failing:
             return super()._run(cell)
         runs.results.write_pause(directory, self.steps, 80)
@@ -113,24 +127,42 @@ class Slice(Launcher):
 
     def run(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler, "time", SimpleNamespace(time=lambda: 100.0 if self.left <= 0 else 0.0))
+            patch.setattr(
+                scheduler, "time", SimpleNamespace(time=lambda: 100.0 if self.left <= 0 else 0.0)
+            )
             run_table(read(self.file), [], self.launch, 100.0)
 
 
-def test_sweep_with_a_budget_continues_paused_runs_first(table_file, caplog: pytest.LogCaptureFixture) -> None:
+def test_sweep_with_a_budget_continues_paused_runs_first(
+    table_file, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     for jobs, message, statuses in (
-        (1, f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}", ["paused", "waiting", "waiting", "missing"]),
-        (2, f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}", ["done", "missing", "waiting", "paused"]),
-        (1, f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}", ["done", "missing", "waiting", "paused"]),
+        (
+            1,
+            f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}",
+            ["paused", "waiting", "waiting", "missing"],
+        ),
+        (
+            2,
+            f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}",
+            ["done", "missing", "waiting", "paused"],
+        ),
+        (
+            1,
+            f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}",
+            ["done", "missing", "waiting", "paused"],
+        ),
         (9, "4 done", ["done"] * 4),
     ):
         launcher = Slice(file, jobs, steps=20 + jobs * 10 if jobs > 1 else 50)
         launcher.run()
         assert caplog.messages[-1] == f"mine: {message}"
         assert [cell.status for cell in expand(read(file))] == statuses
-        assert [entry.state for entry in summarise(read(file))].count("0 of 1, 1 paused") == statuses.count("paused")
+        assert [entry.state for entry in summarise(read(file))].count(
+            "0 of 1, 1 paused"
+        ) == statuses.count("paused")
     assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused run is launched first"
 
 
@@ -139,17 +171,24 @@ def test_budget_too_short_for_any_step_is_an_error(table_file, jobs: int) -> Non
     """Otherwise a loop over such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
-    with pytest.raises(TableError, match=r"^no run of mine made a step or was tested before the time was over, "):
+    with pytest.raises(
+        TableError, match=r"^no run of mine made a step or was tested before the time was over, "
+    ):
         Slice(file, jobs).run()
 
 
-def test_earlier_failure_outside_the_budget_is_no_error(table_file, caplog: pytest.LogCaptureFixture) -> None:
+def test_earlier_failure_outside_the_budget_is_no_error(
+    table_file, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()
-    assert caplog.messages[-1] == f"mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed{LEFT}"
+    assert (
+        caplog.messages[-1]
+        == f"mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed{LEFT}"
+    )
 
 
 def test_nothing_is_launched_if_any_row_is_invalid(table_file) -> None:

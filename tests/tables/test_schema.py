@@ -49,7 +49,23 @@ PUBLISHED = {
     ("sabour2017_table1", "multimnist"): [8.1, None, 7.5, None, 5.2],
     ("sabour2017_affnist", "affnist"): [34, 21],
     ("sabour2017_routing_iterations", "mnist"): [0.29, None, 0.25, None, None],
-    ("hinton2018_table1", "smallnorb"): [9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7],
+    ("hinton2018_table1", "smallnorb"): [
+        9.7,
+        2.2,
+        1.8,
+        3.9,
+        2.9,
+        2.6,
+        3.2,
+        3.2,
+        5.8,
+        5.2,
+        2.2,
+        4.5,
+        1.4,
+        2.56,
+        2.7,
+    ],
     ("hahn2019_robustness", "cifar10"): [7.94, 10.01, 8.46, 7.86, 10.25, 12.52, 8.17, 7.86],
     ("hahn2019_robustness", "svhn"): [3.55, 3.98, 3.49, 3.17, 3.85, 3.70, 3.34, 3.12],
     ("hahn2019_robustness", "cifar10_attacked"): [
@@ -108,18 +124,24 @@ def test_rows_of_the_table_of_routings_differ_only_in_routing() -> None:
         for column in COMPARED.columns:
             groups = {re.split(r"[.=]", override)[0] for override in row.overrides[column.name]}
             assert groups <= {"routing", "class_routing"} or groups == {"model"}
-            build_without_weights(compose("train", [*COMPARED.base, *column.overrides, *row.overrides[column.name]]))
+            build_without_weights(
+                compose("train", [*COMPARED.base, *column.overrides, *row.overrides[column.name]])
+            )
 
 
 def test_rows_without_overrides_are_evaluations_or_only_reported() -> None:
     rows = [row for row in read("hinton2018_table1").rows if not row.overrides]
-    assert [(row.name, row.of) for row in rows if row.has_runs] == [("several_crops", "three_iterations")]
+    assert [(row.name, row.of) for row in rows if row.has_runs] == [
+        ("several_crops", "three_iterations")
+    ]
     assert [row.name for row in rows if not row.has_runs] == ["ciresan2011", "sabour2017"]
 
 
 def test_overrides_and_published_values_can_be_given_by_column(table_file) -> None:
     content = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
-    (row,) = read(table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[content])).rows
+    (row,) = read(
+        table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[content])
+    ).rows
     assert row.overrides == {"x": ("a=1",), "y": ("a=2",)}
     assert row.published == {"y": Published(mean=1.0, std=0.5)}
 
@@ -145,7 +167,10 @@ def test_single_row_and_seed_need_no_list() -> None:
 def test_invalid_selection_is_refused() -> None:
     for selection, message in (
         ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
-        ({"columns": ["x"]}, r"columns is \['x'\], but smoke has one without a name; leave columns= out"),
+        (
+            {"columns": ["x"]},
+            r"columns is \['x'\], but smoke has one without a name; leave columns= out",
+        ),
         ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"rows": []}, "rows is empty; expected some of "),
         ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
@@ -166,11 +191,20 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": [{"overrides": []}]}, "row|name|expected one"),
     ({"rows": [{"name": "a", "overrides": ["seed"]}]}, "row a|overrides|seed|expected key=value"),
     ({"rows": [{"name": "a", "overrides": {"x": []}}]}, "row a|overrides|x|Options: "),
-    ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "row a|published|[1, 2, 3]|expected a number, or [mean,"),
+    (
+        {"rows": [{**ROW, "published": [1, 2, 3]}]},
+        "row a|published|[1, 2, 3]|expected a number, or [mean,",
+    ),
     ({"rows": [{**ROW, "published": "many"}]}, "row a|published|many|expected a number, or [mean,"),
     ({"rows": [ROW, ROW]}, "two rows have the same name|a, a|expected"),
-    ({"columns": {"a": {"label": "it"}, "b": {"label": "it"}}}, "two columns have the same label|it, it|expected"),
-    ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "row a|takes|b|expected"),
+    (
+        {"columns": {"a": {"label": "it"}, "b": {"label": "it"}}},
+        "two columns have the same label|it, it|expected",
+    ),
+    (
+        {"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]},
+        "row a|takes|b|expected",
+    ),
     ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "row a|takes|expected key: [row, metric]"),
     (
         {"rows": [ROW, {"name": "b", "overrides": [], "takes": {"ckpt": ["a", "checkpoint"]}}]},
@@ -184,18 +218,39 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": 3}, "seeds|3|expected a list of whole numbers"),
     ({"seeds": ["a"]}, "seeds|'a'|expected a list of whole numbers"),
     ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] sets the seeds of a table"),
-    ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "row a|+ckpt=x|leave it out, a table finds its runs"),
+    (
+        {"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]},
+        "row a|+ckpt=x|leave it out, a table finds its runs",
+    ),
     ({"columns": {"x": {"metrics": "a"}}}, "column x|metrics|did you mean metric"),
-    ({"columns": {"x": {"metric": "time_to_accuracy/99/seconds"}}}, "column x|expected statistic: median"),
+    (
+        {"columns": {"x": {"metric": "time_to_accuracy/99/seconds"}}},
+        "column x|expected statistic: median",
+    ),
     ({"columns": {"x": {"statistic": "mode"}}}, "column x|statistic|mode|expected mean or median"),
     ({"base": "seed=1"}, "base|'seed=1'|expected a list of key=value"),
-    ({"rows": [ROW, {"name": "b", "of": "c", "evaluate": []}]}, "row b|of|c|expected a row above it"),
-    ({"rows": [{"name": "a"}, {"name": "b", "of": "a", "evaluate": []}]}, "row b|of is a|not trained|expected"),
+    (
+        {"rows": [ROW, {"name": "b", "of": "c", "evaluate": []}]},
+        "row b|of|c|expected a row above it",
+    ),
+    (
+        {"rows": [{"name": "a"}, {"name": "b", "of": "a", "evaluate": []}]},
+        "row b|of is a|not trained|expected",
+    ),
     ({"rows": [ROW, {"name": "b", "of": "a"}]}, "row b|expected of and evaluate together"),
     ({"rows": [{**ROW, "evaluate": []}]}, "row a|expected of and evaluate together"),
-    ({"rows": [ROW, {**ROW, "name": "b", "of": "a", "evaluate": []}]}, "row b|expected of and evaluate together"),
-    ({"rows": [ROW, {"name": "b", "of": "a", "evaluate": ["ckpt=x"]}]}, "row b|evaluate|ckpt=x|leave it out"),
-    ({"base": ["hydra.job_logging.handlers.x.()=os.system"]}, "base|hydra.job_logging|can run code|command line"),
+    (
+        {"rows": [ROW, {**ROW, "name": "b", "of": "a", "evaluate": []}]},
+        "row b|expected of and evaluate together",
+    ),
+    (
+        {"rows": [ROW, {"name": "b", "of": "a", "evaluate": ["ckpt=x"]}]},
+        "row b|evaluate|ckpt=x|leave it out",
+    ),
+    (
+        {"base": ["hydra.job_logging.handlers.x.()=os.system"]},
+        "base|hydra.job_logging|can run code|command line",
+    ),
     ({"base": ["+hydra.callbacks.x._target_=os.system"]}, "base|+hydra.callbacks|can run code"),
     ({"base": ["hydra/job_logging=evil"]}, "base|hydra/job_logging|can run code"),
     ({"base": ["hydra.searchpath=[pkg://evil]"]}, "base|hydra.searchpath|can run code"),
@@ -203,8 +258,14 @@ WRONG_FILES: list[tuple[dict[str, Any], str]] = [
     ({"rows": [{"name": "../a"}]}, "name|'../a'|expected only letters, digits"),
     ({"columns": {"../a": {}}}, "name|'../a'|expected only letters, digits"),
     ({"seeds": [10**30]}, f"seeds|{10**30}|expected a list of whole numbers, 0 to 4294967295"),
-    ({"rows": [{**ROW, "published": {"": float("inf")}}]}, "row a|published|inf|expected a number, or [mean,"),
-    ({"rows": [{**ROW, "published": [1.0, float("nan")]}]}, "row a|published|nan|expected a number, or [mean,"),
+    (
+        {"rows": [{**ROW, "published": {"": float("inf")}}]},
+        "row a|published|inf|expected a number, or [mean,",
+    ),
+    (
+        {"rows": [{**ROW, "published": [1.0, float("nan")]}]},
+        "row a|published|nan|expected a number, or [mean,",
+    ),
 ]
 """The content of a file, and parts of the error message."""
 
@@ -250,7 +311,8 @@ def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.Mon
         {"paper": "${seeds}"},
     ):
         with pytest.raises(
-            TableError, match=r"mine\.yaml cannot be read: it contains '.*\$\{.*'; expected text without "
+            TableError,
+            match=r"mine\.yaml cannot be read: it contains '.*\$\{.*'; expected text without ",
         ) as caught:
             read(table_file(**content))
         assert "s3cr3t" not in str(caught.value)
@@ -258,9 +320,12 @@ def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.Mon
 
 def test_table_that_does_not_exist_is_refused() -> None:
     for name in ("smok", "nowhere.yaml", "../sweeps/smoke", "./smoke"):
-        with pytest.raises(TableError, match=rf"table={name} does not exist; .*smoke.*, or a \.yaml file"):
+        with pytest.raises(
+            TableError, match=rf"table={name} does not exist; .*smoke.*, or a \.yaml file"
+        ):
             read(name)
     with pytest.raises(
-        TableError, match=r"^table is missing; expected table=<name>, one of .*viewpoints_small, or a \.yaml file"
+        TableError,
+        match=r"^table is missing; expected table=<name>, one of .*viewpoints_small, or a \.yaml file",
     ):
         read(None)

@@ -36,7 +36,9 @@ def test_page_updates_in_a_browser_and_answers_no_other_machine(
         try:
             address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
             with playwright.sync_playwright() as started:
-                page = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+                page = started.chromium.launch(
+                    executable_path=chromium, args=["--no-sandbox"]
+                ).new_page()
                 with lock.cell_lock(cell.fingerprint):
                     page.goto(address)
                     assert page.locator("tr.running td.status").inner_text() == "running"
@@ -44,7 +46,9 @@ def test_page_updates_in_a_browser_and_answers_no_other_machine(
                 page.wait_for_selector("tr.done", timeout=60_000)
                 assert "12.50" in page.locator("tr.done").inner_text()
             with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(urllib.request.Request(address, headers={"Host": "elsewhere.example:80"}))
+                urllib.request.urlopen(
+                    urllib.request.Request(address, headers={"Host": "elsewhere.example:80"})
+                )
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate()
@@ -102,21 +106,32 @@ def test_other_hosts_are_refused(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8080", "127.0.0.1:1"])
-def test_page_is_shown_to_this_machine_with_text_that_cannot_be_encoded(address: tuple[str, int], host: str) -> None:
+def test_page_is_shown_to_this_machine_with_text_that_cannot_be_encoded(
+    address: tuple[str, int], host: str
+) -> None:
     head, _, body = answer(address, hosts(host)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 200 ")
     assert body.startswith("<body>caf\xe9 ?".encode())
     assert b"a hash" in body
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET", b"\xff\xfe\r\n\r\n", hosts("localhost") * 2, b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET", b"\xff\xfe\r\n\r\n", hosts("localhost") * 2, b"GET / HTTP/1.1\r\n"]
+)
 def test_client_that_resets_its_connection_leaves_no_traceback(
-    address: tuple[str, int], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, sent: bytes
+    address: tuple[str, int],
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    sent: bytes,
 ) -> None:
     with socket.socket() as client:
         client.connect(address)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset in place of an end
+        client.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # a reset in place of an end
         client.sendall(sent)
-    assert answer(address, hosts("localhost")).startswith(b"HTTP/1.0 200 "), "others are still answered"
+    assert answer(address, hosts("localhost")).startswith(b"HTTP/1.0 200 "), (
+        "others are still answered"
+    )
     assert capfd.readouterr().err == ""
     assert caplog.messages == []

@@ -51,7 +51,9 @@ def test_power_and_number_of_runs_equal_those_of_statsmodels() -> None:
         assert statistics.runs_for(size, 1, pairs=False) == math.ceil(unpaired)
         assert statistics.runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
     equal = statistics.unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
-    assert equal.detectable == pytest.approx(power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05), 1e-4)
+    assert equal.detectable == pytest.approx(
+        power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05), 1e-4
+    )
     assert statistics.runs_for(1e-9, 1, pairs=False) is None
     hundredth = power.TTestIndPower().solve_power(1.0, power=0.8, alpha=0.05 / 100)
     assert statistics.runs_for(1.0, 1.0, pairs=False, level=0.05 / 100) == math.ceil(hundredth)
@@ -59,13 +61,21 @@ def test_power_and_number_of_runs_equal_those_of_statsmodels() -> None:
 
 def test_holm_equals_statsmodels() -> None:
     p_values = [0.04, 0.001, 0.5, 0.012, 0.012]
-    assert statistics.holm(p_values) == pytest.approx(multitest.multipletests(p_values, method="holm")[1])
+    assert statistics.holm(p_values) == pytest.approx(
+        multitest.multipletests(p_values, method="holm")[1]
+    )
 
 
 def test_mcnemar_equals_statsmodels() -> None:
-    first, second = np.array([1, 1, 1, 1, 0, 0, 0, 0, 1], bool), np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool)
+    first, second = (
+        np.array([1, 1, 1, 1, 0, 0, 0, 0, 1], bool),
+        np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool),
+    )
     found = statistics.mcnemar(first, second)
-    table = [[(first & second).sum(), (first & ~second).sum()], [(~first & second).sum(), (~first & ~second).sum()]]
+    table = [
+        [(first & second).sum(), (first & ~second).sum()],
+        [(~first & second).sum(), (~first & ~second).sum()],
+    ]
     assert found.p == pytest.approx(mcnemar_of_statsmodels(table, exact=True).pvalue)
     assert found.estimate == pytest.approx(100 * (first.mean() - second.mean()))
     assert statistics.mcnemar(first, first).p == 1
@@ -116,13 +126,24 @@ def test_family_without_differences_has_five_percent_false_positives() -> None:
 @pytest.mark.whole
 def test_bootstrap_covers_the_difference_for_other_runs_and_clusters() -> None:
     generator, within = np.random.default_rng(0), []
-    variances = 1 + 0.25 + 1 + 0.09, 1 + 0.25 + 1  # of toys, runs, images, and toys for one of the networks
-    expected = 100 * (stats.norm.cdf(-1 / math.sqrt(variances[0])) - stats.norm.cdf(-1.2 / math.sqrt(variances[1])))
+    variances = (
+        1 + 0.25 + 1 + 0.09,
+        1 + 0.25 + 1,
+    )  # of toys, runs, images, and toys for one of the networks
+    expected = 100 * (
+        stats.norm.cdf(-1 / math.sqrt(variances[0]))
+        - stats.norm.cdf(-1.2 / math.sqrt(variances[1]))
+    )
     clusters = np.arange(25).repeat(8)
     for _ in range(150):
         toys = generator.normal(0, 1, 25)[clusters]
-        rows = [toys + generator.normal(shift, 0.5, (5, 1)) + generator.normal(0, 1, (5, 200)) for shift in (-1, -1.2)]
-        of_toys = generator.normal(0, 0.3, 25)[clusters]  # some toys are harder for one of the networks
+        rows = [
+            toys + generator.normal(shift, 0.5, (5, 1)) + generator.normal(0, 1, (5, 200))
+            for shift in (-1, -1.2)
+        ]
+        of_toys = generator.normal(0, 0.3, 25)[
+            clusters
+        ]  # some toys are harder for one of the networks
         wrong = [100.0 * (row > 0) for row in (rows[0] + of_toys, rows[1])]
         found = statistics.resampled_difference(*wrong, clusters, paired=False)
         within.append(found.low < expected < found.high)
@@ -153,6 +174,8 @@ def test_bootstrap_of_runs_that_differ_has_no_error_of_equal_clusters() -> None:
     """Every toy of a run has the same result: the whole error is that of runs."""
     clusters = np.repeat(np.arange(10), 50)
     different = np.array([0.0, 100.0, 0.0, 100.0])[:, None].repeat(500, axis=1)
-    found = statistics.resampled_difference(different, np.zeros_like(different), clusters, paired=False)
+    found = statistics.resampled_difference(
+        different, np.zeros_like(different), clusters, paired=False
+    )
     assert found.error_of_clusters == pytest.approx(0, abs=1e-9)
     assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 4), rel=0.05)

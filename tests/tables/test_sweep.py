@@ -18,7 +18,16 @@ from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
+from tests.helpers.commands import (
+    NO_PICTURES,
+    ROOT,
+    TINY_CAPSNET,
+    TINY_DATA,
+    Cli,
+    Ended,
+    start,
+    wait_for,
+)
 from tests.helpers.tables import TINY, call, contents, write_run, write_table
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
@@ -28,7 +37,9 @@ ENDLESS = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=100000", *NO_PICTURES]
 
 def results(folder: Path) -> dict[str, float]:
     """Modification times of all results, by run."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.json")}
+    return {
+        path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.json")
+    }
 
 
 def statuses(file: Path) -> list[str]:
@@ -73,7 +84,9 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
     assert results(tmp_path) == before
 
 
-def test_dry_run_prints_status_and_commands_and_writes_nothing(cli: Cli, table_file, tmp_path: Path) -> None:
+def test_dry_run_prints_status_and_commands_and_writes_nothing(
+    cli: Cli, table_file, tmp_path: Path
+) -> None:
     file = table_file()
     first, second = expand(read(file))
     write_run(first)
@@ -90,7 +103,9 @@ def test_dry_run_prints_status_and_commands_and_writes_nothing(cli: Cli, table_f
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_run_pauses_when_the_budget_of_its_sweep_is_spent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_pauses_when_the_budget_of_its_sweep_is_spent(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pause before the first step is no failure, unlike the end of ``trainer.max_time``."""
     monkeypatch.setenv(DEADLINE_VARIABLE, str(time.time()))
     monkeypatch.setenv(lock.LOG_VARIABLE, "a.log")
@@ -127,9 +142,19 @@ class Swept:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
     """The launcher sees two GPUs."""
     folder = tmp_path_factory.mktemp("swept")
-    data = ["data=mnist", f"data._target_={crash_callbacks.__name__}.MNISTThatKillsOnce", "data.source=standin"]
-    evaluated = {"name": "evaluated", "of": "good", "evaluate": [*data, f"+data.marker='{folder / 'evaluated'}'"]}
-    file = write_table(folder, seeds=[0], rows=[once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE, evaluated])
+    data = [
+        "data=mnist",
+        f"data._target_={crash_callbacks.__name__}.MNISTThatKillsOnce",
+        "data.source=standin",
+    ]
+    evaluated = {
+        "name": "evaluated",
+        "of": "good",
+        "evaluate": [*data, f"+data.marker='{folder / 'evaluated'}'"],
+    }
+    file = write_table(
+        folder, seeds=[0], rows=[once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE, evaluated]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("tempfile.tempdir", str(folder))
@@ -138,7 +163,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         command = (sweep, f"table={file}", "launcher=gpus")
         first = call(*command)
         cells = expand(read(file))
-        seen = contents(folder), [cell.status for cell in cells], [(cell.error, cell.log or "") for cell in cells]
+        seen = (
+            contents(folder),
+            [cell.status for cell in cells],
+            [(cell.error, cell.log or "") for cell in cells],
+        )
         shown = call(report, f"table={file}")
         second = call(*command)
         yield Swept(folder, file, first, *seen, shown, second, contents(folder))
@@ -156,18 +185,25 @@ def test_sweep_finishes_though_runs_fail_or_are_killed(swept: Swept) -> None:
     assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
     assert "was killed by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
-    assert [line for line in lines if line.startswith("[2/3]")][-1].startswith("[2/3] good seed 0: ended after 0.")
+    assert [line for line in lines if line.startswith("[2/3]")][-1].startswith(
+        "[2/3] good seed 0: ended after 0."
+    )
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
     assert locks == ["gpu-0-1-of-1.lock"], "the other runs use the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
-    assert f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}" in swept.report.out
+    assert (
+        f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}"
+        in swept.report.out
+    )
     assert "stopped seed 0" in (swept.folder / "runs" / "reports" / "mine.md").read_text()
 
 
 @pytest.mark.whole
 @pytest.mark.integration
-def test_repeated_sweep_runs_only_unfinished_cells(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_sweep_runs_only_unfinished_cells(
+    swept: Swept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(swept.folder)
     assert swept.second.status == 2
     assert swept.second.out.splitlines()[0] == "mine: 1 done, 3 failed"
@@ -180,17 +216,28 @@ def test_repeated_sweep_runs_only_unfinished_cells(swept: Swept, monkeypatch: py
     assert before[whole.name].items() <= after[whole.name].items()
     new = after[whole.name].keys() - before[whole.name].keys()
     assert f"{cells[3].fingerprint}.json" in new
-    assert {name.rpartition(".")[2] for name in new} == {"json", "npz"}, "record and predictions of the command"
+    assert {name.rpartition(".")[2] for name in new} == {"json", "npz"}, (
+        "record and predictions of the command"
+    )
     assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
 
 
 @pytest.mark.whole
 @pytest.mark.integration
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name)
-def test_runs_save_a_checkpoint_and_end_with_their_sweep(table_file, tmp_path: Path, signum: signal.Signals) -> None:
+def test_runs_save_a_checkpoint_and_end_with_their_sweep(
+    table_file, tmp_path: Path, signum: signal.Signals
+) -> None:
     seeds = [0, 1] if signum == signal.SIGTERM else [0]
     file = table_file(seeds=seeds, base=ENDLESS, rows=[GOOD])
-    command = ("-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2")
+    command = (
+        "-u",
+        "-m",
+        "capsule_lab.sweep",
+        f"table={file}",
+        "launcher=gpus",
+        "hydra.launcher.jobs=2",
+    )
     process = start(*command, cwd=tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == len(seeds))

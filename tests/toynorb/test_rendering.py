@@ -17,7 +17,13 @@ from toynorb.toys import Toy, on_the_table
 
 # of one view of the first toy of each category, in stereo, under all lightings, at 16x16; if one fails on a machine
 # while the others' pixels differ by 1, that machine's sine or square root is another: see shapes.py
-SHA256 = ("9d34bda14171531d", "9c99957a9ee2b69b", "17d7c21e1c256dd3", "5b70efa23034241a", "3f9eebbe663fd7ca")
+SHA256 = (
+    "9d34bda14171531d",
+    "9c99957a9ee2b69b",
+    "17d7c21e1c256dd3",
+    "5b70efa23034241a",
+    "3f9eebbe663fd7ca",
+)
 
 ELEVATION, AZIMUTH, LIGHTING = [1, 6], [2, 9, 15], [0, 3, 5]
 
@@ -58,7 +64,10 @@ def test_image_does_not_depend_on_the_others():
 def test_every_level_and_argument_changes_the_image():
     for axis in range(4):
         levels = np.moveaxis(truck(), axis, 0).astype(int)
-        apart = [np.abs(one - other).mean(axis=(-1, -2)).min() for one, other in itertools.combinations(levels, 2)]
+        apart = [
+            np.abs(one - other).mean(axis=(-1, -2)).min()
+            for one, other in itertools.combinations(levels, 2)
+        ]
         assert min(apart) > 2, axis  # grain alone makes 1.1
     for change in ({"seed": 1}, {"category": 4}, {"instance": 3}):
         options = {"category": 3, "instance": 2, "seed": 0, **change}
@@ -68,7 +77,26 @@ def test_every_level_and_argument_changes_the_image():
 
 def test_levels_are_those_of_smallnorb():
     assert ELEVATIONS == (30, 35, 40, 45, 50, 55, 60, 65, 70)
-    assert AZIMUTHS == (0, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240, 260, 280, 300, 320, 340)
+    assert AZIMUTHS == (
+        0,
+        20,
+        40,
+        60,
+        80,
+        100,
+        120,
+        140,
+        160,
+        180,
+        200,
+        220,
+        240,
+        260,
+        280,
+        300,
+        320,
+        340,
+    )
     assert LIGHTINGS == 6
 
 
@@ -87,7 +115,9 @@ def marked(*mark: float) -> Toy:
 def place_of(mark: tuple[float, float, float], *camera: int) -> tuple[float, float]:
     """How far to the right of and above the image's centre the ball appears, in pixels."""
     toys = marked(*mark), marked()
-    with_it, without = (shade(toy, view(toy, *camera), *pixels(40), [0]).depth.reshape(40, 40) for toy in toys)
+    with_it, without = (
+        shade(toy, view(toy, *camera), *pixels(40), [0]).depth.reshape(40, 40) for toy in toys
+    )
     rows, columns = np.nonzero(without - with_it > 0.05)
     assert 3 < len(rows) < 50
     return columns.mean() - 19.5, 19.5 - rows.mean()
@@ -100,7 +130,10 @@ def test_toys_are_not_mirrored():
         (left, 0, 0, 1), (left, 180, 0, -1), (left, 90, 1, -1),
         ((0, 0, 0.9), 0, 1, 1), ((0, 0, 0.9), 130, 1, 1),  # high up is high up
     ):  # fmt: skip
-        assert sign * place_of(mark, 40 if mark[2] < 0.9 else 30, azimuth, 0)[axis] > 3, (mark, azimuth)
+        assert sign * place_of(mark, 40 if mark[2] < 0.9 else 30, azimuth, 0)[axis] > 3, (
+            mark,
+            azimuth,
+        )
 
 
 def test_heading_turns_the_toy_to_its_right_as_the_camera_goes_left():
@@ -113,7 +146,9 @@ def test_left_eye_comes_first_and_is_to_the_left():
     apart = np.subtract(right.position, left.position)
     assert np.dot(apart, middle.right) > 0
     assert np.linalg.norm(apart) == pytest.approx(2 * 0.09 * 5.2 * marked().extent, rel=1e-4)
-    np.testing.assert_array_equal(render(3, 2, [1], [2], [0], [-1], size=16)[..., 0, :, :], truck()[:1, :1, :1, 0])
+    np.testing.assert_array_equal(
+        render(3, 2, [1], [2], [0], [-1], size=16)[..., 0, :, :], truck()[:1, :1, :1, 0]
+    )
     for mark, sign in ((0.8, 1), (-0.8, -1)):  # what is near lies to the right for the left eye
         left, right = (place_of((mark, 0, 0.3), 30, 0, eye)[0] for eye in (-1, 1))
         assert sign * (left - right) > 1

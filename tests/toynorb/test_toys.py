@@ -75,13 +75,23 @@ def test_splits_together_have_all_instances_and_kinds():
     assert sorted(sum(splits, ())) == list(range(toynorb.INSTANCES))
     assert toynorb.CATEGORIES == ("animal", "human", "airplane", "truck", "car")
     for category, module in enumerate((animals, humans, airplanes, trucks, cars)):
-        train, test = ({toynorb.kind_of(category, instance) for instance in split} for split in splits)
-        assert (len(train), len(test - train), len(train | test)) == (5, 2, 7) == (5, 2, len(module.KINDS))
+        train, test = (
+            {toynorb.kind_of(category, instance) for instance in split} for split in splits
+        )
+        assert (
+            (len(train), len(test - train), len(train | test))
+            == (5, 2, 7)
+            == (5, 2, len(module.KINDS))
+        )
 
 
 def test_toys_have_the_recorded_hash():
     """All parts of all toys in order; ``test_pixels_have_the_recorded_hashes`` covers the images."""
-    parts = (array.tobytes() for c, i in product(range(5), range(10)) for array in toy_of(c, i).parts_and_box)
+    parts = (
+        array.tobytes()
+        for c, i in product(range(5), range(10))
+        for array in toy_of(c, i).parts_and_box
+    )
     assert hashlib.sha256(b"".join(parts)).hexdigest()[:16] == "25856fd1308ba3ea"
 
 
@@ -97,9 +107,13 @@ def test_toy_stands_on_the_table_inside_the_scanned_box(category):
         assert toy.low[2] == 0
         assert 0.5 < toy.extent < 1.6
         assert abs(toy.heading) <= 12
-        assert -0.15 < toy.shape.distance(x, y, np.zeros_like(x)).min() < 0.03  # some trunks rest on it
+        assert (
+            -0.15 < toy.shape.distance(x, y, np.zeros_like(x)).min() < 0.03
+        )  # some trunks rest on it
         for elevation, azimuth in ((30, 0), (30, 100), (70, 60)):
-            image = shade(toy, view(toy, elevation, azimuth, -1), *pixels(48), [0]).toy.reshape(48, 48)
+            image = shade(toy, view(toy, elevation, azimuth, -1), *pixels(48), [0]).toy.reshape(
+                48, 48
+            )
             assert 0.02 < image.mean() < 0.5
             assert not image[[0, 1, -2, -1]].any()
             assert not image[:, [0, 1, -2, -1]].any()
@@ -110,5 +124,7 @@ def test_box_contains_the_whole_toy():
     assert toy.low == pytest.approx((-0.6, -0.3, 0), abs=0.1)
     assert toy.high == pytest.approx((1, 0.3, 0.8), abs=0.1)
     assert toy.centre == pytest.approx((0.2, 0, 0.4), abs=0.05)
-    corner = math.hypot(0.8, 0.3) * math.sin(math.radians(70)) + 0.4 * math.cos(math.radians(70))  # from high above
+    corner = math.hypot(0.8, 0.3) * math.sin(math.radians(70)) + 0.4 * math.cos(
+        math.radians(70)
+    )  # from high above
     assert toy.extent == pytest.approx(corner, abs=0.05)

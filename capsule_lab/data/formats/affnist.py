@@ -22,7 +22,18 @@ from capsule_lab.errors import DataError
 NAME = "affNIST"
 SIZE = 40  # pixels a side; affNIST's page
 VERSIONS = 32  # of each digit; affNIST's page
-TEST_DIGITS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)  # of each class in MNIST's test set, LeCun 1998
+TEST_DIGITS = (
+    980,
+    1135,
+    1032,
+    1010,
+    982,
+    892,
+    958,
+    1028,
+    974,
+    1009,
+)  # of each class in MNIST's test set, LeCun 1998
 SERVER = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/"
 FILE, ARCHIVE = "test.mat", "test.mat.zip"
 # tensorflow_datasets, checksums.tsv; none is published for the unpacked file
@@ -77,18 +88,26 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     MATLAB file, or lacks a field with the right shape and type.
     """
     with reading(path, NAME):
-        struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[_VARIABLE][0, 0]
+        struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[
+            _VARIABLE
+        ][0, 0]
         images, labels, transforms = (struct[name] for name in _FIELDS)
         shapes, count = [images.shape, labels.shape, transforms.shape[1:]], labels.size
         if images.dtype != np.uint8 or shapes != [(SIZE * SIZE, count), (1, count), (count,)]:
-            fields = ", ".join(f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS)
+            fields = ", ".join(
+                f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS
+            )
             raise ValueError(f"its {', '.join(_FIELDS)} are {fields}")
         factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
         if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
-            raise ValueError("it has transforms that are not finite, or labels that are not integers")
+            raise ValueError(
+                "it has transforms that are not finite, or labels that are not integers"
+            )
     # MATLAB stores columns contiguously: every image is contiguous, and this does not copy
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
-    return Images(*(torch.from_numpy(array) for array in (pixels, labels[0].astype(np.int64), factors)))
+    return Images(
+        *(torch.from_numpy(array) for array in (pixels, labels[0].astype(np.int64), factors))
+    )
 
 
 def download(scratch: Path) -> None:

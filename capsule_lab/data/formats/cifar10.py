@@ -30,7 +30,10 @@ _INSTRUCTIONS = {
 """Names in ``pickletools`` of what protocol 2 needs for text, integers, lists, one dictionary and numpy's array."""
 _MOST_TUPLES = 10  # ours: the files have 6; the hash of deeply nested ones overflows the stack of C
 _NAMES = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
-_UINT8 = (("u1", 0, 1), (3, "|", None, None, None, -1, -1, 0))  # arguments and state of numpy's dtype
+_UINT8 = (
+    ("u1", 0, 1),
+    (3, "|", None, None, None, -1, -1, 0),
+)  # arguments and state of numpy's dtype
 
 
 def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -61,10 +64,14 @@ def _check_instructions(content: bytes) -> None:
     for instruction, argument, _ in pickletools.genops(content):
         name = instruction.name
         if name not in _INSTRUCTIONS:
-            raise ValueError(f"it has the instruction {name} of pickle; only arrays and lists are allowed")
+            raise ValueError(
+                f"it has the instruction {name} of pickle; only arrays and lists are allowed"
+            )
         if name == "GLOBAL" and (function := str(argument).replace(" ", ".")) not in _NAMES:
             raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
-        if name == "LONG_BINPUT" and int(argument or 0) > len(content):  # memory for so many objects would be allocated
+        if name == "LONG_BINPUT" and int(argument or 0) > len(
+            content
+        ):  # memory for so many objects would be allocated
             raise ValueError(f"it has object number {argument} in {len(content)} bytes")
         tuples += name.startswith("TUPLE")
     if tuples > _MOST_TUPLES:
@@ -96,13 +103,19 @@ def _pixels(array: Any) -> npt.NDArray[np.uint8]:
     if type(array) is not _Inert or type(array.state) is not tuple or len(array.state) != 5:
         raise ValueError("its data is not an array")
     _, shape, dtype, is_fortran, content = array.state
-    if type(dtype) is not _Inert or (dtype.arguments, dtype.state) != _UINT8 or is_fortran is not False:
+    if (
+        type(dtype) is not _Inert
+        or (dtype.arguments, dtype.state) != _UINT8
+        or is_fortran is not False
+    ):
         raise ValueError("its data is not uint8, row by row")
     if type(content) is not str or type(shape) is not tuple:
         raise ValueError("its data has no bytes or no shape")
     size = 3 * SIZE**2
     if shape != (len(content) // size, size) or len(content) % size:
-        raise ValueError(f"its data has {len(content)} bytes of shape {str(shape)[:80]}; expected (n, {size})")
+        raise ValueError(
+            f"its data has {len(content)} bytes of shape {str(shape)[:80]}; expected (n, {size})"
+        )
     pixels = bytearray(content, "latin1")  # from_numpy warns of an array that cannot be written
     return np.frombuffer(pixels, np.uint8).reshape(-1, size)
 

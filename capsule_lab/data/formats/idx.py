@@ -29,12 +29,16 @@ def read_idx(path: Path, dimensions: int, largest: int) -> Tensor:
     with open_content(path) as file:
         kind = file.read(len(_UNSIGNED_BYTES) + 1)
         if kind != _UNSIGNED_BYTES + bytes([dimensions]):
-            raise ValueError(f"it begins with {kind.hex()}, not with that of unsigned bytes in {dimensions} dimensions")
+            raise ValueError(
+                f"it begins with {kind.hex()}, not with that of unsigned bytes in {dimensions} dimensions"
+            )
         header = file.read(4 * dimensions)
         sizes = struct.unpack(f">{dimensions}I", header)
         length = math.prod(sizes)
         if len(kind) + len(header) + length > largest:
-            raise ValueError(f"its header states {length} bytes; a file of this data set has at most {largest}")
+            raise ValueError(
+                f"its header states {length} bytes; a file of this data set has at most {largest}"
+            )
         content = bytearray(file.read(length + 1))
     if len(content) != length:
         found = "more" if len(content) > length else str(len(content))

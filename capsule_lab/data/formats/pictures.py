@@ -28,7 +28,9 @@ ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 """Endings of the names of pictures, in small or capital letters."""
 
 DIGIT_SIZE, DIGIT_BOX = 28, 20  # LeCun 1998: pixels of an image, and of the box around its digit
-MOST_PIXELS = 50_000_000  # ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
+MOST_PIXELS = (
+    50_000_000  # ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
+)
 _SAMPLE_FORMAT, _UNSIGNED, _SIGNED = 339, 1, 2  # a tag of TIFF and its values
 _HIDDEN = (".", "__MACOSX")  # names that begin so are files of the operating system
 _LARGEST = 400  # ours: a larger picture is reduced first, so that noise of the camera is averaged
@@ -59,7 +61,9 @@ def pictures_in(folder: Path) -> list[str]:
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not is_hidden(name)]
         found += [
-            os.path.join(parent, name) for name in files if name.lower().endswith(ENDINGS) and not is_hidden(name)
+            os.path.join(parent, name)
+            for name in files
+            if name.lower().endswith(ENDINGS) and not is_hidden(name)
         ]
     return sorted(found)
 
@@ -101,7 +105,9 @@ def _check_numbers(picture: Image.Image) -> None:
     if kind == _SIGNED and picture.mode not in ("I", "I;16"):
         raise DataError("it has signed numbers of 8 bits; expected unsigned ones: convert it")
     if kind == _UNSIGNED and picture.mode == "I" and np.asarray(picture).min() < 0:
-        raise DataError(f"it has numbers of 32 bits above {2**31 - 1}; expected smaller ones: convert it")
+        raise DataError(
+            f"it has numbers of 32 bits above {2**31 - 1}; expected smaller ones: convert it"
+        )
 
 
 def why_unreadable(error: Exception) -> str:
@@ -142,7 +148,9 @@ def _scaled(picture: Image.Image) -> Image.Image:
         raise DataError("it has 16 bits and a transparent value; expected 8 bits: convert it")
     values = np.array(picture, dtype=np.float64)
     if not np.isfinite(values).all():
-        raise DataError("it has pixels that are not finite numbers; expected finite ones: replace them")
+        raise DataError(
+            "it has pixels that are not finite numbers; expected finite ones: replace them"
+        )
     low, high = values.min(), values.max()
     values -= low  # in place: a large picture takes gigabytes otherwise
     values *= 255 / max(high - low, 1e-12)
@@ -217,15 +225,22 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
     sizes = ndimage.sum_labels(np.ones_like(pixels), strokes, np.arange(number + 1))
     sizes[0] = 0
     ink = np.isin(strokes, np.flatnonzero(sizes > _SPECK * sizes.max()))
-    pixels = np.where(ndimage.binary_dilation(ink, iterations=2), pixels, 0)  # 2: the soft edge of a stroke
+    pixels = np.where(
+        ndimage.binary_dilation(ink, iterations=2), pixels, 0
+    )  # 2: the soft edge of a stroke
     box = ndimage.find_objects(ink.astype(np.int64))[0]
     cropped = Image.fromarray((pixels[box] * (255 / pixels.max())).round().astype(np.uint8))
     scale = DIGIT_BOX / max(cropped.size)
     width, height = (max(1, round(side * scale)) for side in cropped.size)
     small = np.asarray(cropped.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
     centre = ndimage.center_of_mass(small)
-    starts = [round((DIGIT_SIZE - 1) / 2 - middle) for middle in centre]  # -1: positions are middles of pixels
-    top, left = (min(max(start, 0), DIGIT_SIZE - side) for start, side in zip(starts, small.shape, strict=True))
+    starts = [
+        round((DIGIT_SIZE - 1) / 2 - middle) for middle in centre
+    ]  # -1: positions are middles of pixels
+    top, left = (
+        min(max(start, 0), DIGIT_SIZE - side)
+        for start, side in zip(starts, small.shape, strict=True)
+    )
     digit = np.zeros((1, DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
     digit[0, top : top + height, left : left + width] = (small * (255 / small.max())).round()
     return torch.from_numpy(digit)
@@ -250,5 +265,7 @@ def _paper(pixels: npt.NDArray[np.float64], edge: npt.NDArray[np.bool_]) -> npt.
     for _ in range(3):  # ours: the plane no longer changes afterwards
         plane = terms @ np.linalg.lstsq(terms[use], pixels[use], rcond=None)[0]
         distances = np.abs(pixels - plane)
-        use = edge & (distances <= max(2 * float(np.median(distances[edge])), 1 / 255))  # ours: a grey level or more
+        use = edge & (
+            distances <= max(2 * float(np.median(distances[edge])), 1 / 255)
+        )  # ours: a grey level or more
     return np.asarray(plane)

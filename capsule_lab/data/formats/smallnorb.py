@@ -34,25 +34,34 @@ class Published(NamedTuple):
     sha256_of_archive: str
 
 
-_TRAINING, _TESTING = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
+_TRAINING, _TESTING = (
+    "smallnorb-5x46789x9x18x6x2x96x96-training",
+    "smallnorb-5x01235x9x18x6x2x96x96-testing",
+)
 PUBLISHED = {  # MD5: the oodd package; SHA-256: tensorflow_datasets, checksums.tsv
     f"{_TRAINING}-dat.mat": Published(
-        "8138a0902307b32dfa0025a36dfa45ec", "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873"
+        "8138a0902307b32dfa0025a36dfa45ec",
+        "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
     ),
     f"{_TRAINING}-cat.mat": Published(
-        "fd5120d3f770ad57ebe620eb61a0b633", "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa"
+        "fd5120d3f770ad57ebe620eb61a0b633",
+        "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa",
     ),
     f"{_TRAINING}-info.mat": Published(
-        "19faee774120001fc7e17980d6960451", "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32"
+        "19faee774120001fc7e17980d6960451",
+        "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
     ),
     f"{_TESTING}-dat.mat": Published(
-        "e9920b7f7b2869a8f1a12e945b2c166c", "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474"
+        "e9920b7f7b2869a8f1a12e945b2c166c",
+        "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
     ),
     f"{_TESTING}-cat.mat": Published(
-        "fd5120d3f770ad57ebe620eb61a0b633", "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff"
+        "fd5120d3f770ad57ebe620eb61a0b633",
+        "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
     ),
     f"{_TESTING}-info.mat": Published(
-        "7c5b871cc69dcadec1bf6a18141f5edc", "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"
+        "7c5b871cc69dcadec1bf6a18141f5edc",
+        "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
     ),
 }
 SERVERS = (  # the official address, then other addresses of the same server
@@ -79,7 +88,9 @@ def verified(folder: Path) -> bool:
 def download(scratch: Path) -> None:
     """Download the six files into ``scratch`` and unpack them; for ``fetch``."""
     for name, published in PUBLISHED.items():
-        archive = download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch.parent)
+        archive = download_file(
+            f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch.parent
+        )
         with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
             shutil.copyfileobj(packed, file)
 
@@ -117,7 +128,12 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
             "label: replace the files with those of one set"
         )
     small = np.array(images) if side == SIZE else halve(images, resize)
-    return Images(*(torch.from_numpy(array) for array in (small, labels.astype(np.int64), factors.astype(np.int64))))
+    return Images(
+        *(
+            torch.from_numpy(array)
+            for array in (small, labels.astype(np.int64), factors.astype(np.int64))
+        )
+    )
 
 
 def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
@@ -127,7 +143,12 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
     small = np.empty((*images.shape[:-2], images.shape[-2] // 2, images.shape[-1] // 2), np.uint8)
     for start in range(0, len(images), _AT_ONCE):
         wide = images[start : start + _AT_ONCE].astype(np.uint16)
-        four = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
+        four = (
+            wide[..., ::2, ::2]
+            + wide[..., 1::2, ::2]
+            + wide[..., ::2, 1::2]
+            + wide[..., 1::2, 1::2]
+        )
         small[start : start + _AT_ONCE] = (four + 2) // 4
     return small
 
@@ -135,7 +156,13 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
 def _find(folder: Path, part: Part, content: str) -> Path:
     """Find the only file of this kind; prefer the unpacked one if both exist."""
     pattern = f"smallnorb-*-{part}-{content}.mat"
-    names = sorted({path.name.removesuffix(".gz") for end in ("", ".gz") for path in folder.glob(pattern + end)})
+    names = sorted(
+        {
+            path.name.removesuffix(".gz")
+            for end in ("", ".gz")
+            for path in folder.glob(pattern + end)
+        }
+    )
     if len(names) != 1:
         raise DataError(
             f"{folder} holds {', '.join(names) or 'no file'} for {pattern}; expected one such file: keep the six "

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from capsule_lab.data.formats.affnist import SIZE, VERSIONS
 from capsule_lab.data.loader import Images, Index, InMemory
-from capsule_lab.data.transforms import affine, crop, random_bits, random_uniform, sample_key, to_unit_interval
+from capsule_lab.data.transforms import (
+    affine,
+    crop,
+    random_bits,
+    random_uniform,
+    sample_key,
+    to_unit_interval,
+)
 from capsule_lab.types import Batch
 
 STANDIN_NAME = "synthetic affNIST"
@@ -30,7 +37,10 @@ RANGES = {  # affNIST as described by its users; ours: uniform scales, where Ten
     "scale_x": (0.8, 1.2),
     "scale_y": (0.8, 1.2),
 }
-_DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # streams of the draws, after those of RANGES; see random_bits
+_DOWN, _RIGHT = (
+    len(RANGES),
+    len(RANGES) + 1,
+)  # streams of the draws, after those of RANGES; see random_bits
 _AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
 _CANVAS = 54  # ours: 28x28 pixels transformed within RANGES reach 25.6 pixels from the middle
 
@@ -43,7 +53,9 @@ class SyntheticAffNIST(InMemory):
     on the device of the network. Images are ``(n, 1, 28, 28)`` digits; ``size`` limits the number of all versions.
     """
 
-    def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
+    def __init__(
+        self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None
+    ) -> None:
         super().__init__(images, seed)
         everything = versions * len(images.labels)
         self.size = everything if size is None else min(size, everything)
@@ -62,7 +74,9 @@ class SyntheticAffNIST(InMemory):
     def stored(self) -> Images:
         """Compute all versions, for small sets that are used often: 1600 bytes each."""
         batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
-        fields = ([getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors"))
+        fields = (
+            [getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors")
+        )
         return Images(*map(torch.cat, fields))
 
 
@@ -70,7 +84,10 @@ def transformed(
     images: UInt8[Tensor, "batch 1 28 28"], key: Int64[Tensor, " batch"]
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
     """Transform each image by its key, bilinearly, to 256 grey levels as in affNIST; also return the ``FACTORS``."""
-    drawn = {name: random_uniform(key, stream, *between) for stream, (name, between) in enumerate(RANGES.items())}
+    drawn = {
+        name: random_uniform(key, stream, *between)
+        for stream, (name, between) in enumerate(RANGES.items())
+    }
     radians: dict[str, Any] = {**drawn, "rotation": drawn["rotation"] * (math.pi / 180)}
     margin = (_CANVAS - images.shape[2]) // 2
     canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)
@@ -90,7 +107,10 @@ def place(
     Also return the number of pixels by which each was moved down and to the right, relative to the centred image.
     """
     side = images.shape[2]
-    top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))
+    top, left = (
+        _corner(images[:, 0].amax(axis) > 0, key, stream)
+        for axis, stream in ((2, _DOWN), (1, _RIGHT))
+    )
     padded = torch.nn.functional.pad(images, (SIZE,) * 4)
     middle = (side - SIZE) // 2
     return crop(padded, top + SIZE, left + SIZE, SIZE), middle - top, middle - left
@@ -110,4 +130,8 @@ def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
 
 def standin_provenance(seed: int) -> dict[str, Any]:
     """Return the provenance of the test images."""
-    return {"generator": "capsule_lab.data.standins.affnist", "version": STANDIN_VERSION, "seed": seed}
+    return {
+        "generator": "capsule_lab.data.standins.affnist",
+        "version": STANDIN_VERSION,
+        "seed": seed,
+    }

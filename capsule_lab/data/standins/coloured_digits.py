@@ -49,17 +49,23 @@ def coloured_digits(*, train: bool) -> Images:
     digits = standin_digits(train=train)
     number, margin = len(digits.labels), (SIZE - digits.images.shape[3]) // 2
     key = sample_key(VERSION, 0 if train else 1, torch.arange(number))
-    colours = _DARK * _draws(key, 0, 9).reshape(number, 3, 3, 1, 1)  # 9: three colours of three channels
+    colours = _DARK * _draws(key, 0, 9).reshape(
+        number, 3, 3, 1, 1
+    )  # 9: three colours of three channels
     cloud = _draws(key, 9, _CLOUD**2).reshape(number, 1, _CLOUD, _CLOUD)  # 9: after the colours
     cloud = torch.nn.functional.interpolate(cloud, (SIZE, SIZE), mode="bilinear")
     background = torch.lerp(colours[:, 0], colours[:, 1], cloud)
     ink = torch.nn.functional.pad(to_unit_interval(digits.images), (margin,) * 4)
     light_on_dark = torch.lerp(background, 1 - colours[:, 2], ink)
-    inverted = _draws(key, 9 + _CLOUD**2, 1).reshape(number, 1, 1, 1) < 1 / 2  # 9: after colours and cloud
+    inverted = (
+        _draws(key, 9 + _CLOUD**2, 1).reshape(number, 1, 1, 1) < 1 / 2
+    )  # 9: after colours and cloud
     images = torch.where(inverted, 1 - light_on_dark, light_on_dark)
     return Images((255 * images).round().to(torch.uint8), digits.labels)
 
 
 def _draws(key: Tensor, first: int, number: int) -> Tensor:
     """Draw uniform numbers from 0 to 1, ``(key, number)``, from consecutive streams that begin with ``first``."""
-    return torch.stack([random_uniform(key, stream, 0.0, 1.0) for stream in range(first, first + number)], 1)
+    return torch.stack(
+        [random_uniform(key, stream, 0.0, 1.0) for stream in range(first, first + number)], 1
+    )

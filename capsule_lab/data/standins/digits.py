@@ -50,7 +50,9 @@ def standin_digits(*, train: bool) -> Images:
     """Return the training or test images, ``(n, 1, 28, 28)`` uint8; read-only, because they are cached."""
     pixels, labels = np.split(_digits_of_scikit_learn(), [_PIXELS**2], axis=1)
     images = torch.from_numpy(pixels).float().view(-1, 1, _PIXELS, _PIXELS) / _GREYS
-    box = transforms.resize(images, [_BOX, _BOX], interpolation=transforms.InterpolationMode.BICUBIC, antialias=False)
+    box = transforms.resize(
+        images, [_BOX, _BOX], interpolation=transforms.InterpolationMode.BICUBIC, antialias=False
+    )
     stored = (255 * box.clamp(0, 1)).round().to(torch.uint8)
     stored = torch.nn.functional.pad(stored, (_MARGIN,) * 4)
     everything = Images(stored, torch.from_numpy(labels[:, 0]).long())

@@ -35,7 +35,9 @@ class RenderedToys(AbstractSource):
     """
 
     def __init__(self, directory: Path, standin: StandIn) -> None:
-        self.folder = directory / "toynorb" / f"{SIZE}x{SIZE}{'' if standin == 'full' else f'-{standin}'}"
+        self.folder = (
+            directory / "toynorb" / f"{SIZE}x{SIZE}{'' if standin == 'full' else f'-{standin}'}"
+        )
         self.standin = standin
         self.record: dict[str, Any] = {}
 
@@ -46,7 +48,9 @@ class RenderedToys(AbstractSource):
         if not path.is_file():
             log.info("rendering toys into %s, once; this takes about half a minute", self.folder)
             try:
-                toynorb_files.render_files(self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin])
+                toynorb_files.render_files(
+                    self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin]
+                )
             except OSError as error:
                 raise DataError(
                     f"the stand-in for smallNORB cannot be written into {self.folder} ({error.strerror}); expected a "

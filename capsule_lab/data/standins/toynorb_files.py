@@ -86,14 +86,19 @@ def render_files(
 
 
 def labels_and_info(
-    instances: Sequence[int], elevations: Sequence[int], azimuths: Sequence[int], lightings: Sequence[int]
+    instances: Sequence[int],
+    elevations: Sequence[int],
+    azimuths: Sequence[int],
+    lightings: Sequence[int],
 ) -> tuple[Int32[np.ndarray, " row"], Int32[np.ndarray, "row 4"]]:
     """Return the category, and the instance, elevation, azimuth (twice the index) and lighting of each row.
 
     With all levels, they equal smallNORB's files: the categories of both splits, and the factors of the test set.
     """
     twice = [2 * azimuth for azimuth in azimuths]
-    grids = np.meshgrid(instances, elevations, twice, lightings, range(len(CATEGORIES)), indexing="ij")
+    grids = np.meshgrid(
+        instances, elevations, twice, lightings, range(len(CATEGORIES)), indexing="ij"
+    )
     *factors, categories = (grid.ravel().astype(np.int32) for grid in grids)
     return categories, np.stack(factors, axis=1)
 
@@ -138,7 +143,9 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 def _file(plan: dict[str, Any], split: str, content: str) -> str:
     """Return the name of a file: smallNORB's name with the actual sizes."""
     instances = "".join(map(str, _SPLITS[split]))
-    sizes = "x".join(map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"])))
+    sizes = "x".join(
+        map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"]))
+    )
     return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
 
 
@@ -167,24 +174,47 @@ def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> Non
         for content, array in (("cat", labels), ("info", info), ("dat", images)):
             write_matrix(folder / _file(plan, split, content), array)
         hashes[split] = hashlib.sha256(images.data).hexdigest()
-    (folder / "provenance.json").write_text(json.dumps({**plan, "sha256": hashes}, indent=2) + "\n", encoding="utf-8")
+    (folder / "provenance.json").write_text(
+        json.dumps({**plan, "sha256": hashes}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
-def _rendered(plan: dict[str, Any], split: str, workers: int | None) -> UInt8[np.ndarray, "row eye size size"]:
+def _rendered(
+    plan: dict[str, Any], split: str, workers: int | None
+) -> UInt8[np.ndarray, "row eye size size"]:
     """Render all images of a split; threads suffice, because compiled code releases the GIL."""
     instances, size, seed = _SPLITS[split], plan["size"], plan["seed"]
     elevations, azimuths, lightings = levels = [plan[name] for name in _LEVELS]
-    images = np.empty((len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8)
+    images = np.empty(
+        (len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8
+    )
 
     def draw(number: int, category: int) -> None:
-        toy = render(category, instances[number], elevations, azimuths, lightings, _EYES, size=size, seed=seed)
+        toy = render(
+            category,
+            instances[number],
+            elevations,
+            azimuths,
+            lightings,
+            _EYES,
+            size=size,
+            seed=seed,
+        )
         images[number, :, :, :, category] = toy
 
     toys = list(product(range(len(instances)), range(len(CATEGORIES))))
     pool, console = ThreadPoolExecutor(workers or os.cpu_count()), Console(stderr=True)
     try:
         drawn = pool.map(draw, *zip(*toys, strict=True))
-        list(track(drawn, f"rendering {split} toys", len(toys), console=console, disable=not console.is_terminal))
+        list(
+            track(
+                drawn,
+                f"rendering {split} toys",
+                len(toys),
+                console=console,
+                disable=not console.is_terminal,
+            )
+        )
     finally:
         pool.shutdown(cancel_futures=True)
     return images.reshape(-1, len(_EYES), size, size)

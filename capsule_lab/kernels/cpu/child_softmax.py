@@ -22,7 +22,9 @@ def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Ten
     return _for_each_image(_softmax, [log_couplings], child, children)
 
 
-def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def softmax_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the log-couplings."""
     return _for_each_image(_softmax_backward, [couplings, grad_couplings], child, children)
 
@@ -32,7 +34,9 @@ def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, childr
     return softmax_by_child(log_height.unsqueeze(2) - distances, child, children)
 
 
-def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def e_step_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
     return softmax_by_child_backward(couplings, grad_couplings, child, children).neg_()
 
@@ -50,7 +54,9 @@ def _for_each_image(compute: Any, tensors: list[Tensor], child: Tensor, children
 
 
 @jit_reordering
-def _softmax(first: int, last: int, log_couplings: Any, child: Any, children: int, couplings: Any) -> None:
+def _softmax(
+    first: int, last: int, log_couplings: Any, child: Any, children: int, couplings: Any
+) -> None:
     positions, places = child.shape
     parent = log_couplings.shape[1]
     number = log_couplings.dtype.type
@@ -94,7 +100,13 @@ def _softmax(first: int, last: int, log_couplings: Any, child: Any, children: in
 
 @jit_reordering
 def _softmax_backward(
-    first: int, last: int, couplings: Any, grad_couplings: Any, child: Any, children: int, grad_logs: Any
+    first: int,
+    last: int,
+    couplings: Any,
+    grad_couplings: Any,
+    child: Any,
+    children: int,
+    grad_logs: Any,
 ) -> None:
     positions, places = child.shape
     parent = couplings.shape[1]
@@ -116,6 +128,10 @@ def _softmax_backward(
             for i in range(places):
                 per_place[i] = total[child[y, i]]
             for j in range(parent):
-                share, grad, grad_log = couplings[start + y, j], grad_couplings[start + y, j], grad_logs[start + y, j]
+                share, grad, grad_log = (
+                    couplings[start + y, j],
+                    grad_couplings[start + y, j],
+                    grad_logs[start + y, j],
+                )
                 for i in range(places):
                     grad_log[i] = share[i] * (grad[i] - per_place[i])

@@ -49,7 +49,10 @@ def make_cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
-        _LOG.warning("kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder", error)
+        _LOG.warning(
+            "kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder",
+            error,
+        )
         return None
     return folder
 
@@ -64,7 +67,9 @@ class CacheFile(IndexDataCacheFile):
         try:
             return super().load(key)
         except Exception as error:  # of pickle, and of what it finds
-            _LOG.warning("the cache of kernels is damaged (%s) and is compiled again", type(error).__name__)
+            _LOG.warning(
+                "the cache of kernels is damaged (%s) and is compiled again", type(error).__name__
+            )
             self.flush()
             return None
 
@@ -76,7 +81,9 @@ def _compiled(**options: Any) -> Callable[[Any], Any]:
         before = CONFIG.CACHE_DIR
         CONFIG.CACHE_DIR = str(_FOLDER)  # numba reads it during decoration
         try:
-            dispatcher = numba.njit(nogil=True, error_model="numpy", cache=True, **options)(function)
+            dispatcher = numba.njit(nogil=True, error_model="numpy", cache=True, **options)(
+                function
+            )
         finally:
             CONFIG.CACHE_DIR = before
         cache = dispatcher._cache  # without a source stamp, to ignore the date of the file

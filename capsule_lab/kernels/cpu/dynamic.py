@@ -17,7 +17,14 @@ from torch import Tensor
 from capsule_lab.kernels.cpu.compiler import jit
 from capsule_lab.kernels.cpu.simd import LANES, broadcast, load, reduce_add, store
 from capsule_lab.kernels.cpu.threads import flat, number_of_parts, parallel_for
-from capsule_lab.kernels.cpu.tiles import load_partial, load_tile, sizes_of, store_partial, store_tile, votes_backward
+from capsule_lab.kernels.cpu.tiles import (
+    load_partial,
+    load_tile,
+    sizes_of,
+    store_partial,
+    store_tile,
+    votes_backward,
+)
 
 TILES = 2  # ours: tiles of children whose weights for a parent stay in cache; fastest in 2 to 6
 ROWS = 4  # ours: rows whose gradients are added to the weight together
@@ -27,7 +34,9 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
     """Compute ``sum_i couplings V``, ``(row, parent, dim)``."""
     row, parent, child = couplings.shape
     sizes = sizes_of(poses, weight, inner)
-    sums = poses.new_zeros(number_of_parts(child, grain=LANES), row, parent, sizes.rows * sizes.columns)
+    sums = poses.new_zeros(
+        number_of_parts(child, grain=LANES), row, parent, sizes.rows * sizes.columns
+    )
     given, out = flat(poses, weight, couplings), flat(*sums)  # one result per thread
 
     def kernel(thread: int, first: int, last: int) -> None:
@@ -52,7 +61,11 @@ def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Ten
 
 
 def contraction(
-    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
+    poses: Tensor,
+    weight: Tensor,
+    by_child: Sequence[Tensor],
+    by_component: Sequence[Tensor],
+    inner: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of poses and weight if the gradient of votes is a sum of ``by_child`` x ``by_component``.
 
@@ -72,7 +85,9 @@ def contraction(
 
 
 @jit
-def _weighted_sum(first: int, last: int, sizes: Any, poses: Any, weight: Any, couplings: Any, sums: Any) -> None:
+def _weighted_sum(
+    first: int, last: int, sizes: Any, poses: Any, weight: Any, couplings: Any, sums: Any
+) -> None:
     row, parent, child, rows, inner, columns = sizes
     of_pose, of_weight = rows * inner, inner * columns
     zero = poses.dtype.type(0)
@@ -82,7 +97,15 @@ def _weighted_sum(first: int, last: int, sizes: Any, poses: Any, weight: Any, co
         count = min(TILES, (last - block + LANES - 1) // LANES)
         for j in range(parent):
             for t in range(count):
-                load_tile(weight, j * of_weight * child, of_weight, child, block + t * LANES, w, t * of_weight * LANES)
+                load_tile(
+                    weight,
+                    j * of_weight * child,
+                    of_weight,
+                    child,
+                    block + t * LANES,
+                    w,
+                    t * of_weight * LANES,
+                )
             for n in range(row):
                 at = n * parent + j
                 for r in range(rows):
@@ -90,10 +113,14 @@ def _weighted_sum(first: int, last: int, sizes: Any, poses: Any, weight: Any, co
                         i = block + t * LANES
                         share = load_partial(couplings, at * child + i, child - i)
                         for q in range(inner):
-                            pose = load_partial(poses, (n * of_pose + r * inner + q) * child + i, child - i)
+                            pose = load_partial(
+                                poses, (n * of_pose + r * inner + q) * child + i, child - i
+                            )
                             store(weighted, (t * inner + q) * LANES, share * pose)
                     to = at * rows * columns + r * columns
-                    for c in range(0, columns - 3, 4):  # four independent sums hide the latency of additions
+                    for c in range(
+                        0, columns - 3, 4
+                    ):  # four independent sums hide the latency of additions
                         a = b = d = e = broadcast(zero)
                         for t in range(count):
                             for q in range(inner):
@@ -117,7 +144,9 @@ def _weighted_sum(first: int, last: int, sizes: Any, poses: Any, weight: Any, co
 
 
 @jit
-def _agreement(first: int, last: int, sizes: Any, poses: Any, weight: Any, parents: Any, agreement: Any) -> None:
+def _agreement(
+    first: int, last: int, sizes: Any, poses: Any, weight: Any, parents: Any, agreement: Any
+) -> None:
     row, parent, child, rows, inner, columns = sizes
     of_pose, of_weight = rows * inner, inner * columns
     zero = poses.dtype.type(0)
@@ -134,7 +163,9 @@ def _agreement(first: int, last: int, sizes: Any, poses: Any, weight: Any, paren
                         for c in range(columns):
                             component = broadcast(parents[at * rows * columns + r * columns + c])
                             product = product + component * load(w, (q * columns + c) * LANES)
-                        pose = load_partial(poses, (n * of_pose + r * inner + q) * child + i, child - i)
+                        pose = load_partial(
+                            poses, (n * of_pose + r * inner + q) * child + i, child - i
+                        )
                         total = total + pose * product
                 store_partial(agreement, at * child + i, child - i, total)
 
@@ -147,9 +178,15 @@ def _contraction(
     row, parent, child, rows, inner, columns = sizes
     of_pose, of_weight, dim, terms = rows * inner, inner * columns, rows * columns, len(by_child)
     zero = poses.dtype.type(0)
-    p, grad_p = np.empty(row * of_pose * LANES, poses.dtype), np.empty(row * of_pose * LANES, poses.dtype)
+    p, grad_p = (
+        np.empty(row * of_pose * LANES, poses.dtype),
+        np.empty(row * of_pose * LANES, poses.dtype),
+    )
     w, grad_w = np.empty(of_weight * LANES, poses.dtype), np.empty(of_weight * LANES, poses.dtype)
-    grad_votes, shares = np.empty(ROWS * dim * LANES, poses.dtype), np.empty(terms * LANES, poses.dtype)
+    grad_votes, shares = (
+        np.empty(ROWS * dim * LANES, poses.dtype),
+        np.empty(terms * LANES, poses.dtype),
+    )
     for start in range(first, last, LANES):
         grad_p[:] = 0
         for n in range(row):
@@ -157,7 +194,9 @@ def _contraction(
         for j in range(parent):
             load_tile(weight, j * of_weight * child, of_weight, child, start, w, 0)
             grad_w[:] = 0
-            for some in range(0, row, ROWS):  # treat the poses of several rows as one pose with more rows
+            for some in range(
+                0, row, ROWS
+            ):  # treat the poses of several rows as one pose with more rows
                 together = min(ROWS, row - some)
                 for k in range(together):
                     at = (some + k) * parent + j
@@ -171,7 +210,21 @@ def _contraction(
                             grad_vote = grad_vote + load(shares, term * LANES) * component
                         store(grad_votes, (k * dim + h) * LANES, grad_vote)
                 at = some * of_pose * LANES
-                votes_backward(grad_votes, 0, p, at, w, 0, (together * rows, inner, columns), grad_p, at, grad_w, 0)
+                votes_backward(
+                    grad_votes,
+                    0,
+                    p,
+                    at,
+                    w,
+                    0,
+                    (together * rows, inner, columns),
+                    grad_p,
+                    at,
+                    grad_w,
+                    0,
+                )
             store_tile(grad_w, 0, grad_weight, j * of_weight * child, of_weight, child, start)
         for n in range(row):
-            store_tile(grad_p, n * of_pose * LANES, grad_poses, n * of_pose * child, of_pose, child, start)
+            store_tile(
+                grad_p, n * of_pose * LANES, grad_poses, n * of_pose * child, of_pose, child, start
+            )

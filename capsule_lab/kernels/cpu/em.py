@@ -39,13 +39,17 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     out = FitOutputs(*flat(*outputs))
 
     def kernel(thread: int, first: int, last: int) -> None:
-        _fit(first, last, sizes, Scratch(*(array[thread] for array in scratch)), given, options, out)
+        _fit(
+            first, last, sizes, Scratch(*(array[thread] for array in scratch)), given, options, out
+        )
 
     parallel_for(kernel, row)
     return outputs
 
 
-def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
+def distances(
+    poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int
+) -> Tensor:
     """Compute half the squared distances of votes from parents in units of the variance, ``(row, parent, child)``."""
     sizes = sizes_of(poses, weight, inner)
     result = poses.new_empty(sizes.row, sizes.parent, sizes.child)
@@ -70,7 +74,9 @@ def _squared_distance(votes: Any, v: int, dim: int, parents: Any, at: int, preci
 
 
 @jit
-def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: Any, outputs: Any) -> None:
+def _fit(
+    first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: Any, outputs: Any
+) -> None:
     _, parent, child, rows, inner, columns = sizes
     pose_tiles, votes, assigned, sums = scratch
     poses, weight, activations, couplings, previous = inputs
@@ -90,7 +96,9 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
                 store(sums, h, total)
             for t in range(count):
                 i, v = t * LANES, t * dim * LANES
-                compute_votes(pose_tiles, t * of_pose, weight, (t * parent + j) * of_weight, shape, votes, v)
+                compute_votes(
+                    pose_tiles, t * of_pose, weight, (t * parent + j) * of_weight, shape, votes, v
+                )
                 coupling = load_partial(couplings, at * child + i, child - i)
                 share = coupling * load_partial(activations, n * child + i, child - i)
                 store(assigned, i, share)
@@ -100,7 +108,10 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
             mass[at] = reduce_add(total) + mass_eps
             per_mass = one / mass[at]
             for h in range(dim):
-                pose = new * reduce_add(load(sums, h * LANES)) * per_mass + old * previous[at * dim + h]
+                pose = (
+                    new * reduce_add(load(sums, h * LANES)) * per_mass
+                    + old * previous[at * dim + h]
+                )
                 parents[at * dim + h] = pose
                 store(sums, h * LANES, broadcast(zero))
             for t in range(count):
@@ -109,12 +120,16 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
                     error = load(votes, (t * dim + h) * LANES) - broadcast(parents[at * dim + h])
                     store(sums, h * LANES, load(sums, h * LANES) + share * error * error)
             for h in range(dim):
-                variances[at * dim + h] = min_variance + reduce_add(load(sums, h * LANES)) * per_mass
+                variances[at * dim + h] = (
+                    min_variance + reduce_add(load(sums, h * LANES)) * per_mass
+                )
             if options.measure:
                 for h in range(dim):
                     sums[h] = half / variances[at * dim + h]
                 for t in range(count):
-                    distance = _squared_distance(votes, t * dim * LANES, dim, parents, at * dim, sums)
+                    distance = _squared_distance(
+                        votes, t * dim * LANES, dim, parents, at * dim, sums
+                    )
                     store_partial(distances, at * child + t * LANES, child - t * LANES, distance)
 
 
@@ -135,6 +150,8 @@ def _distances(
             for h in range(dim):
                 sums[h] = half / variances[at * dim + h]
             for t in range(number_of_tiles(child)):
-                compute_votes(pose_tiles, t * of_pose, weight, (t * parent + j) * of_weight, shape, votes, 0)
+                compute_votes(
+                    pose_tiles, t * of_pose, weight, (t * parent + j) * of_weight, shape, votes, 0
+                )
                 distance = _squared_distance(votes, 0, dim, parents, at * dim, sums)
                 store_partial(distances, at * child + t * LANES, child - t * LANES, distance)

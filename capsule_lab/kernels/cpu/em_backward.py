@@ -69,20 +69,33 @@ class GradTiles(NamedTuple):
 
 
 def fit_backward(
-    inputs: FitInputs, parents: Parents, grad_outputs: FitOutputs, inner: int, damping: float, min_variance: float
+    inputs: FitInputs,
+    parents: Parents,
+    grad_outputs: FitOutputs,
+    inner: int,
+    damping: float,
+    min_variance: float,
 ) -> FitInputs:
     """Compute the gradients of ``inputs``; ``parents`` are the first three results of ``fit``."""
     grads = FitInputs(*(each.new_empty(each.shape) for each in inputs))
     sizes = sizes_of(inputs.poses, inputs.weight, inner)
     row, parent, dim = inputs.previous.shape
     weight_tiles = tiles_of_weight(inputs.weight)
-    grad_weight_tiles = weight_tiles.new_zeros(number_of_parts(row), *weight_tiles.shape)  # one per thread
+    grad_weight_tiles = weight_tiles.new_zeros(
+        number_of_parts(row), *weight_tiles.shape
+    )  # one per thread
     scratch = scratch_for(sizes, like=inputs.poses)
-    grad_tiles = GradTiles(workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses), grad_weight_tiles.numpy())
+    grad_tiles = GradTiles(
+        workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses), grad_weight_tiles.numpy()
+    )
     counts = Coefficients(parent * dim, parent * dim, parent * dim, parent)
     coefficients = Coefficients(*(workspace(row, count, like=inputs.poses) for count in counts))
     given = FitInputs(*flat(*inputs._replace(weight=weight_tiles)))
-    fitted, grad_fitted, out = Parents(*flat(*parents)), FitOutputs(*flat(*grad_outputs)), FitInputs(*flat(*grads))
+    fitted, grad_fitted, out = (
+        Parents(*flat(*parents)),
+        FitOutputs(*flat(*grad_outputs)),
+        FitInputs(*flat(*grads)),
+    )
 
     def kernel(thread: int, first: int, last: int) -> None:
         _fit_backward(
@@ -111,7 +124,12 @@ def _fit_backward(
     mass, means, variances = parents
     grad_mass, grad_means, grad_variances, grad_distances = grad_outputs
     grad_poses, _, grad_activations, grad_couplings, grad_previous = grad_inputs
-    shape, dim, entries, count = (rows, inner, columns), rows * columns, rows * inner, number_of_tiles(child)
+    shape, dim, entries, count = (
+        (rows, inner, columns),
+        rows * columns,
+        rows * inner,
+        number_of_tiles(child),
+    )
     of_weight, squares = inner * columns * LANES, dim * LANES
     number = poses.dtype.type
     half, one, two, zero = number(0.5), number(1), number(2), number(0)
@@ -146,10 +164,14 @@ def _fit_backward(
                 pose, variance = means[at * dim + h], variances[at * dim + h]
                 inverse = one / variance
                 grad_pose = grad_means[at * dim + h] - reduce_add(load(sums, h * LANES)) * inverse
-                of_distances = half * reduce_add(load(sums, squares + h * LANES)) * inverse * inverse
+                of_distances = (
+                    half * reduce_add(load(sums, squares + h * LANES)) * inverse * inverse
+                )
                 grad_variance = grad_variances[at * dim + h] - of_distances
                 mean = (pose - old * previous[at * dim + h]) / new
-                grad_pose -= grad_variance * (two * (mean - share * pose))  # other orders overflow earlier
+                grad_pose -= grad_variance * (
+                    two * (mean - share * pose)
+                )  # other orders overflow earlier
                 grad_previous[at * dim + h] = old * grad_pose
                 grad_mean = new * grad_pose * per_mass
                 grad_variance *= per_mass
@@ -173,7 +195,10 @@ def _fit_backward(
                 for h in range(dim):
                     vote = load(votes, h * LANES)
                     error = vote - broadcast(means[at * dim + h])
-                    precision_h, beta_h = broadcast(precision[j * dim + h]), broadcast(beta[j * dim + h])
+                    precision_h, beta_h = (
+                        broadcast(precision[j * dim + h]),
+                        broadcast(beta[j * dim + h]),
+                    )
                     alpha_error = broadcast(alpha[j * dim + h]) * error
                     grad_assigned = grad_assigned + alpha_error * error
                     of_means = of_means + beta_h * vote
@@ -181,7 +206,13 @@ def _fit_backward(
                     store(votes, h * LANES, grad_distance * error * precision_h + of_fit)
                 grad_assigned = grad_assigned + of_means
                 store_partial(grad_couplings, at * child + i, child - i, grad_assigned * activation)
-                store(grad_activation_tiles, i, load(grad_activation_tiles, i) + grad_assigned * coupling)
-                votes_backward(votes, 0, pose_tiles, p, weight, w, shape, grad_pose_tiles, p, grad_weight, w)
+                store(
+                    grad_activation_tiles,
+                    i,
+                    load(grad_activation_tiles, i) + grad_assigned * coupling,
+                )
+                votes_backward(
+                    votes, 0, pose_tiles, p, weight, w, shape, grad_pose_tiles, p, grad_weight, w
+                )
             store_tile(grad_pose_tiles, p, grad_poses, n * entries * child, entries, child, i)
             store_tile(grad_activation_tiles, i, grad_activations, n * child, 1, child, i)

@@ -22,7 +22,11 @@ from numba.extending import models, overload, register_model
 intrinsic: Any = numba.extending.intrinsic
 
 LANES = 16  # ours: float32 numbers in the widest registers (AVX-512)
-FAST_MATH = ("reassoc", "contract", "nsz")  # allows reordered sums and fused products, but keeps the rules for NaN
+FAST_MATH = (
+    "reassoc",
+    "contract",
+    "nsz",
+)  # allows reordered sums and fused products, but keeps the rules for NaN
 
 
 class SimdVector(types.Type):
@@ -118,7 +122,9 @@ def reduce_add(_: Any, vector: Any) -> Any:
         kind = context.get_value_type(signature.args[0])
         number = kind.element
         name = f"llvm.vector.reduce.fadd.v{LANES}f{64 if isinstance(number, llvmlite.ir.DoubleType) else 32}"
-        reduce = cgutils.get_or_insert_function(builder.module, llvmlite.ir.FunctionType(number, [number, kind]), name)
+        reduce = cgutils.get_or_insert_function(
+            builder.module, llvmlite.ir.FunctionType(number, [number, kind]), name
+        )
         return builder.call(reduce, [llvmlite.ir.Constant(number, 0), args[0]], fastmath=FAST_MATH)
 
     return vector.dtype(vector), generate

@@ -73,7 +73,9 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
 
     def body(_: int | None) -> None:
         try:
-            for part in range(openmp.omp_get_thread_num(), len(calls), openmp.omp_get_num_threads()):
+            for part in range(
+                openmp.omp_get_thread_num(), len(calls), openmp.omp_get_num_threads()
+            ):
                 calls[part]()
         except BaseException as error:  # ctypes would print and drop it; raised below
             errors.append(error)
@@ -92,7 +94,12 @@ def libgomp() -> Any:
             library = ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD)
         except OSError:  # not the loaded one
             continue
-        library.GOMP_parallel.argtypes = [_LIBGOMP_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        library.GOMP_parallel.argtypes = [
+            _LIBGOMP_BODY,
+            ctypes.c_void_p,
+            ctypes.c_uint,
+            ctypes.c_uint,
+        ]
         return library
     return None
 

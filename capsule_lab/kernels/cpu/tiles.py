@@ -106,14 +106,18 @@ def store_partial(array: Any, at: int, count: int, vector: Any) -> None:
 
 
 @jit
-def load_tile(values: Any, at: int, size: int, child: int, first: int, tile: Any, start: int) -> None:
+def load_tile(
+    values: Any, at: int, size: int, child: int, first: int, tile: Any, start: int
+) -> None:
     """Load children from ``first`` on, of numbers ``(size, child)`` at ``at``, into the tile at ``start``."""
     for k in range(size):
         store(tile, start + k * LANES, load_partial(values, at + k * child + first, child - first))
 
 
 @jit
-def store_tile(tile: Any, start: int, values: Any, at: int, size: int, child: int, first: int) -> None:
+def store_tile(
+    tile: Any, start: int, values: Any, at: int, size: int, child: int, first: int
+) -> None:
     """Reverse ``load_tile``."""
     for k in range(size):
         store_partial(values, at + k * child + first, child - first, load(tile, start + k * LANES))
@@ -123,7 +127,9 @@ def store_tile(tile: Any, start: int, values: Any, at: int, size: int, child: in
 def load_row(values: Any, n: int, entries: int, child: int, tiles: Any) -> None:
     """Load all children of row ``n`` of the numbers ``(row, entries, child)`` into tiles."""
     for t in range(number_of_tiles(child)):
-        load_tile(values, n * entries * child, entries, child, t * LANES, tiles, t * entries * LANES)
+        load_tile(
+            values, n * entries * child, entries, child, t * LANES, tiles, t * entries * LANES
+        )
 
 
 @jit
@@ -174,7 +180,9 @@ def votes_backward(
     for r in range(rows):
         for q in range(inner):
             at = grad_p + (r * inner + q) * LANES
-            total = _dot(grad_votes, v + r * columns * LANES, 1, weight, w + q * columns * LANES, 1, columns)
+            total = _dot(
+                grad_votes, v + r * columns * LANES, 1, weight, w + q * columns * LANES, 1, columns
+            )
             store(grad_pose, at, load(grad_pose, at) + total)
     for q in range(inner):
         for c in range(columns):
@@ -208,7 +216,9 @@ def _compute_votes_4x4(pose: Any, p: int, weight: Any, w: int, votes: Any, v: in
 
 
 @jit
-def _add_grad_pose_4x4(grad_votes: Any, v: int, weight: Any, w: int, grad_pose: Any, at: int) -> None:
+def _add_grad_pose_4x4(
+    grad_votes: Any, v: int, weight: Any, w: int, grad_pose: Any, at: int
+) -> None:
     a, a1, a2, a3 = _row(weight, w)
     b, b1, b2, b3 = _row(weight, w + 4 * LANES)
     c, c1, c2, c3 = _row(weight, w + 8 * LANES)
@@ -220,14 +230,18 @@ def _add_grad_pose_4x4(grad_votes: Any, v: int, weight: Any, w: int, grad_pose: 
         y1 = y1 + x * b + x1 * b1 + x2 * b2 + x3 * b3
         y2 = y2 + x * c + x1 * c1 + x2 * c2 + x3 * c3
         y3 = y3 + x * d + x1 * d1 + x2 * d2 + x3 * d3
-        store(grad_pose, at + r, y)  # after all loads, because LLVM assumes that the two arrays may overlap
+        store(
+            grad_pose, at + r, y
+        )  # after all loads, because LLVM assumes that the two arrays may overlap
         store(grad_pose, at + r + LANES, y1)
         store(grad_pose, at + r + 2 * LANES, y2)
         store(grad_pose, at + r + 3 * LANES, y3)
 
 
 @jit
-def _add_grad_weight_4x4(grad_votes: Any, v: int, pose: Any, p: int, grad_weight: Any, at: int) -> None:
+def _add_grad_weight_4x4(
+    grad_votes: Any, v: int, pose: Any, p: int, grad_weight: Any, at: int
+) -> None:
     a, a1, a2, a3 = _column(pose, p)
     b, b1, b2, b3 = _column(pose, p + LANES)
     c, c1, c2, c3 = _column(pose, p + 2 * LANES)
@@ -248,10 +262,20 @@ def _add_grad_weight_4x4(grad_votes: Any, v: int, pose: Any, p: int, grad_weight
 @jit
 def _row(tile: Any, at: int) -> Any:
     """Load four adjacent components, a row of a 4x4 matrix."""
-    return load(tile, at), load(tile, at + LANES), load(tile, at + 2 * LANES), load(tile, at + 3 * LANES)
+    return (
+        load(tile, at),
+        load(tile, at + LANES),
+        load(tile, at + 2 * LANES),
+        load(tile, at + 3 * LANES),
+    )
 
 
 @jit
 def _column(tile: Any, at: int) -> Any:
     """Load every fourth component, a column of a 4x4 matrix."""
-    return load(tile, at), load(tile, at + 4 * LANES), load(tile, at + 8 * LANES), load(tile, at + 12 * LANES)
+    return (
+        load(tile, at),
+        load(tile, at + 4 * LANES),
+        load(tile, at + 8 * LANES),
+        load(tile, at + 12 * LANES),
+    )

@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 2048  # ours, not measured yet on a GPU: enough to occupy every multiprocessor of a large GPU
+PROGRAMS = (
+    2048  # ours, not measured yet on a GPU: enough to occupy every multiprocessor of a large GPU
+)
 
 
 def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
@@ -126,7 +128,9 @@ def load_components(pointer, i, child, COUNT: tl.constexpr, NUMBER: tl.constexpr
     """Load COUNT components, consecutive in memory, of the children ``i``, a tuple of tensors ``(block,)``."""
     components = ()
     for k in tl.static_range(COUNT):
-        components = components + (tl.load(pointer + (k * child + i), mask=i < child, other=0.0).to(NUMBER),)
+        components = components + (
+            tl.load(pointer + (k * child + i), mask=i < child, other=0.0).to(NUMBER),
+        )
     return components
 
 

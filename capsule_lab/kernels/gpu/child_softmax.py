@@ -25,9 +25,13 @@ def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Ten
     return _for_each_child(_softmax, [log_couplings, None], child, children)
 
 
-def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def softmax_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the log-couplings."""
-    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=False)
+    return _for_each_child(
+        _softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=False
+    )
 
 
 def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, children: int) -> Tensor:
@@ -35,12 +39,18 @@ def e_step_by_child(log_height: Tensor, distances: Tensor, child: Tensor, childr
     return _for_each_child(_softmax, [distances, log_height], child, children)
 
 
-def e_step_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+def e_step_by_child_backward(
+    couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int
+) -> Tensor:
     """Compute the gradient of the distances; that of ``log_height`` is its negative sum over the children."""
-    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=True)
+    return _for_each_child(
+        _softmax_backward, [couplings, grad_couplings], child, children, NEGATIVE=True
+    )
 
 
-def _for_each_child(kernel: Any, given: list[Tensor | None], child: Tensor, children: int, **constants: bool) -> Tensor:
+def _for_each_child(
+    kernel: Any, given: list[Tensor | None], child: Tensor, children: int, **constants: bool
+) -> Tensor:
     """Launch ``kernel``; the first of ``given`` and the result are ``(image * position, parent, place)``."""
     like = cast("Tensor", given[0])
     (positions, places), (rows, parent, _) = child.shape, like.shape
@@ -61,7 +71,9 @@ def _entries(child: Tensor, version: int, children: int, parent: int) -> tuple[T
     The cache identifies a tensor by its identity and its version, which changes with every write.
     """
     order = child.flatten().argsort(stable=True)
-    starts = torch.searchsorted(child.flatten()[order], torch.arange(children + 1, device=child.device))
+    starts = torch.searchsorted(
+        child.flatten()[order], torch.arange(children + 1, device=child.device)
+    )
     places = child.shape[1]
     return (order // places * (parent * places) + order % places).int(), starts
 
@@ -127,7 +139,9 @@ def _softmax(
         at = offsets(order, first + n, n < count, places, TOGETHER)
         for j in range(0, parent, TOGETHER):
             exists = is_entry(n < count, j, parent, TOGETHER)
-            logs = load_logs(log_couplings, log_height, at, places, j, exists, float("-inf"), NUMBER)
+            logs = load_logs(
+                log_couplings, log_height, at, places, j, exists, float("-inf"), NUMBER
+            )
             new_largest = tl.maximum(largest, tl.max(logs, 0))
             shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
             total = total * tl.exp(largest - shift) + tl.sum(tl.exp(logs - shift[None, :]), 0)
@@ -158,14 +172,22 @@ def _softmax_backward(
         at = offsets(order, first + n, n < count, places, TOGETHER)
         for j in range(0, parent, TOGETHER):
             exists = is_entry(n < count, j, parent, TOGETHER)
-            shares = tl.load(couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
-            gradients = tl.load(grad_couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
+            shares = tl.load(couplings + (image + j * places) + at, mask=exists, other=0.0).to(
+                NUMBER
+            )
+            gradients = tl.load(
+                grad_couplings + (image + j * places) + at, mask=exists, other=0.0
+            ).to(NUMBER)
             mean += tl.sum(shares * gradients, 0)
     for n in range(tl.max(count, 0)):
         at = offsets(order, first + n, n < count, places, TOGETHER)
         for j in range(0, parent, TOGETHER):
             exists = is_entry(n < count, j, parent, TOGETHER)
-            shares = tl.load(couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
-            gradients = tl.load(grad_couplings + (image + j * places) + at, mask=exists, other=0.0).to(NUMBER)
+            shares = tl.load(couplings + (image + j * places) + at, mask=exists, other=0.0).to(
+                NUMBER
+            )
+            gradients = tl.load(
+                grad_couplings + (image + j * places) + at, mask=exists, other=0.0
+            ).to(NUMBER)
             difference = mean[None, :] - gradients if NEGATIVE else gradients - mean[None, :]
             tl.store(grad_logs + (image + j * places) + at, shares * difference, mask=exists)

@@ -11,7 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import children_from, launch, load_matrix_rows, number_type, padded
+from capsule_lab.kernels.gpu.blocks import (
+    children_from,
+    launch,
+    load_matrix_rows,
+    number_type,
+    padded,
+)
 from capsule_lab.kernels.gpu.votes import sum_components, votes_backward
 
 BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
@@ -37,7 +43,11 @@ def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Ten
 
 
 def contraction(
-    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
+    poses: Tensor,
+    weight: Tensor,
+    by_child: Sequence[Tensor],
+    by_component: Sequence[Tensor],
+    inner: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of poses and weight if the gradient of votes is a sum of ``by_child`` x ``by_component``."""
     factors, components = (torch.stack(list(parts), 2) for parts in (by_child, by_component))
@@ -75,7 +85,9 @@ def _weighted_sum(
         for r in tl.static_range(ROWS):
             total = totals[r]
             for q in tl.static_range(INNER):
-                p = tl.load(poses + ((r * INNER + q) * CHILD + i)[None, :], mask=exists, other=0.0).to(NUMBER)
+                p = tl.load(
+                    poses + ((r * INNER + q) * CHILD + i)[None, :], mask=exists, other=0.0
+                ).to(NUMBER)
                 total += (coupling * p)[:, None, :] * w[q][None, :, :]
             new_totals = new_totals + (total,)
         totals = new_totals

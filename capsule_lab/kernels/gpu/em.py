@@ -77,7 +77,9 @@ def fit_tiles(child: int, bytes_per_vote: int, inner: int = 4) -> FitTiles:
     return FitTiles(warps, kept, triton.next_power_of_2(units - kept) if units > kept else 0)
 
 
-def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
+def distances(
+    poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int
+) -> Tensor:
     """Compute half the squared distances of votes from parents in units of the variance, ``(row, parent, child)``."""
     return sum_components(poses, weight, parents, 0.5 / variances, inner)
 
@@ -144,12 +146,16 @@ def _fit(
         coupling = couplings + at * CHILD
         entries = weight + j * (INNER * COLUMNS * CHILD)
         assigned = load_assigned(activations, coupling, i, CHILD, NUMBER)
-        votes = tile_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+        votes = tile_votes(
+            poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+        )
         total = tl.sum(assigned, 0)
         mean = sum_weighted(assigned, votes)
         if REST > 0:
             assigned2 = load_assigned(activations, coupling, i2, CHILD, NUMBER)
-            votes2 = tile_votes(poses, entries, i2, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+            votes2 = tile_votes(
+                poses, entries, i2, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+            )
             total += tl.sum(assigned2, 0)
             mean += sum_weighted(assigned2, votes2)
         filled = tl.sum(total, 0) + MASS_EPS
@@ -195,7 +201,9 @@ def _fit_in_passes(
         for start in range(0, CHILD, TILE):
             i = tile_children(start, KEPT, LANES)
             assigned = load_assigned(activations, coupling, i, CHILD, NUMBER)
-            votes = tile_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+            votes = tile_votes(
+                poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+            )
             total += tl.sum(assigned, 0)
             mean += sum_weighted(assigned, votes)
         filled = tl.sum(total, 0) + MASS_EPS
@@ -205,7 +213,9 @@ def _fit_in_passes(
         for start in range(0, CHILD, TILE):
             i = tile_children(start, KEPT, LANES)
             assigned = load_assigned(activations, coupling, i, CHILD, NUMBER)
-            votes = tile_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+            votes = tile_votes(
+                poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+            )
             squared += sum_weighted(assigned, squared_errors(votes, pose))
         variance = MIN_VARIANCE + tl.sum(squared, 2) * share
         tl.store(mass + at, filled)
@@ -214,5 +224,9 @@ def _fit_in_passes(
         if measure:
             for start in range(0, CHILD, TILE):
                 i = tile_children(start, KEPT, LANES)
-                votes = tile_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
-                store_distances(distances + at * CHILD, squared_errors(votes, pose), variance, i, CHILD)
+                votes = tile_votes(
+                    poses, entries, i, CHILD, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+                )
+                store_distances(
+                    distances + at * CHILD, squared_errors(votes, pose), variance, i, CHILD
+                )

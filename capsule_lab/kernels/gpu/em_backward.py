@@ -19,7 +19,12 @@ LANES = 32  # ours, not tuned: one warp, which sums without waiting for others
 
 
 def fit_backward(
-    inputs: FitInputs, parents: Parents, grad_outputs: FitOutputs, inner: int, damping: float, min_variance: float
+    inputs: FitInputs,
+    parents: Parents,
+    grad_outputs: FitOutputs,
+    inner: int,
+    damping: float,
+    min_variance: float,
 ) -> FitInputs:
     """Compute the gradients of ``inputs``; ``parents`` are the first three results of ``fit``."""
     poses, weight, activations, couplings, previous = inputs
@@ -83,9 +88,14 @@ def _parent_gradients(
             i = tile_children(start, 1, LANES)
             total += load_assigned(activations, couplings + at * child, i, child, NUMBER)
             if measured:
-                votes = tile_votes(poses, entries, i, child, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER)
+                votes = tile_votes(
+                    poses, entries, i, child, ROWS, INNER, COLUMNS, ROW_SLOTS, COLUMN_SLOTS, NUMBER
+                )
                 error = votes - pose[:, :, None, None]
-                product = load_children(grad_distances + at * child, i, child, NUMBER)[None, None, :, :] * error
+                product = (
+                    load_children(grad_distances + at * child, i, child, NUMBER)[None, None, :, :]
+                    * error
+                )
                 error_sums += product
                 square_sums += product * error
         error_sum = tl.sum(tl.sum(error_sums, 3), 2)

@@ -36,7 +36,9 @@ MOST_BYTES = 256  # limit of bytes that a program of two children per thread kee
 MOST_LOADED = 16  # components of parents that a thread loads at once; the compiler distributes 32 over threads
 
 
-def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Tensor | None, inner: int) -> Tensor:
+def sum_components(
+    poses: Tensor, weight: Tensor, parents: Tensor, precision: Tensor | None, inner: int
+) -> Tensor:
     """Return ``sum_d precision (V - parents)^2`` or, without precision, ``V . parents``, ``(row, parent, child)``."""
     row, parent, _ = parents.shape
     child = poses.shape[2]
@@ -183,7 +185,9 @@ def _sum_components(
                 gap = pose
                 for q in tl.static_range(INNER):
                     gap = gap - w[q] * p[r * INNER + q]
-                factor = tl.load(precision + at * D + d, mask=is_column, other=0.0).to(NUMBER)[:, :, None]
+                factor = tl.load(precision + at * D + d, mask=is_column, other=0.0).to(NUMBER)[
+                    :, :, None
+                ]
                 terms += factor * (gap * gap)
         offset = j[:, None] * child + i[None, :]
         tl.store(result + at * child + offset, tl.sum(terms, 1), mask=(i < child)[None, :])
@@ -295,8 +299,12 @@ def _grad_poses(
                 at = (tl.minimum(first + a, row - 1) * parent + j) * (TERMS * D)
                 for r in tl.static_range(ROWS):
                     d = at + r * COLUMNS
-                    grad_votes = gradient_of_votes(factors, by_component + d, c, a * TERMS, TERMS, D, COLUMNS, NUMBER)
-                    new_sums = new_sums + (sums[a * ROWS + r] + tl.sum(w * grad_votes[None, :, :], 1),)
+                    grad_votes = gradient_of_votes(
+                        factors, by_component + d, c, a * TERMS, TERMS, D, COLUMNS, NUMBER
+                    )
+                    new_sums = new_sums + (
+                        sums[a * ROWS + r] + tl.sum(w * grad_votes[None, :, :], 1),
+                    )
             sums = new_sums
         weight += INNER * COLUMNS * CHILD
     for a in tl.static_range(GROUP):
@@ -314,9 +322,14 @@ def gradient_of_votes(
 ):  # fmt: skip
     """Sum the products of TERMS factors of children, from FIRST on, with as many of the columns ``c`` of a vote."""
     exists = c < COLUMNS
-    gradient = factors[FIRST] * tl.load(by_component + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+    gradient = (
+        factors[FIRST] * tl.load(by_component + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+    )
     for k in tl.static_range(1, TERMS):
-        gradient += factors[FIRST + k] * tl.load(by_component + k * D + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+        gradient += (
+            factors[FIRST + k]
+            * tl.load(by_component + k * D + c, mask=exists, other=0.0).to(NUMBER)[:, None]
+        )
     return gradient
 
 
@@ -355,7 +368,9 @@ def _grad_weight(
         for r in tl.static_range(ROWS):
             if FIT:
                 d = r * COLUMNS + c
-                pose, two_alpha, beta, precision = load_fit(coefficients + at * (4 * D), d, exists, D)
+                pose, two_alpha, beta, precision = load_fit(
+                    coefficients + at * (4 * D), d, exists, D
+                )
                 gap = pose[:, None]
                 for q in tl.static_range(INNER):
                     gap = gap - w[q] * p[r * INNER + q]
@@ -364,7 +379,9 @@ def _grad_weight(
                     grad_votes -= grad_distance * (precision[:, None] * gap)
             else:
                 by_component = coefficients + at * D + r * COLUMNS
-                grad_votes = gradient_of_votes(factors, by_component, c, 0, TERMS, D, COLUMNS, NUMBER)
+                grad_votes = gradient_of_votes(
+                    factors, by_component, c, 0, TERMS, D, COLUMNS, NUMBER
+                )
             new_sums = ()
             for q in tl.static_range(INNER):
                 new_sums = new_sums + (sums[q] + grad_votes * p[r * INNER + q],)

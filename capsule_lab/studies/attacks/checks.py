@@ -17,7 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.studies.attacks.evaluation import Attacked, AttackFunction, LossName, NetworkObjective
+from capsule_lab.studies.attacks.evaluation import (
+    Attacked,
+    AttackFunction,
+    LossName,
+    NetworkObjective,
+)
 from capsule_lab.studies.attacks.gradient import Images, Objective, bim, fgsm, gradient_of, noise
 from capsule_lab.studies.attacks.session import AttackedRun, logits_of
 from capsule_lab.studies.attacks.square import square
@@ -62,24 +67,45 @@ def checks(
     at = f"at epsilon {middle:g}"
 
     def accuracy(
-        attack: AttackFunction, epsilon: float = middle, loss: LossName = loss, attacked: Attacked = few
+        attack: AttackFunction,
+        epsilon: float = middle,
+        loss: LossName = loss,
+        attacked: Attacked = few,
     ) -> float:
         return attacked.measure(attack, loss, [epsilon]).accuracy(epsilon)
 
     def gradients(attacked: Attacked) -> Gradients:
-        parts = [gradient_of(attacked.objective(loss, batch), batch.images).cpu() for batch in attacked.batches]
+        parts = [
+            gradient_of(attacked.objective(loss, batch), batch.images).cpu()
+            for batch in attacked.batches
+        ]
         return Gradients.of(torch.cat(parts))
 
-    statistics, of_baseline = gradients(few), None if baseline is None else gradients(baseline.first(images))
+    statistics, of_baseline = (
+        gradients(few),
+        None if baseline is None else gradients(baseline.first(images)),
+    )
     yield zero_gradients(statistics, of_baseline)
     yield gradient_size(statistics, of_baseline)
     attacked_rate = accuracy(attack)
-    noisy, once, several = (accuracy(functools.partial(attack, norm=norm)) for attack in (noise, fgsm, bim))
-    far = attacked_rate < noisy - _FAR or attacked_rate <= 1  # otherwise the gradient is uninformative
-    yield Check("random noise", far, f"{attacked_rate:.1f} %, under random signs {noisy:.1f} %, {at}")
+    noisy, once, several = (
+        accuracy(functools.partial(attack, norm=norm)) for attack in (noise, fgsm, bim)
+    )
+    far = (
+        attacked_rate < noisy - _FAR or attacked_rate <= 1
+    )  # otherwise the gradient is uninformative
+    yield Check(
+        "random noise", far, f"{attacked_rate:.1f} %, under random signs {noisy:.1f} %, {at}"
+    )
     yield stronger("multi-step", several, once, f"BIM in 10 steps against FGSM, {at}", count)
     of_training = accuracy(attack, loss="training")
-    yield stronger("loss", attacked_rate, of_training, f"{loss} on logits against the training loss, {at}", count)
+    yield stronger(
+        "loss",
+        attacked_rate,
+        of_training,
+        f"{loss} on logits against the training loss, {at}",
+        count,
+    )
     other: LossName = "cross_entropy" if loss == "margin" else "margin"
     by_other = accuracy(attack, loss=other)  # a sound loss with the same goal
     comparison = f"{loss} and {other}, {at}: {attacked_rate:.1f} % and {by_other:.1f} %"
@@ -89,22 +115,42 @@ def checks(
         size = middle if steps == 1 else 2.5 * middle / steps
         by_steps[steps] = accuracy(functools.partial(bim, steps=steps, step_size=size, norm=norm))
     yield converged(by_steps, count)
-    remaining = accuracy(attack, 4 * largest)  # nearly unbounded, so that no image should be classified right
-    yield Check("large budget", remaining <= 1, f"{remaining:.1f} % at epsilon {4 * largest:g}")  # ours: 1 %
+    remaining = accuracy(
+        attack, 4 * largest
+    )  # nearly unbounded, so that no image should be classified right
+    yield Check(
+        "large budget", remaining <= 1, f"{remaining:.1f} % at epsilon {4 * largest:g}"
+    )  # ours: 1 %
     if baseline is not None:
         of_logits: LossName = "cross_entropy" if loss == "training" else loss
-        transfer = accuracy(attack, loss=of_logits, attacked=replace(few, crafted_with=baseline.logits))
+        transfer = accuracy(
+            attack, loss=of_logits, attacked=replace(few, crafted_with=baseline.logits)
+        )
         yield stronger(
-            "white box", attacked_rate, transfer, f"own gradients against those of the baseline, {at}", count
+            "white box",
+            attacked_rate,
+            transfer,
+            f"own gradients against those of the baseline, {at}",
+            count,
         )
     if norm == "linf":
         without = accuracy(functools.partial(square, queries=QUERIES))
-        yield stronger("gradient-free", attacked_rate, without, f"against Square, {QUERIES} queries, {at}", count)
+        yield stronger(
+            "gradient-free",
+            attacked_rate,
+            without,
+            f"against Square, {QUERIES} queries, {at}",
+            count,
+        )
     # the margin does not saturate, and float64 makes central differences exact enough
     exact = attacked.batches[0].first(_EXACT)
     network: Any = copy.deepcopy(attacked.run.network).to("cpu", torch.float64)
-    objective = NetworkObjective("margin", exact.labels.cpu(), None, logits_of(network, attacked.preprocess))
-    error = gradient_error(objective, exact.images.to("cpu", torch.float64))  # large if the graph is cut somewhere
+    objective = NetworkObjective(
+        "margin", exact.labels.cpu(), None, logits_of(network, attacked.preprocess)
+    )
+    error = gradient_error(
+        objective, exact.images.to("cpu", torch.float64)
+    )  # large if the graph is cut somewhere
     yield Check("finite differences", error < 1e-5, f"largest relative error {error:.1e}")  # ours
 
 
@@ -125,7 +171,9 @@ class Gradients(NamedTuple):
         sizes = gradients.abs().flatten(1)
         means = sizes.double().mean(1)
         lowest, median, highest = means.quantile(means.new_tensor([0.01, 0.5, 0.99])).tolist()
-        pixels, images = (100 * share.double().mean().item() for share in (sizes == 0, (sizes == 0).all(1)))
+        pixels, images = (
+            100 * share.double().mean().item() for share in (sizes == 0, (sizes == 0).all(1))
+        )
         return cls(pixels, images, median, lowest, highest)
 
 
@@ -148,7 +196,11 @@ def gradient_size(measured: Gradients, baseline: Gradients | None) -> Check:
     if baseline is None:
         return Check("gradient size", None, text)
     ratio = baseline.median / max(measured.median, _SMALL)
-    return Check("gradient size", ratio < 1000, f"{text}; baseline {baseline.median:.3g}, {ratio:.3g} times it")  # ours
+    return Check(
+        "gradient size",
+        ratio < 1000,
+        f"{text}; baseline {baseline.median:.3g}, {ratio:.3g} times it",
+    )  # ours
 
 
 def stronger(name: str, strong: float, weak: float, described: str, images: int) -> Check:
@@ -166,7 +218,11 @@ def converged(accuracies: Mapping[int, float], images: int) -> Check:
 
 
 def gradient_error(
-    objective: Objective, images: Images, *, directions: int = 10, steps: Sequence[float] = (1e-6, 1e-7, 1e-8)
+    objective: Objective,
+    images: Images,
+    *,
+    directions: int = 10,
+    steps: Sequence[float] = (1e-6, 1e-7, 1e-8),
 ) -> float:
     """Return the largest relative error of the gradient against central differences, along random lines and its sign.
 
@@ -176,15 +232,22 @@ def gradient_error(
     """
     gradient = gradient_of(objective, images)
     generator = torch.Generator().manual_seed(0)
-    lines = [torch.randn(images.shape, generator=generator, dtype=images.dtype) for _ in range(directions)]
+    lines = [
+        torch.randn(images.shape, generator=generator, dtype=images.dtype)
+        for _ in range(directions)
+    ]
     worst = 0.0
     for line in (*lines, gradient.sign()):
         along = (gradient * line).flatten(1).sum(1)
-        scale = (gradient * line).flatten(1).norm(dim=1).clamp(min=_SMALL)  # a line may be orthogonal to the gradient
+        scale = (
+            (gradient * line).flatten(1).norm(dim=1).clamp(min=_SMALL)
+        )  # a line may be orthogonal to the gradient
         errors: list[Tensor] = []
         with torch.no_grad():
             for step in steps:
-                difference = (objective(images + step * line) - objective(images - step * line)) / (2 * step)
+                difference = (objective(images + step * line) - objective(images - step * line)) / (
+                    2 * step
+                )
                 errors.append((along - difference).abs() / scale)
         worst = max(worst, torch.stack(errors).amin(0).max().item())
     return worst

@@ -29,7 +29,13 @@ Pictures = Float[Tensor, "batch channel height width"]
 
 @attack("corruption", strengths=(1.0, 2.0, 3.0, 4.0, 5.0), unit="severity")  # Mu and Gilmer 2019
 def corruption(
-    objective: object, images: Pictures, epsilon: float, key: Key, box: Box = UNIT, *, kind: str = "gaussian_noise"
+    objective: object,
+    images: Pictures,
+    epsilon: float,
+    key: Key,
+    box: Box = UNIT,
+    *,
+    kind: str = "gaussian_noise",
 ) -> Pictures:
     """Apply a corruption of MNIST-C (Mu and Gilmer 2019); the strength is a severity, 1 to 5.
 
@@ -61,7 +67,9 @@ def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
 def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
     """Simulate a camera that counts ``photons`` photons in a white pixel."""
     uniform = _uniform(key, 0, tuple(images.shape[1:]))
-    counts = scipy.stats.poisson.ppf(uniform.cpu().numpy(), (photons * images).double().cpu().numpy())
+    counts = scipy.stats.poisson.ppf(
+        uniform.cpu().numpy(), (photons * images).double().cpu().numpy()
+    )
     return torch.from_numpy(counts).to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
 
 
@@ -78,27 +86,40 @@ def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pi
     """
     radius, deviation = constants
     angle = random_uniform(key, 0, -torch.pi / 4, torch.pi / 4).to(images)
-    steps = torch.arange(2 * radius + 1, device=images.device)  # ImageMagick: the width of a kernel of this radius
+    steps = torch.arange(
+        2 * radius + 1, device=images.device
+    )  # ImageMagick: the width of a kernel of this radius
     weights = torch.exp(-(steps**2) / (2 * deviation**2)).to(images)
     still, size = torch.zeros_like(angle), torch.ones_like(angle)
     blurred = torch.zeros_like(images)
     for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist(), strict=True):
         right, down = step * angle.cos(), step * angle.sin()
         blurred += weight * affine(
-            images, rotation=still, shear=still, scale_x=size, scale_y=size, right=right, down=down, around="border"
+            images,
+            rotation=still,
+            shear=still,
+            scale_x=size,
+            scale_y=size,
+            right=right,
+            down=down,
+            around="border",
         )
     return blurred
 
 
 def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
     """Reduce height and width to a share of them: pixels become the mean of their block, as by Pillow's box filter."""
-    rows, columns = (_block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:])
+    rows, columns = (
+        _block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:]
+    )
     return rows @ images @ columns.T
 
 
 def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
     """Return the matrix that replaces each pixel of a line by the mean of its block."""
-    middle = (2 * torch.arange(pixels) + 1) * blocks  # middle of each pixel in units of 1 / (2 * pixels) of a block
+    middle = (
+        2 * torch.arange(pixels) + 1
+    ) * blocks  # middle of each pixel in units of 1 / (2 * pixels) of a block
     # Pillow: a pixel centred between two blocks counts in the mean of the first and gets the mean of the second
     same = (middle[:, None] // (2 * pixels) == (middle - 1) // (2 * pixels)).float()
     return same / same.sum(1, keepdim=True)
@@ -110,9 +131,12 @@ def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
     pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
     # torchvision deprecates this for tensors, but not for Pillow images
     compressed = (
-        torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(picture), quality) for picture in pictures
+        torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(picture), quality)
+        for picture in pictures
     )
-    decompressed = torch.stack([torchvision_transforms.pil_to_tensor(picture) for picture in compressed])
+    decompressed = torch.stack(
+        [torchvision_transforms.pil_to_tensor(picture) for picture in compressed]
+    )
     return decompressed.view_as(levels).to(images) / 255
 
 
@@ -154,19 +178,31 @@ def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side
         corners = heights[:, ::step, ::step]
         added = [size * (2 * _uniform(key, stream + number, cells) - 1) for number in range(3)]
         right_corners = corners.roll(-1, 2)
-        centres = (corners + right_corners + corners.roll(-1, 1) + right_corners.roll(-1, 1)) / 4 + added[0]
+        centres = (
+            corners + right_corners + corners.roll(-1, 1) + right_corners.roll(-1, 1)
+        ) / 4 + added[0]
         heights[:, half::step, half::step] = centres
-        heights[:, ::step, half::step] = (corners + right_corners + centres + centres.roll(1, 1)) / 4 + added[1]
-        heights[:, half::step, ::step] = (corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)) / 4 + added[2]
+        heights[:, ::step, half::step] = (
+            corners + right_corners + centres + centres.roll(1, 1)
+        ) / 4 + added[1]
+        heights[:, half::step, ::step] = (
+            corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)
+        ) / 4 + added[2]
         step, size, stream = half, size / decay**2, stream + 3
     heights = heights - heights.amin((1, 2), keepdim=True)
     return heights / heights.amax((1, 2), keepdim=True)
 
 
-_MUD = (63 / 255, 42 / 255, 20 / 255)  # red, green and blue, of ImageNet-C; MNIST-C's grey mud is as bright as its red
+_MUD = (
+    63 / 255,
+    42 / 255,
+    20 / 255,
+)  # red, green and blue, of ImageNet-C; MNIST-C's grey mud is as bright as its red
 
 
-def _spatter(images: Pictures, constants: tuple[float, float, float, float, float], key: Key) -> Pictures:
+def _spatter(
+    images: Pictures, constants: tuple[float, float, float, float, float], key: Key
+) -> Pictures:
     """Draw drops of mud where smoothed noise is above a threshold."""
     mean, deviation, smoothing, threshold, edge = constants
     height, width = images.shape[2:]
@@ -186,17 +222,28 @@ def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) 
     side = min(height, width)
     strength, smoothing, jitter = (side * constant for constant in constants)
     centre = images.new_tensor([width // 2, height // 2]).double()
-    corners = centre + side // 3 * images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()  # [3 2], x and y
+    corners = (
+        centre + side // 3 * images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()
+    )  # [3 2], x and y
     moved = corners + jitter * (2 * _uniform(key, 0, (3, 2)).to(corners) - 1)  # [b 3 2]
-    back = torch.linalg.solve(torch.cat([moved, torch.ones_like(moved[..., :1])], 2), corners)  # [b 3 2]
+    back = torch.linalg.solve(
+        torch.cat([moved, torch.ones_like(moved[..., :1])], 2), corners
+    )  # [b 3 2]
 
     noise = 2 * _uniform(key, 1, (2, height, width)) - 1  # x and y
     offset = strength * _smoothed(noise, smoothing, mode="reflect", truncate=3.0).to(images)
-    rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    rows, columns = (
+        torch.arange(height, device=images.device),
+        torch.arange(width, device=images.device),
+    )
     x, y = columns + offset[:, 0], rows[:, None] + offset[:, 1]  # [b h w]
     source = torch.stack([x, y, torch.ones_like(x)], 3) @ back.to(images)[:, None]  # [b h w 2]
-    grid = (2 * source + 1) / images.new_tensor([width, height]) - 1  # grid_sample: -1 and 1 are edges
-    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    grid = (2 * source + 1) / images.new_tensor(
+        [width, height]
+    ) - 1  # grid_sample: -1 and 1 are edges
+    return torch.nn.functional.grid_sample(
+        images, grid, mode="bilinear", padding_mode="zeros", align_corners=False
+    )
 
 
 def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
@@ -204,16 +251,23 @@ def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " b
 
 
 def _normal(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
-    uniform = _uniform(key, stream, shape).double() + 2**-25  # half a step of the draws: avoids infinity at 0
+    uniform = (
+        _uniform(key, stream, shape).double() + 2**-25
+    )  # half a step of the draws: avoids infinity at 0
     return torch.special.ndtri(uniform).float()
 
 
 def _smoothed(
-    images: Float[Tensor, "*batch height width"], deviation: float, mode: str = "nearest", truncate: float = 4.0
+    images: Float[Tensor, "*batch height width"],
+    deviation: float,
+    mode: str = "nearest",
+    truncate: float = 4.0,
 ) -> Float[Tensor, "*batch height width"]:
     """Smooth with a Gaussian of ``deviation`` pixels, like skimage, which calls the same function of scipy."""
     array = images.cpu().numpy()
-    smooth = scipy.ndimage.gaussian_filter(array, deviation, mode=mode, truncate=truncate, axes=(-2, -1))
+    smooth = scipy.ndimage.gaussian_filter(
+        array, deviation, mode=mode, truncate=truncate, axes=(-2, -1)
+    )
     return torch.from_numpy(smooth).to(images)
 
 
@@ -223,7 +277,10 @@ KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]
     "shot_noise": (_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
     "impulse_noise": (_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
     # standard deviation, pixels
-    "gaussian_blur": (lambda images, deviation, _: _smoothed(images, deviation), (1.0, 2.0, 3.0, 4.0, 6.0)),
+    "gaussian_blur": (
+        lambda images, deviation, _: _smoothed(images, deviation),
+        (1.0, 2.0, 3.0, 4.0, 6.0),
+    ),
     # radius and deviation, pixels
     "motion_blur": (_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
     "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
@@ -251,7 +308,13 @@ KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]
     # severities 1 and 2 move the whole image, 3 to 5 do not
     "elastic": (
         _elastic,
-        ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
+        (
+            (2.0, 0.7, 0.1),
+            (2.0, 0.08, 0.2),
+            (0.05, 0.01, 0.02),
+            (0.07, 0.01, 0.02),
+            (0.12, 0.01, 0.02),
+        ),
     ),
 }
 """Functions of images in [0, 1], and their constants for severities 1 to 5, from MNIST-C unless marked "ours"."""

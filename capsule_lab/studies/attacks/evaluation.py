@@ -27,7 +27,10 @@ _PICTURES = 8  # ours: what fits a page
 
 
 def cross_entropy(
-    logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
+    logits: Float[Tensor, "batch class"],
+    classes: Int64[Tensor, " batch"],
+    *,
+    targeted: bool = False,
 ) -> Float[Tensor, " batch"]:
     """Compute the softmax cross-entropy of the label, or minus that of the target (Goodfellow et al. 2015).
 
@@ -38,7 +41,10 @@ def cross_entropy(
 
 
 def margin(
-    logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
+    logits: Float[Tensor, "batch class"],
+    classes: Int64[Tensor, " batch"],
+    *,
+    targeted: bool = False,
 ) -> Float[Tensor, " batch"]:
     """Compute the lead of the best other class over the label, or of the target over all others (Carlini and Wagner
     2017). It never saturates, and is above 0 exactly if the attack succeeds; arguments as in ``cross_entropy``.
@@ -127,7 +133,9 @@ class NetworkObjective:
     def __call__(self, images: Images) -> Float[Tensor, " batch"]:
         """Return one number per image."""
         targeted = self.target is not None
-        classes = torch.full_like(self.labels, self.target) if self.target is not None else self.labels
+        classes = (
+            torch.full_like(self.labels, self.target) if self.target is not None else self.labels
+        )
         if self.loss == "training":
             assert self.training_loss is not None
             of_training = self.training_loss(images, classes).expand(len(images))
@@ -161,18 +169,28 @@ class Attacked:
             remaining = images - sum(len(batch.labels) for batch in batches)
             if remaining > 0:
                 batches.append(batch.first(remaining))
-        return Attacked(batches, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step)
+        return Attacked(
+            batches, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step
+        )
 
     def logits_and_errors(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the logits, and the decoder's reconstruction errors, which are empty here."""
         return self.logits(images), images.new_empty(0)
 
-    def objective(self, loss: LossName, batch: Prepared, target: int | None = None) -> NetworkObjective:
+    def objective(
+        self, loss: LossName, batch: Prepared, target: int | None = None
+    ) -> NetworkObjective:
         """Return the objective that an attack on a batch maximises."""
-        return NetworkObjective(loss, batch.labels, target, self.crafted_with or self.logits, self.training_loss)
+        return NetworkObjective(
+            loss, batch.labels, target, self.crafted_with or self.logits, self.training_loss
+        )
 
     def measure(
-        self, attack: AttackFunction, loss: LossName, epsilons: Sequence[float], targets: Iterable[int | None] = (None,)
+        self,
+        attack: AttackFunction,
+        loss: LossName,
+        epsilons: Sequence[float],
+        targets: Iterable[int | None] = (None,),
     ) -> Measured:
         """Attack every batch with every budget, in units of the space, and keep the network's outputs.
 
@@ -183,7 +201,11 @@ class Attacked:
         @torch.no_grad()
         def evaluate(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
             change = (images - batch.images).abs().flatten(1).mean(1)
-            outputs = (*self.logits_and_errors(images), change, images[: 0 if key in parts else _PICTURES])
+            outputs = (
+                *self.logits_and_errors(images),
+                change,
+                images[: 0 if key in parts else _PICTURES],
+            )
             parts.setdefault(key, []).append(tuple(tensor.cpu() for tensor in outputs))
 
         for batch in self.batches:
@@ -191,8 +213,17 @@ class Attacked:
             for target in targets:
                 objective = self.objective(loss, batch, target)
                 for epsilon in epsilons:
-                    evaluate((epsilon, target), attack(objective, batch.images, epsilon, batch.key, batch.box), batch)
+                    evaluate(
+                        (epsilon, target),
+                        attack(objective, batch.images, epsilon, batch.key, batch.box),
+                        batch,
+                    )
                     self.on_step(len(batch.labels))
-        answers = {key: Answers(*map(torch.cat, zip(*tensors, strict=True))) for key, tensors in parts.items()}
+        answers = {
+            key: Answers(*map(torch.cat, zip(*tensors, strict=True)))
+            for key, tensors in parts.items()
+        }
         _, labels, _, _, grey_levels = zip(*self.batches, strict=True)
-        return Measured(torch.cat(labels).cpu(), torch.cat(grey_levels).cpu(), answers.pop(None), answers)
+        return Measured(
+            torch.cat(labels).cpu(), torch.cat(grey_levels).cpu(), answers.pop(None), answers
+        )

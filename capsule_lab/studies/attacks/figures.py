@@ -45,7 +45,10 @@ def accuracy_figure(
     """
     networks = networks or [weights_of(result) for result in results]
     attacks = attacks or [attack_of(result) for result in results]
-    looks = {network: look(number) for number, network in enumerate(dict.fromkeys([*numbered, *networks]))}
+    looks = {
+        network: look(number)
+        for number, network in enumerate(dict.fromkeys([*numbered, *networks]))
+    }
     titles = [*dict.fromkeys(attacks)]
     labels = [_strength_of(result) for result in results]
     across, down = min(_ACROSS, len(titles)), -(-len(titles) // _ACROSS)
@@ -55,13 +58,19 @@ def accuracy_figure(
     panels = dict(zip(titles, axes.flat, strict=False))
     for axis in axes.flat[len(titles) :]:
         axis.remove()
-    for number, (result, network, attack) in enumerate(zip(results, networks, attacks, strict=True)):
+    for number, (result, network, attack) in enumerate(
+        zip(results, networks, attacks, strict=True)
+    ):
         axis = panels[attack]
         _draw(axis, result, network, looks[network], published[number] if published else {})
         axis.set_title(fill(attack, _TITLE) if across > 1 else attack, fontsize="medium")
         axis.set_xlabel(labels[number], fontsize="small")
         axis.tick_params(labelbottom=True, labelsize="small")
-    quantity = "classified as the target, % of images" if results[0]["targeted"] else "accuracy, % of images"
+    quantity = (
+        "classified as the target, % of images"
+        if results[0]["targeted"]
+        else "accuracy, % of images"
+    )
     for axis in axes[:, 0]:
         axis.set(ylabel=quantity, ylim=(-2, 102))
     legend_below(figure)
@@ -71,7 +80,11 @@ def accuracy_figure(
 
 
 def _draw(
-    axis: Axes, result: Mapping[str, Any], network: str, style: dict[str, Any], published: Mapping[float, float]
+    axis: Axes,
+    result: Mapping[str, Any],
+    network: str,
+    style: dict[str, Any],
+    published: Mapping[float, float],
 ) -> None:
     key = "success" if result["targeted"] else "accuracy"
     curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
@@ -80,16 +93,24 @@ def _draw(
     curve = curve.sort_index()
     axis.plot(curve.index, curve[key], label=network, markersize=5, fillstyle="none", **style)
     if {"lowest", "highest"} <= {*curve.columns}:
-        axis.fill_between(curve.index, curve.lowest, curve.highest, color=style["color"], alpha=0.15, linewidth=0)
+        axis.fill_between(
+            curve.index, curve.lowest, curve.highest, color=style["color"], alpha=0.15, linewidth=0
+        )
         if len(curve) == 1:  # which has no band
             axis.vlines(curve.index, curve.lowest, curve.highest, color=style["color"], linewidth=1)
     axis.update_datalim([(0, 50)])
-    axis.plot([*published], [*published.values()], markersize=6, alpha=0.3, **(style | {"linestyle": ""}))
+    axis.plot(
+        [*published], [*published.values()], markersize=6, alpha=0.3, **(style | {"linestyle": ""})
+    )
     axis.grid(alpha=0.3)
 
 
 def sheet(
-    measured: Measured, target: int | None, box: Box, result: Mapping[str, Any], classes: Sequence[str] = ()
+    measured: Measured,
+    target: int | None,
+    box: Box,
+    result: Mapping[str, Any],
+    classes: Sequence[str] = (),
 ) -> Figure:
     """Draw the original images and, for each epsilon, the change, scaled to the full range, and the attacked images.
 
@@ -97,7 +118,11 @@ def sheet(
     """
     images = measured.clean.pictures
     low, high = box if box.high < torch.inf else (images.min().item(), images.max().item())
-    rows, pictures, predictions = ["original"], [(images - low) / (high - low)], [measured.clean.found.tolist()]
+    rows, pictures, predictions = (
+        ["original"],
+        [(images - low) / (high - low)],
+        [measured.clean.found.tolist()],
+    )
     for (epsilon, other), answers in measured.attacked.items():
         if epsilon and other == target:
             change = answers.pictures - images
@@ -112,7 +137,9 @@ def sheet(
         texts = [name_of_class(classes, labels[number]) if labels else "" for labels in predictions]
         name = name_of_class(classes, label)
         below = [(text, "black" if text in ("", name) else "red") for text in texts]
-        columns.append(Column(f"label {name}", [picture[number] for picture in pictures], below=below))
+        columns.append(
+            Column(f"label {name}", [picture[number] for picture in pictures], below=below)
+        )
     note = (
         "Under each image: the predicted class, red if it is wrong. "
         f"Numbers are {_strength_of(result)}. In the changes, grey is no change."
@@ -123,7 +150,9 @@ def sheet(
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
     """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
     path = Path(result[key])
-    return ", ".join([*path.parts[-3:-2], path.name])  # not only of runs: a record may have any text
+    return ", ".join(
+        [*path.parts[-3:-2], path.name]
+    )  # not only of runs: a record may have any text
 
 
 def images_of(result: Mapping[str, Any]) -> str:
@@ -146,5 +175,7 @@ def attack_of(result: Mapping[str, Any], source: str = "") -> str:
 
 def _strength_of(result: Mapping[str, Any]) -> str:
     """Describe what the strength of an attack is."""
-    of_change = "epsilon, the length of the change" if result["options"].get("norm") == "l2" else "epsilon"
+    of_change = (
+        "epsilon, the length of the change" if result["options"].get("norm") == "l2" else "epsilon"
+    )
     return kind_of(result["options"]).unit or f"{of_change}, {_UNITS[result['space']]}"

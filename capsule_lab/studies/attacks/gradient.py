@@ -39,7 +39,13 @@ UNIT, GREY_LEVELS = Box(0.0, 1.0), Box(0.0, 255.0)
 
 @attack("FGSM", along_gradients=True)
 def fgsm(
-    objective: Objective, images: Images, epsilon: float, key: Any = None, box: Box = UNIT, *, norm: Norm = "linf"
+    objective: Objective,
+    images: Images,
+    epsilon: float,
+    key: Any = None,
+    box: Box = UNIT,
+    *,
+    norm: Norm = "linf",
 ) -> Images:
     """Take one step of epsilon along the sign of the gradient (Goodfellow et al. 2015).
 
@@ -102,7 +108,9 @@ def pgd(
     remaining = torch.arange(len(images), device=images.device)
     for restart in range(restarts):
         part, part_objective = images[remaining], objective.at(remaining)
-        start = _projected(part, random_start(part, epsilon, key[remaining], restart, norm), epsilon, box, norm)
+        start = _projected(
+            part, random_start(part, epsilon, key[remaining], restart, norm), epsilon, box, norm
+        )
         attacked = _ascend(part_objective, part, start, epsilon, steps, size, box, norm)
         with torch.no_grad():
             value = part_objective.success(attacked)
@@ -115,7 +123,15 @@ def pgd(
 
 
 @attack("random signs")
-def noise(objective: Any, images: Images, epsilon: float, key: Key, box: Box = UNIT, *, norm: Norm = "linf") -> Images:
+def noise(
+    objective: Any,
+    images: Images,
+    epsilon: float,
+    key: Key,
+    box: Box = UNIT,
+    *,
+    norm: Norm = "linf",
+) -> Images:
     """Add epsilon with a random sign to every pixel: the control of every attack; arguments as in ``fgsm``."""
     size = epsilon if norm == "linf" else epsilon / images[0].numel() ** 0.5
     signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
@@ -130,7 +146,9 @@ def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: No
     other = random_uniform(element_keys(key, images.shape[1:]), stream + 2**20, 0.0, 1.0).to(images)
     normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # from the uniform number
     lengths = _lengths(normal)
-    return images + epsilon * other.flatten(1)[:, 0].view_as(lengths) * normal / lengths.clamp(min=_SMALL)
+    return images + epsilon * other.flatten(1)[:, 0].view_as(lengths) * normal / lengths.clamp(
+        min=_SMALL
+    )
 
 
 def gradient_of(objective: Objective, images: Images) -> Images:
@@ -142,13 +160,22 @@ def gradient_of(objective: Objective, images: Images) -> Images:
 
 
 def _ascend(
-    objective: Objective, images: Images, start: Images, epsilon: float, steps: int, size: float, box: Box, norm: Norm
+    objective: Objective,
+    images: Images,
+    start: Images,
+    epsilon: float,
+    steps: int,
+    size: float,
+    box: Box,
+    norm: Norm,
 ) -> Images:
     check_number("step_size", size, 0)
     attacked = start.detach()
     for _ in range(steps):
         gradient = gradient_of(objective, attacked)
-        change = gradient.sign() if norm == "linf" else gradient / _lengths(gradient).clamp(min=_SMALL)
+        change = (
+            gradient.sign() if norm == "linf" else gradient / _lengths(gradient).clamp(min=_SMALL)
+        )
         attacked = _projected(images, attacked + size * change, epsilon, box, norm)
     return attacked
 
@@ -161,7 +188,9 @@ def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm:
         change = attacked - images
         attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
     # pixels of an image outside of the box stay, but move no further
-    return torch.minimum(torch.maximum(attacked, images.clamp(max=box.low)), images.clamp(min=box.high)).detach()
+    return torch.minimum(
+        torch.maximum(attacked, images.clamp(max=box.low)), images.clamp(min=box.high)
+    ).detach()
 
 
 def _lengths(change: Images) -> Float[Tensor, " batch *ones"]:

@@ -17,7 +17,10 @@ from capsule_lab.studies.attacks.evaluation import Attacked, LogitsOf, Prepared
 from capsule_lab.studies.attacks.gradient import GREY_LEVELS, UNIT, Box
 from capsule_lab.studies.attacks.kind import name_of
 from capsule_lab.studies.images import StudyImages, on_device
-from capsule_lab.studies.measures.reconstruction_detection import threshold, winning_reconstruction_error
+from capsule_lab.studies.measures.reconstruction_detection import (
+    threshold,
+    winning_reconstruction_error,
+)
 from capsule_lab.types import Batch
 
 if TYPE_CHECKING:
@@ -42,7 +45,13 @@ class AttackedRun(Attacked):
     keeps_errors = False
 
     def __init__(
-        self, run: Run, images: StudyImages, space: Space, *, source: Run | None = None, couplings: str = "trained"
+        self,
+        run: Run,
+        images: StudyImages,
+        space: Space,
+        *,
+        source: Run | None = None,
+        couplings: str = "trained",
     ) -> None:
         self.run = run
         self.preprocess = (lambda pixels: pixels) if space == "input" else images.preprocessed
@@ -54,7 +63,10 @@ class AttackedRun(Attacked):
         if couplings == "equal":
             crafted_with = equal_couplings(crafting)(crafted_with)
         super().__init__(
-            prepare(images, space), logits_of(evaluated, self.preprocess), crafted_with, self._training_loss
+            prepare(images, space),
+            logits_of(evaluated, self.preprocess),
+            crafted_with,
+            self._training_loss,
         )
 
     def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +81,9 @@ class AttackedRun(Attacked):
         """Compute the classification loss that the network was trained with, a mean over images."""
         inputs = self.preprocess(images)
         module = cast("AbstractClassifierModule", self.run.module)
-        (loss,) = module.classification_term(Batch(inputs, labels, labels), self.run.network(inputs), {}).values()
+        (loss,) = module.classification_term(
+            Batch(inputs, labels, labels), self.run.network(inputs), {}
+        ).values()
         return loss
 
 
@@ -79,7 +93,9 @@ def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> Log
     def logits(images: Tensor) -> Tensor:
         values: Tensor | None = network(preprocess(images)).logits
         if values is None:
-            raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
+            raise ConfigError(
+                f"{type(network).__name__} gives no logits with this routing; an attack needs them"
+            )
         return values
 
     return logits
@@ -130,21 +146,32 @@ def prepare(images: StudyImages, space: Space) -> list[Prepared]:
     if space == "grey_levels":
         images.check_preprocessing("space=input")
         return [
-            Prepared(batch.images.float(), batch.labels, batch.key, GREY_LEVELS, torch.ones(len(batch.labels)))
+            Prepared(
+                batch.images.float(),
+                batch.labels,
+                batch.key,
+                GREY_LEVELS,
+                torch.ones(len(batch.labels)),
+            )
             for _, batch in images.stored
         ]
     unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
     prepared = []
     for (_, stored), seen in zip(images.stored, images.seen, strict=True):
         per_unit = (
-            torch.full((len(stored.labels),), 255.0) if unit else grey_levels_per_unit(stored.images, seen.images)
+            torch.full((len(stored.labels),), 255.0)
+            if unit
+            else grey_levels_per_unit(stored.images, seen.images)
         )
-        prepared.append(Prepared(seen.images, stored.labels, stored.key, UNIT if unit else Box(), per_unit))
+        prepared.append(
+            Prepared(seen.images, stored.labels, stored.key, UNIT if unit else Box(), per_unit)
+        )
     return prepared
 
 
 def grey_levels_per_unit(
-    stored: Shaped[Tensor, "batch channel height width"], seen: Float[Tensor, "batch channel rows columns"]
+    stored: Shaped[Tensor, "batch channel height width"],
+    seen: Float[Tensor, "batch channel rows columns"],
 ) -> Float[Tensor, " batch"]:
     """Return the grey levels per unit of the network's input: for standardised images, their standard deviation.
 
@@ -152,7 +179,10 @@ def grey_levels_per_unit(
     ``nan`` if they are on no line, as for composed or moved images.
     """
     height, width = seen.shape[2:]
-    top, left = (stored.shape[2] - height) // 2, (stored.shape[3] - width) // 2  # as transforms.centre_corner
+    top, left = (
+        (stored.shape[2] - height) // 2,
+        (stored.shape[3] - width) // 2,
+    )  # as transforms.centre_corner
     centre = stored[:, :, top : top + height, left : left + width]
     if centre.shape != seen.shape:
         return seen.new_full((len(seen),), torch.nan)

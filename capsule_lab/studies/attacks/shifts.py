@@ -30,15 +30,31 @@ Fill = Literal["black", "border"]
     unit="degrees counter-clockwise",
 )
 def rotation(
-    objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
+    objective: object,
+    images: Pictures,
+    epsilon: float,
+    key: object = None,
+    box: Box = UNIT,
+    *,
+    fill: Fill = "black",
 ) -> Pictures:
     """Rotate about the centre; the strength is in degrees counter-clockwise and may be negative."""
     return _resampled(images, epsilon, fill, box, rotation=math.radians(epsilon))
 
 
-@attack("scaling", strengths=(-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5), unit="factor less 1")  # ours
+@attack(
+    "scaling",
+    strengths=(-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5),
+    unit="factor less 1",
+)  # ours
 def scaling(
-    objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
+    objective: object,
+    images: Pictures,
+    epsilon: float,
+    key: object = None,
+    box: Box = UNIT,
+    *,
+    fill: Fill = "black",
 ) -> Pictures:
     """Scale about the centre; the strength is the factor minus 1: 0.2 is a fifth larger, -0.5 half the size."""
     check_number("epsilon", epsilon, above=-1)
@@ -51,13 +67,21 @@ def scaling(
     unit="pixels to the right per pixel up",
 )
 def shear(
-    objective: object, images: Pictures, epsilon: float, key: object = None, box: Box = UNIT, *, fill: Fill = "black"
+    objective: object,
+    images: Pictures,
+    epsilon: float,
+    key: object = None,
+    box: Box = UNIT,
+    *,
+    fill: Fill = "black",
 ) -> Pictures:
     """Shear; the strength is in pixels to the right for each pixel above the centre and may be negative."""
     return _resampled(images, epsilon, fill, box, shear=epsilon)
 
 
-@attack("translation", strengths=(-8.0, -6.0, -4.0, -2.0, 2.0, 4.0, 6.0, 8.0), unit="pixels")  # ours
+@attack(
+    "translation", strengths=(-8.0, -6.0, -4.0, -2.0, 2.0, 4.0, 6.0, 8.0), unit="pixels"
+)  # ours
 def translation(
     objective: object,
     images: Pictures,
@@ -82,7 +106,14 @@ def _resampled(images: Pictures, strength: float, fill: Fill, box: Box, **moves:
         return images
     low, high = (torch.as_tensor(bound).to(images) for bound in box)
     black = low if fill == "black" else torch.zeros_like(low)
-    values = {"rotation": 0.0, "shear": 0.0, "right": 0.0, "down": 0.0, "scale_x": 1.0, "scale_y": 1.0} | moves
+    values = {
+        "rotation": 0.0,
+        "shear": 0.0,
+        "right": 0.0,
+        "down": 0.0,
+        "scale_x": 1.0,
+        "scale_y": 1.0,
+    } | moves
     of_images = {name: images.new_full((len(images),), value) for name, value in values.items()}
     moved = affine(images - black, **of_images, around="zeros" if fill == "black" else "border")
     return torch.clamp(moved + black, low, high)  # weights sum to 1 except for rounding

@@ -51,7 +51,9 @@ def square(
             halvings = sum(query * 10_000 // queries > number for number in _HALVED_AT)
             side = min(max(round((share / 2**halvings * height * width) ** 0.5), 1), height, width)
             inside = _window(key[rest], query, side, height, width)
-            corner = torch.where(_flips(key[rest], 4 * query + 3, (channels, 1, 1)), high[rest], low[rest])
+            corner = torch.where(
+                _flips(key[rest], 4 * query + 3, (channels, 1, 1)), high[rest], low[rest]
+            )
             proposed = torch.where(inside[:, None], corner, best[rest])
             reached = objective.at(rest).success(proposed)
             better = reached > value[rest]
@@ -65,7 +67,9 @@ def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tens
     start = random_bits(key, 4 * query + 2) % (width - side + 1)
     rows = torch.arange(height, device=key.device) - top[:, None]
     columns = torch.arange(width, device=key.device) - start[:, None]
-    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[
+        :, None, :
+    ]
 
 
 def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:

@@ -37,7 +37,11 @@ def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
     """
     record: Record = {}
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
-        by_target = {target: answers for (other, target), answers in measured.attacked.items() if other == epsilon}
+        by_target = {
+            target: answers
+            for (other, target), answers in measured.attacked.items()
+            if other == epsilon
+        }
         quantities = _of_budget(measured, by_target, threshold)
         record |= {f"{epsilon:g}/{key}": value for key, value in quantities.items()}
     return record
@@ -54,13 +58,18 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
 
 def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
     """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
-    record = {"error": _percent(~measured.was_right), **_calibration(measured.clean.logits, measured.labels)}
+    record = {
+        "error": _percent(~measured.was_right),
+        **_calibration(measured.clean.logits, measured.labels),
+    }
     if threshold is not None:
         record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
     return record
 
 
-def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None) -> Record:
+def _of_budget(
+    measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None
+) -> Record:
     labels, targets = measured.labels, list(by_target)
     targeted = targets != [None]
     right = torch.cat([answers.found == labels for answers in by_target.values()])
@@ -69,11 +78,16 @@ def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], thre
         for target, answer in by_target.items()
     }
     success = torch.cat([*reached.values()])
-    counts = [measured.was_right if target is None else measured.was_right & (labels != target) for target in targets]
+    counts = [
+        measured.was_right if target is None else measured.was_right & (labels != target)
+        for target in targets
+    ]
     of_right = success[torch.cat(counts)]
     logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
     grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
-    lowest, highest = interval_over_images(int((success if targeted else right).sum()) // len(targets), len(labels))
+    lowest, highest = interval_over_images(
+        int((success if targeted else right).sum()) // len(targets), len(labels)
+    )
     record: Record = {
         "accuracy": _percent(right),
         "error": _percent(~right),
@@ -93,11 +107,16 @@ def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], thre
             "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
         }
     if targeted:
-        record |= {f"success_of_class_{target}": _percent(reached_it) for target, reached_it in reached.items()}
+        record |= {
+            f"success_of_class_{target}": _percent(reached_it)
+            for target, reached_it in reached.items()
+        }
     return record
 
 
-def _calibration(logits: Float[Tensor, "images class"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
+def _calibration(
+    logits: Float[Tensor, "images class"], labels: Int64[Tensor, " images"]
+) -> dict[str, float]:
     probabilities = logits.double().softmax(1)
     error = 100 * reliability(probabilities, labels).expected_error
     return {"calibration_error": error, "brier": brier_score(probabilities, labels)}

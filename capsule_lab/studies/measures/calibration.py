@@ -31,7 +31,9 @@ class Reliability(NamedTuple):
     @property
     def expected_error(self) -> float:
         """Mean distance of accuracy and confidence over images, in [0, 1] (Guo et al. 2017, section 2)."""
-        return float((self.images * (self.accuracy - self.confidence).abs()).nansum() / self.images.sum())
+        return float(
+            (self.images * (self.accuracy - self.confidence).abs()).nansum() / self.images.sum()
+        )
 
 
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
@@ -47,7 +49,8 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
     index = torch.bucketize(confidence, edges[1:-1])
     right = (predicted == labels).double()
     count, confidences, rights = (
-        confidence.new_zeros(bins).index_add(0, index, values) for values in (torch.ones_like(right), confidence, right)
+        confidence.new_zeros(bins).index_add(0, index, values)
+        for values in (torch.ones_like(right), confidence, right)
     )
     return Reliability(count.long(), confidences / count, rights / count)
 

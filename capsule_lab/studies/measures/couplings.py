@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 STARVED = 0.01  # ours: share of the mean mass of a parent
-DEAD = 0.01  # ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``
+DEAD = (
+    0.01  # ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``
+)
 TREE_LEVELS = 11  # Renzulli 2022, from memory: levels of a quantised coupling
 
 Couplings = Float[Tensor, "image child parent"]
@@ -76,7 +78,9 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     mean = (couplings.mean(0) * every).sum(1) / count
     deviations = (couplings - mean.view(1, -1, 1)).square().mean(0) * every  # [child parent]
     spread = (deviations.sum(1) / count).sum()
-    return torch.where(spread > torch.finfo(couplings.dtype).eps, 1 - over_images / spread, torch.nan)
+    return torch.where(
+        spread > torch.finfo(couplings.dtype).eps, 1 - over_images / spread, torch.nan
+    )
 
 
 def class_information(couplings: Couplings, labels: Labels, classes: int) -> Number:
@@ -92,7 +96,9 @@ def class_information(couplings: Couplings, labels: Labels, classes: int) -> Num
     joint = counts.scatter_add(1, index, torch.ones_like(index, dtype=torch.float64)) / len(labels)
     joint = joint.unflatten(1, (parents, classes))
     entropy = torch.special.entr(joint).sum((1, 2))
-    information = sum(torch.special.entr(joint.sum(axis)).sum(1) for axis in (1, 2)) - entropy  # [child]
+    information = (
+        sum(torch.special.entr(joint.sum(axis)).sum(1) for axis in (1, 2)) - entropy
+    )  # [child]
     return (information / math.log(2)).mean().to(couplings.dtype)
 
 
@@ -109,17 +115,23 @@ def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
     images, the largest possible number of trees.
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-    rounded = ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
+    rounded = (
+        ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
+    )
     counted = []
     for label in labels.unique():
         counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
         entropy = torch.special.entr(counts / counts.sum()).sum() / math.log(2)
         counted.append((len(counts), float(entropy), int(counts.sum())))
     means = (sum(values) / len(values) for values in zip(*counted, strict=True))
-    return dict(zip(("trees_per_class", "entropy_of_trees", "images_per_class"), means, strict=True))
+    return dict(
+        zip(("trees_per_class", "entropy_of_trees", "images_per_class"), means, strict=True)
+    )
 
 
-def logit_change(votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]) -> Number:
+def logit_change(
+    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
+) -> Number:
     """Return the mean change of logits by an iteration with these poses, ``|u_hat_ij . v_j|`` (Sabour, appendix A)."""
     return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
 

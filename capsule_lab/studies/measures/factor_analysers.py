@@ -65,9 +65,15 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
     of_points = (points @ scaled.movedim(0, 1).flatten(1)).view(len(points), components, factors)
     projected = of_points - torch.einsum("kdq,kd->kq", scaled, means)  # [n k q]
     expected = torch.einsum("nkq,kqr->nkr", projected, covariance)
-    plain = points.square() @ precision.t() - 2 * points @ (precision * means).t() + (precision * means.square()).sum(1)
+    plain = (
+        points.square() @ precision.t()
+        - 2 * points @ (precision * means).t()
+        + (precision * means.square()).sum(1)
+    )
     distances = plain - (projected * expected).sum(2)  # [n k]
-    log_determinant = mixture.noise.log().sum(1) + 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)  # [k]
+    log_determinant = mixture.noise.log().sum(1) + 2 * root.diagonal(dim1=1, dim2=2).log().sum(
+        1
+    )  # [k]
     log_density = -0.5 * (distances + log_determinant + dim * math.log(2 * math.pi))
     return Posterior(mixture.proportions.log() + log_density, expected, covariance)
 
@@ -96,7 +102,11 @@ def em_step(
         moments += torch.einsum("nkq,nkr->kqr", weighted, extended)
         moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * joint.covariance
     enough = mass.clamp_min(torch.finfo(points.dtype).tiny)
-    moments += 1e-10 * enough.view(-1, 1, 1) * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
+    moments += (
+        1e-10
+        * enough.view(-1, 1, 1)
+        * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
+    )
     joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
     residual = of_squares - (joined * cross).sum(2)  # [k d]
     noise = (residual / enough.unsqueeze(1)).clamp_min(floor)
@@ -125,7 +135,9 @@ def fit_factor_analysers(
         check_number(name, value, 1)
     check_number("factors", factors, 0)
     if len(points) < components:
-        raise ValueError(f"there are {len(points)} points; expected {components} or more, one for each component")
+        raise ValueError(
+            f"there are {len(points)} points; expected {components} or more, one for each component"
+        )
     fits = []
     for restart in range(restarts):
         generator = torch.Generator().manual_seed(seed * restarts + restart)
@@ -140,7 +152,9 @@ def fit_factor_analysers(
     return max(fits, key=lambda fit: fit.log_likelihoods[-1])
 
 
-def _start(points: Tensor, components: int, factors: int, floor: float, generator: torch.Generator) -> FactorAnalysers:
+def _start(
+    points: Tensor, components: int, factors: int, floor: float, generator: torch.Generator
+) -> FactorAnalysers:
     """Return centres by k-means++ (Arthur and Vassilvitskii 2007), small random loadings, variances around centres."""
     first = int(torch.randint(len(points), (1,), generator=generator))
     centres = points[first : first + 1]
@@ -148,7 +162,11 @@ def _start(points: Tensor, components: int, factors: int, floor: float, generato
     for _ in range(components - 1):
         weights = nearest.cpu().double()
         weights = weights if weights.sum() > 0 else torch.ones_like(weights)
-        chosen = int(torch.searchsorted(weights.cumsum(0), weights.sum() * torch.rand(1, generator=generator).double()))
+        chosen = int(
+            torch.searchsorted(
+                weights.cumsum(0), weights.sum() * torch.rand(1, generator=generator).double()
+            )
+        )
         chosen = min(chosen, len(points) - 1)
         centres = torch.cat([centres, points[chosen : chosen + 1]])
         nearest = torch.minimum(nearest, (points - centres[-1]).square().sum(1))
@@ -158,5 +176,7 @@ def _start(points: Tensor, components: int, factors: int, floor: float, generato
     sums = torch.zeros_like(centres).index_add(0, nearest_centre, around)
     counts = torch.bincount(nearest_centre, minlength=components).to(points).unsqueeze(1)
     noise = torch.where(counts > 1, sums / counts.clamp_min(1), variances).clamp_min(floor)
-    loadings = _LOADINGS * torch.randn(components, points.shape[1], factors, generator=generator).to(points)
+    loadings = _LOADINGS * torch.randn(
+        components, points.shape[1], factors, generator=generator
+    ).to(points)
     return FactorAnalysers(points.new_full((components,), 1 / components), centres, loadings, noise)

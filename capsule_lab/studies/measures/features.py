@@ -42,14 +42,18 @@ def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "im
     return of_label(capsules.poses, torch.cat([batch.labels for batch in batches])).double()
 
 
-def of_label(values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]) -> Float[Tensor, "image ..."]:
+def of_label(
+    values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]
+) -> Float[Tensor, "image ..."]:
     """Select the value of each image's label from the values of all classes."""
     return values[torch.arange(len(labels), device=labels.device), labels]
 
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
     """Return the input of the network's last layer with weights."""
-    layers = [module for module in subject.network.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    layers = [
+        module for module in subject.network.modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
     kept: list[Tensor] = []
     with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
         subject.outputs(batches)
@@ -99,7 +103,9 @@ def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | Non
     0.0
     """
     identity = torch.eye(len(both)).to(both)
-    return float((first @ second - both).norm() / ((both if unit is None else unit) - identity).norm())
+    return float(
+        (first @ second - both).norm() / ((both if unit is None else unit) - identity).norm()
+    )
 
 
 def principal_components(

@@ -47,7 +47,9 @@ def parse(layers: Layers, root: int) -> Tree:
             order = weights.argsort(descending=True)[:_DRAWN]
             before = weights[order].cumsum(0) - weights[order]
             heaviest = order[before < _KEPT * weights.sum()]
-            branches[name] += [Branch(int(children[child]), parent, float(weights[child])) for child in heaviest]
+            branches[name] += [
+                Branch(int(children[child]), parent, float(weights[child])) for child in heaviest
+            ]
         parents = {branch.child for branch in branches[name]}
     return branches
 
@@ -58,11 +60,20 @@ def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tenso
     if grid is None:
         return torch.full((capsules,), 0.5), (child + 0.5) / capsules, child
     place = child % (grid.height * grid.width) if grid.by_type else child // grid.types
-    return (place // grid.width + 0.5) / grid.height, (place % grid.width + 0.5) / grid.width, grid.type_of_child
+    return (
+        (place // grid.width + 0.5) / grid.height,
+        (place % grid.width + 0.5) / grid.width,
+        grid.type_of_child,
+    )
 
 
 def draw_on_image(
-    axis: Axes, picture: Tensor, network: AbstractCapsuleNetwork, layers: Layers, parsed: Tree, types: int
+    axis: Axes,
+    picture: Tensor,
+    network: AbstractCapsuleNetwork,
+    layers: Layers,
+    parsed: Tree,
+    types: int,
 ) -> None:
     """Draw the class capsule's children at their receptive fields, sized by weight, in colours of ``types``."""
     draw_image(axis, picture[0], alpha=0.5)
@@ -73,7 +84,9 @@ def draw_on_image(
     rows, columns, kinds = places(layer.child_grid, layer.children.activations.shape[1])
     chosen = [branch.child for branch in branches]
     largest = max(branch.weight for branch in branches)
-    spread = 0.6 * (kinds[chosen] / layer.child_grid.types - 0.5)  # types at the same position side by side
+    spread = 0.6 * (
+        kinds[chosen] / layer.child_grid.types - 0.5
+    )  # types at the same position side by side
     (top, down), (left, right) = receptive_centres(network, picture)
     axis.scatter(
         left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
@@ -101,10 +114,18 @@ def draw_graph(axis: Axes, layers: Layers, parsed: Tree, types: int) -> None:
         for child, parent, weight in branches:
             top = float(above[numbers[parent]] if depth == 0 else above[parent])
             colour, width = colours[int(kinds[child])], 0.2 + 2 * weight / largest
-            axis.plot([top, float(columns[child])], [-depth, -depth - 1], color=colour, linewidth=width, alpha=0.5)
+            axis.plot(
+                [top, float(columns[child])],
+                [-depth, -depth - 1],
+                color=colour,
+                linewidth=width,
+                alpha=0.5,
+            )
         above = columns
     axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])
-    axis.set_yticklabels([f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8)
+    axis.set_yticklabels(
+        [f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8
+    )
     axis.set_xlabel("column in the image", fontsize=8)
 
 
@@ -119,10 +140,17 @@ def receptive_centres(
     layer = [*trace(network, image)[1].values()][-1]
     grid = layer.child_grid
     if grid is None:
-        raise ValueError("the children of the last layer have no positions; expected a network with child positions")
-    pixels = (torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)).requires_grad_()
+        raise ValueError(
+            "the children of the last layer have no positions; expected a network with child positions"
+        )
+    pixels = (
+        torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
+    ).requires_grad_()
     kept: list[Tensor] = []
-    with torch.enable_grad(), layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])):
+    with (
+        torch.enable_grad(),
+        layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])),
+    ):
         network.forward(pixels)
         votes = kept[0].child_poses if isinstance(kept[0], Votes) else kept[0].flatten(2)
         sizes = grid.at_positions(votes.square().sum(2)).sum((0, 1))  # [h w]
@@ -132,8 +160,12 @@ def receptive_centres(
             for at in along:
                 (gradient,) = torch.autograd.grad(at, pixels, retain_graph=True)
                 profile = gradient.abs().sum((0, 1, 3 - axis))
-                centres.append(float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum()))
-            inside = slice(1, -1) if len(centres) > 4 else slice(None)  # first and last may extend beyond the image
+                centres.append(
+                    float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum())
+                )
+            inside = (
+                slice(1, -1) if len(centres) > 4 else slice(None)
+            )  # first and last may extend beyond the image
             at_places = np.arange(len(centres))[inside], np.array(centres)[inside]
             step, first = np.polyfit(*at_places, 1) if len(centres) > 1 else (0, centres[0])
             axes.append((float(first), float(step)))

@@ -20,7 +20,10 @@ from capsule_lab.networks.base import AbstractNetwork, reconstructs
 
 
 def winning_reconstruction_error(
-    network: AbstractNetwork, images: Float[Tensor, "batch channel height width"], *, output: Any = None
+    network: AbstractNetwork,
+    images: Float[Tensor, "batch channel height width"],
+    *,
+    output: Any = None,
 ) -> Float[Tensor, " batch"]:
     """Return the squared distance of each image, in [0, 1], from the reconstruction by its highest-scoring capsule.
 
@@ -38,7 +41,9 @@ def winning_reconstruction_error(
     return (decoded - in_unit_range(images)).square().flatten(1).sum(1)
 
 
-def threshold(errors: Float[Tensor, " batch"], false_alarms: float = 0.05) -> float:  # 0.05: Frosst 2018
+def threshold(
+    errors: Float[Tensor, " batch"], false_alarms: float = 0.05
+) -> float:  # 0.05: Frosst 2018
     """Return the smallest error that at most a share of ``false_alarms``, in [0, 1), of the errors exceeds.
 
     Errors are those of clean validation images, not of test images.

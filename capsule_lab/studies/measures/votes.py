@@ -50,7 +50,9 @@ def tightness(
     return others.amin(1) / of_labels, (others < of_labels.unsqueeze(1)).sum(1) + 1
 
 
-def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels) -> float:
+def shuffled_auc(
+    votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels
+) -> float:
     """Measure how well the label's mean distance separates an image's votes from shuffled votes: 0.5 chance, 1 always.
 
     In the shuffled set, each child's vote, coupling and activation come from a random image of the same class, drawn
@@ -63,13 +65,18 @@ def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, la
     on_cpu = labels.cpu()
     for label in on_cpu.unique():
         rows = (on_cpu == label).nonzero().squeeze(1)
-        drawn = torch.rand(len(rows), children, generator=generator).argsort(0)  # a permutation for each child
+        drawn = torch.rand(len(rows), children, generator=generator).argsort(
+            0
+        )  # a permutation for each child
         donor[rows] = rows[drawn]
     several = (labels.unsqueeze(1) == labels).sum(1) > 1
     child = torch.arange(children, device=votes.device).expand(images, -1)
     parent = labels.unsqueeze(1).expand(-1, children)  # the label of the image whose place it is
     means = []
-    for rows in (torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children), donor.to(votes.device)):
+    for rows in (
+        torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children),
+        donor.to(votes.device),
+    ):
         mine = votes[rows, child, parent]  # [image child dim]
         weights = (trace.couplings[rows, child, parent] * activations[rows, child]).unsqueeze(2)
         pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
@@ -80,7 +87,9 @@ def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, la
 
 
 def common_displacement(
-    before: Float[Tensor, "child dim"], after: Float[Tensor, "child dim"], weights: Float[Tensor, " child"]
+    before: Float[Tensor, "child dim"],
+    after: Float[Tensor, "child dim"],
+    weights: Float[Tensor, " child"],
 ) -> float:
     """Return the share of the votes' movement that is common to all: 1 if they move together, 0 if not at all.
 

@@ -72,7 +72,9 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
             del measured["place_slope"]
         numbers |= {f"{name}/{key}": value for key, value in measured.items()}
         rows.append({"layer": name, "types": peaks.shape[1], "positions": positions, **measured})
-    return Answer(numbers, rows, partial(_figures, subject, rows, shift, next(iter(before.values()))))
+    return Answer(
+        numbers, rows, partial(_figures, subject, rows, shift, next(iter(before.values())))
+    )
 
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
@@ -83,20 +85,32 @@ def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
         traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
             if layer.child_grid is not None and name != names[0]:
-                parts_of_layer.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer, layer.child_grid))
+                parts_of_layer.setdefault(names[names.index(name) - 1], []).append(
+                    _on_grid(layer, layer.child_grid)
+                )
         poses, activations, _ = layer.parents
-        parts_of_layer.setdefault(name, []).append(_Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1))
+        parts_of_layer.setdefault(name, []).append(
+            _Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1)
+        )
     return {
-        name: _Layer(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), parts[0].width)
+        name: _Layer(
+            torch.cat([part[0] for part in parts]),
+            torch.cat([part[1] for part in parts]),
+            parts[0].width,
+        )
         for name, parts in parts_of_layer.items()
     }
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
     """Return a layer's children; if its routing takes poses only, their lengths are their activations."""
-    poses = grid.at_positions(layer.children.poses.transpose(1, 2)).flatten(3)  # [image dim type position]
+    poses = grid.at_positions(layer.children.poses.transpose(1, 2)).flatten(
+        3
+    )  # [image dim type position]
     given_poses_only = isinstance(layer.routing, DynamicRouting | UniformRouting)
-    activations = layer.children.poses.norm(dim=2) if given_poses_only else layer.children.activations
+    activations = (
+        layer.children.poses.norm(dim=2) if given_poses_only else layer.children.activations
+    )
     return _Layer(grid.at_positions(activations).flatten(2), poses.movedim(1, -1), grid.width)
 
 
@@ -116,11 +130,15 @@ def _numbers(
     moved: Sequence[Mapping[str, Tensor]], active: Bool[Tensor, "image type"], shifts: Tensor
 ) -> dict[str, float]:
     middle = len(moved) // 2
-    place, column, poses, kept = (torch.stack([record[key] for record in moved]) for key in moved[0])
+    place, column, poses, kept = (
+        torch.stack([record[key] for record in moved]) for key in moved[0]
+    )
     columns = column[:, active]  # [shift pair]
     slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
     keeps = (kept > _KEPT * kept[middle])[:, active]
-    left, right = (side.long().cumprod(0).sum(0) for side in (keeps[:middle].flip(0), keeps[middle + 1 :]))
+    left, right = (
+        side.long().cumprod(0).sum(0) for side in (keeps[:middle].flip(0), keeps[middle + 1 :])
+    )
     return {
         "place_slope": float(slope.mean()),
         "rate_share": _rate_share(poses, place == place[middle], active, shifts),
@@ -134,14 +152,21 @@ def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) ->
     weights = (stays & active).to(poses.dtype)  # [shift image type]
     count = weights.sum(0).clamp_min(1)
     along = weights * (shifts[:, None, None] - (weights * shifts[:, None, None]).sum(0) / count)
-    centred = weights.unsqueeze(3) * (poses - (weights.unsqueeze(3) * poses).sum(0) / count.unsqueeze(2))
-    direction = torch.einsum("sit,sitd->td", along, centred) / along.square().sum((0, 1)).clamp_min(1e-12)[:, None]
+    centred = weights.unsqueeze(3) * (
+        poses - (weights.unsqueeze(3) * poses).sum(0) / count.unsqueeze(2)
+    )
+    direction = (
+        torch.einsum("sit,sitd->td", along, centred)
+        / along.square().sum((0, 1)).clamp_min(1e-12)[:, None]
+    )
     residual = (centred - along.unsqueeze(3) * direction).square().sum()
     total = centred.square().sum()
     return float(1 - residual / total) if total > 0 else float("nan")
 
 
-def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int, first: _Layer) -> Mapping[str, Figure]:
+def _figures(
+    subject: Subject, rows: Sequence[Mapping[str, object]], shift: int, first: _Layer
+) -> Mapping[str, Figure]:
     title = f"how capsules encode shifts of up to {shift} pixels, means over images; classes have no place"
     figure, axes = panels(1, 3, (9.0, 2.8), title)
     quantities = {
@@ -155,7 +180,9 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
         if key == "domain":
             limits = [100 * float(str(row["at_limit"])) for row in rows]
             axis.bar_label(
-                bars, [f"at least:\n{share:.0f} % at limit" if share else "" for share in limits], fontsize=7
+                bars,
+                [f"at least:\n{share:.0f} % at limit" if share else "" for share in limits],
+                fontsize=7,
             )
             axis.margins(y=0.25)
         axis.set_ylabel(label, fontsize=8)
@@ -166,20 +193,33 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
 
 def _maps(subject: Subject, layer: _Layer) -> Figure:
     """Draw the first image and where its most active types are; arrows are two components of their poses."""
-    activations, poses = layer.activations[0], layer.poses[0]  # [type position], [type position dim]
+    activations, poses = (
+        layer.activations[0],
+        layer.poses[0],
+    )  # [type position], [type position dim]
     order = activations.amax(1).argsort(descending=True)[:_TYPES]
     shown = order[activations.amax(1)[order] > 0].tolist()
     centred = poses - poses.mean((0, 1))
-    arrows = centred @ torch.linalg.svd(centred.flatten(0, 1), full_matrices=False)[2][:2].t()  # [type position 2]
-    title = "one image and its lowest capsules: dark where active, arrows are two components of poses"
+    arrows = (
+        centred @ torch.linalg.svd(centred.flatten(0, 1), full_matrices=False)[2][:2].t()
+    )  # [type position 2]
+    title = (
+        "one image and its lowest capsules: dark where active, arrows are two components of poses"
+    )
     figure, axes = panels(1, len(shown) + 1, (1.5 * (len(shown) + 1), 1.9), title)
-    draw_image(axes[0, 0], subject.images[0], f"image of {name_of_class(subject.classes, int(subject.labels[0]))}")
+    draw_image(
+        axes[0, 0],
+        subject.images[0],
+        f"image of {name_of_class(subject.classes, int(subject.labels[0]))}",
+    )
     for axis, kind in zip(axes[0, 1:], shown, strict=True):
         grid = activations[kind].view(-1, layer.width).cpu()
         axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=float(activations.max()), alpha=0.6)
         rows, columns = (grid > _ACTIVE * grid.max()).nonzero(as_tuple=True)
         down, right = arrows[kind].view(-1, layer.width, 2).cpu()[rows, columns].numpy().T
-        axis.quiver(columns.numpy(), rows.numpy(), right, down, color=COLOURS[0], angles="xy", width=0.02)
+        axis.quiver(
+            columns.numpy(), rows.numpy(), right, down, color=COLOURS[0], angles="xy", width=0.02
+        )
         axis.set(xticks=[], yticks=[])
         axis.set_title(f"type {kind}", fontsize=8)
     return figure

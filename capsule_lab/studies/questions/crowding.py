@@ -55,32 +55,44 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
     check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
     present = len(subject.labels.unique())
     if present < 3:
-        raise ValueError(f"these images are of {present} classes; expected 3 or more, for triples of classes")
+        raise ValueError(
+            f"these images are of {present} classes; expected 3 or more, for triples of classes"
+        )
     message = "has no capsules; expected a capsule network"
     subject.check_network(AbstractCapsuleNetwork, message)
     if subject.images.min() < 0 or subject.images.max() > 1:
-        raise ValueError("pixels are not in [0, 1]; expected images that can be overlaid, such as MNIST's")
+        raise ValueError(
+            "pixels are not in [0, 1]; expected images that can be overlaid, such as MNIST's"
+        )
     parts = {"single": 1, "same_class": 2, "two_classes": 2, "three_classes": 3}
     sets = {
-        name: mixtures(subject, count, shift, seed, same_class=name == "same_class") for name, count in parts.items()
+        name: mixtures(subject, count, shift, seed, same_class=name == "same_class")
+        for name, count in parts.items()
     }
     numbers: dict[str, float] = {}
     for name, mixture in sets.items():
         output = subject.outputs(subject.with_images(mixture.images))
-        numbers |= {f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()}
+        numbers |= {
+            f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()
+        }
         if name != "single" and reconstructs(subject.network):
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
     passes: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
     if reconstructs(subject.network):
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
-        two, same, single = (second_pass(subject, sets[kind]) for kind in ("two_classes", "same_class", "single"))
+        two, same, single = (
+            second_pass(subject, sets[kind]) for kind in ("two_classes", "same_class", "single")
+        )
         solved = {  # from [image 2]: the class that ranks first in each pass
             "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
             "same_class": (same == sets["same_class"].labels).all(1),
             "single": single[:, 1] >= 0,
         }
-        numbers |= {f"again/{kind}_{name}": 100 * float(which.double().mean()) for kind, which in solved.items()}
+        numbers |= {
+            f"again/{kind}_{name}": 100 * float(which.double().mean())
+            for kind, which in solved.items()
+        }
     return Answer(numbers)
 
 
@@ -105,13 +117,17 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
     down, right = moves.flatten(0, 1).to(subject.images.device).unbind(1)
-    pictures = transforms.shift(subject.images[index.flatten()], down, right, shift).unflatten(0, index.shape)
+    pictures = transforms.shift(subject.images[index.flatten()], down, right, shift).unflatten(
+        0, index.shape
+    )
     return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
 
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     activations = output.capsules.activations.gather(1, labels)
-    several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # equal labels share one capsule
+    several = (
+        labels[:, :1] if (labels == labels[:, :1]).all() else labels
+    )  # equal labels share one capsule
     best = output.ranking.topk(several.shape[1]).indices
     correct = (best.sort(1)[0] == several.sort(1)[0]).all(1)
     return {
@@ -130,7 +146,9 @@ def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " i
 def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
     decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
     blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
-    to_parts, to_blends = ((decoded - picture).square().sum((2, 3, 4)).amin(1) for picture in (mixture.parts, blends))
+    to_parts, to_blends = (
+        (decoded - picture).square().sum((2, 3, 4)).amin(1) for picture in (mixture.parts, blends)
+    )
     return 100 * float((to_parts < to_blends).double().mean())
 
 
@@ -139,7 +157,9 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     remainder = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    return torch.stack([first, _highest_present(subject.outputs(subject.with_images(remainder)))], 1)
+    return torch.stack(
+        [first, _highest_present(subject.outputs(subject.with_images(remainder)))], 1
+    )
 
 
 def _highest_present(output: Any) -> Int64[Tensor, " image"]:

@@ -14,7 +14,11 @@ from torch import Tensor
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.networks import AbstractPairNetwork
-from capsule_lab.studies.measures.factor_analysers import FactorAnalysers, fit_factor_analysers, posterior
+from capsule_lab.studies.measures.factor_analysers import (
+    FactorAnalysers,
+    fit_factor_analysers,
+    posterior,
+)
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
@@ -69,7 +73,11 @@ def few_labels(
         seed: seed of the draws.
     """
     check_choice("features", features, get_args(Features))
-    for name, value in {"training_images": training_images, "draws": draws, "labels": labels}.items():
+    for name, value in {
+        "training_images": training_images,
+        "draws": draws,
+        "labels": labels,
+    }.items():
         check_number(name, value, 1)
     training = subject.training(training_images)
     known = torch.cat([batch.labels for batch in training]).cpu()
@@ -80,20 +88,36 @@ def few_labels(
     likelihoods = []
     for draw in range(draws):
         own_seed = seed * draws + draw
-        fit = fit_factor_analysers(fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed)
+        fit = fit_factor_analysers(
+            fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed
+        )
         likelihoods.append(fit.log_likelihoods[-1])
-        of_training, of_images = (_log_joint(points, fit.mixture).cpu() for points in (fitted, held_out))
+        of_training, of_images = (
+            _log_joint(points, fit.mixture).cpu() for points in (fitted, held_out)
+        )
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
         by_way = {
-            way: torch.zeros(len(truth), subject.num_classes).index_add(1, named, of_images.softmax(1)).argmax(1)
-            for way, named in _named_by_way(of_training, known, order, labels, fit.mixture, subject.num_classes).items()
+            way: torch.zeros(len(truth), subject.num_classes)
+            .index_add(1, named, of_images.softmax(1))
+            .argmax(1)
+            for way, named in _named_by_way(
+                of_training, known, order, labels, fit.mixture, subject.num_classes
+            ).items()
         }
         if neighbours:
-            nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
+            nearest = torch.cat(
+                [
+                    torch.cdist(part, seen[order[:labels]]).argmin(1)
+                    for part in looked_at.split(_CHUNK)
+                ]
+            )
             by_way["nearest"] = known[order[:labels]][nearest]
         for way, each in by_way.items():
             errors.setdefault(way, []).append(_error(each, truth))
-    numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
+    numbers = {
+        "log_likelihood": statistics.fmean(likelihoods),
+        "dimensions": float(fitted.shape[1]),
+    }
     for name, values in errors.items():
         numbers[f"{name}/error"] = statistics.fmean(values)
         if len(values) > 1:
@@ -119,25 +143,39 @@ def _features(
     if features == "pixels":
         first, second = (_pixels(batches).numpy() for batches in (training, subject.batches))
         pca = PCA(min(principal, *first.shape), random_state=0).fit(first)
-        fitted, held_out = (torch.from_numpy(pca.transform(pixels)).to(subject.images) for pixels in (first, second))
+        fitted, held_out = (
+            torch.from_numpy(pca.transform(pixels)).to(subject.images) for pixels in (first, second)
+        )
         return fitted, held_out
-    network, instead = subject.network, "expected model=transforming_autoencoder, or what.features=pixels"
+    network, instead = (
+        subject.network,
+        "expected model=transforming_autoencoder, or what.features=pixels",
+    )
     subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
     if (features == "code") == bool(network.capsules):
         expected = "capsules, presences or poses" if network.capsules else "code"
         kind = type(network).__name__
-        raise ValueError(f"features is {features!r}, but the network is a {kind}; expected {expected}, or pixels")
+        raise ValueError(
+            f"features is {features!r}, but the network is a {kind}; expected {expected}, or pixels"
+        )
     return _of_network(network, features, training), _of_network(network, features, subject.batches)
 
 
 @torch.no_grad()
-def _of_network(network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]) -> Tensor:
+def _of_network(
+    network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]
+) -> Tensor:
     """Return features; poses are multiplied by presences, since the pose of an absent capsule is meaningless."""
     features_of_batches = []
     for batch in batches:
         poses, presences = network.recognise(batch.images)
         there = presences.unsqueeze(2)
-        parts = {"capsules": [there, there * poses], "presences": [there], "poses": [poses], "code": [poses]}[features]
+        parts = {
+            "capsules": [there, there * poses],
+            "presences": [there],
+            "poses": [poses],
+            "code": [poses],
+        }[features]
         features_of_batches.append(torch.cat(parts, 2).flatten(1))
     return torch.cat(features_of_batches).float()
 
@@ -154,28 +192,48 @@ def _standardised(
     return (fitted[:, kept] - mean) / deviation, (held_out[:, kept] - mean) / deviation
 
 
-def _log_joint(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Float[Tensor, "point component"]:
+def _log_joint(
+    points: Float[Tensor, "point dim"], mixture: FactorAnalysers
+) -> Float[Tensor, "point component"]:
     return torch.cat([posterior(chunk, mixture).log_joint for chunk in points.split(4 * _CHUNK)])
 
 
 def _named_by_way(
-    log_joint: Tensor, known: Tensor, order: Tensor, labels: int, mixture: FactorAnalysers, classes: int
+    log_joint: Tensor,
+    known: Tensor,
+    order: Tensor,
+    labels: int,
+    mixture: FactorAnalysers,
+    classes: int,
 ) -> dict[str, Int64[Tensor, " component"]]:
     """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
     drawn = {"drawn": order[:labels]}
     by_class = [order[known[order] == label] for label in range(classes)]
-    drawn |= {f"drawn_{count}_per_class": torch.cat([each[:count] for each in by_class]) for count in _STRATIFIED}
-    named = {way: _named(log_joint, known, chosen, mixture, classes) for way, chosen in drawn.items()}
+    drawn |= {
+        f"drawn_{count}_per_class": torch.cat([each[:count] for each in by_class])
+        for count in _STRATIFIED
+    }
+    named = {
+        way: _named(log_joint, known, chosen, mixture, classes) for way, chosen in drawn.items()
+    }
     return {"asked": known[log_joint.argmax(0)], **named}
 
 
 def _named(
-    log_joint: Float[Tensor, "point component"], known: Tensor, chosen: Tensor, mixture: FactorAnalysers, classes: int
+    log_joint: Float[Tensor, "point component"],
+    known: Tensor,
+    chosen: Tensor,
+    mixture: FactorAnalysers,
+    classes: int,
 ) -> Int64[Tensor, " component"]:
     """Return the class of each component: the class of the labelled images for which it is responsible."""
     shares = log_joint[chosen].softmax(1)
-    votes = torch.zeros(classes, shares.shape[1]).index_add(0, known[chosen], shares)  # [class component]
-    responsible = torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
+    votes = torch.zeros(classes, shares.shape[1]).index_add(
+        0, known[chosen], shares
+    )  # [class component]
+    responsible = (
+        torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
+    )
     named = votes.argmax(0)
     means = mixture.means.cpu()
     nearest = torch.cdist(means, means[responsible]).argmin(1)

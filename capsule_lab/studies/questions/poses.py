@@ -27,7 +27,10 @@ _SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
 
 @question(of_pairs=True)
 def poses(
-    subject: Subject, *, shifts: Sequence[int] = (1, 2, 3, 4, 5), degrees: Sequence[int] = (10, 20, 40)
+    subject: Subject,
+    *,
+    shifts: Sequence[int] = (1, 2, 3, 4, 5),
+    degrees: Sequence[int] = (10, 20, 40),
 ) -> Answer:
     """Compute ``pair_metrics`` of images and their copies, for each strength of the change.
 
@@ -35,7 +38,9 @@ def poses(
     network with matrices as input, ``rotation_<degrees>/<quantity>``: copies are rotated in both directions.
     ``reconstruction`` is the squared error per image of the drawn copies. Beyond the training range, it extrapolates.
     """
-    subject.check_network(AbstractPairNetwork, "takes no change of images; expected model=transforming_autoencoder")
+    subject.check_network(
+        AbstractPairNetwork, "takes no change of images; expected model=transforming_autoencoder"
+    )
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}
@@ -43,7 +48,10 @@ def poses(
     for strength in shifts if shifted else degrees:
         copies = _shifted(subject, strength) if shifted else _turned(subject, strength)
         measured = _measured(subject, network, copies)
-        numbers |= {f"{'shift' if shifted else 'rotation'}_{strength}/{key}": value for key, value in measured.items()}
+        numbers |= {
+            f"{'shift' if shifted else 'rotation'}_{strength}/{key}": value
+            for key, value in measured.items()
+        }
     return Answer(numbers, draw=partial(_figures, subject, network))
 
 
@@ -82,7 +90,10 @@ def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength:
 
 @torch.no_grad()
 def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -> dict[str, float]:
-    metrics = {name: metric.to(subject.images.device) for name, metric in pair_metrics.pair_metrics(network).items()}
+    metrics = {
+        name: metric.to(subject.images.device)
+        for name, metric in pair_metrics.pair_metrics(network).items()
+    }
     squared = pairs = 0.0
     for images, change in copies:
         changes = change.to(images).expand(len(images), *change.shape)
@@ -102,11 +113,17 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
         return {}
     poses, presences = network.recognise(subject.images)
     capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()
-    figures = {} if network.window is not None else {"generative_fields": generative_fields(network, capsules)}
+    figures = (
+        {}
+        if network.window is not None
+        else {"generative_fields": generative_fields(network, capsules)}
+    )
     if network.pose != "translation":
         return figures
     right = subject.changes["translation"]
-    moved = {shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)}
+    moved = {
+        shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)
+    }
     recognised = {shift: network.recognise(images) for shift, images in moved.items()}
     across = {shift: recognised[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
     figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
@@ -114,12 +131,17 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
     figures["presence"] = presence_curve([*recognised], means, capsules)
     first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
     changes = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
-    figures["images"] = image_rows({"image": first, "drawn": network(first, changes).images, "3 to the right": copies})
+    figures["images"] = image_rows(
+        {"image": first, "drawn": network(first, changes).images, "3 to the right": copies}
+    )
     return figures
 
 
 def shift_scatter(
-    poses: OfCapsules, moved: Mapping[int, OfCapsules], presences: OfCapsules, capsules: Int64[Tensor, " chosen"]
+    poses: OfCapsules,
+    moved: Mapping[int, OfCapsules],
+    presences: OfCapsules,
+    capsules: Int64[Tensor, " chosen"],
 ) -> Figure:
     """Draw x of images against x of their shifted copies, ideally lines parallel to the diagonal, offset by the shift.
 
@@ -137,22 +159,34 @@ def shift_scatter(
             label = f"{shift:+d} pixels"
             axes.plot(x, after[seen, capsule], ".", color=f"C{number}", markersize=3, label=label)
             axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
-        axes.set(title=f"capsule {capsule}, in {int(seen.sum())} images", xlabel="x, pixels", ylabel="x of the copy")
+        axes.set(
+            title=f"capsule {capsule}, in {int(seen.sum())} images",
+            xlabel="x, pixels",
+            ylabel="x of the copy",
+        )
         axes.legend(fontsize="small")
     return figure
 
 
-def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]) -> Figure:
+def generative_fields(
+    network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]
+) -> Figure:
     """Draw the outgoing weights of the first generation units of capsules without windows; grey is 0."""
-    weights = network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)  # [k g c h w]
+    weights = (
+        network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)
+    )  # [k g c h w]
     largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
     pictures = 0.5 + weights / largest / 2
     columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
-    return picture_grid([Group("generation unit", columns)], [f"capsule {number}" for number in capsules.tolist()])
+    return picture_grid(
+        [Group("generation unit", columns)], [f"capsule {number}" for number in capsules.tolist()]
+    )
 
 
 def presence_curve(
-    shifts: Sequence[int], presences: Float[Tensor, "shift capsule"], capsules: Int64[Tensor, " chosen"]
+    shifts: Sequence[int],
+    presences: Float[Tensor, "shift capsule"],
+    capsules: Int64[Tensor, " chosen"],
 ) -> Figure:
     """Draw the presence of capsules in images moved to the right; a horizontal line means invariance."""
     figure, ((axes,),) = panels(1, 1, (6.0, 4.0), "")

@@ -70,10 +70,14 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
     check_number("training_images", training_images, 1)
     missing = [name for name in _NEEDED if name not in subject.factors]
     if missing:
-        raise ValueError(f"this data has no factor {missing[0]}; expected smallNORB, or its stand-in")
+        raise ValueError(
+            f"this data has no factor {missing[0]}; expected smallNORB, or its stand-in"
+        )
     training = subject.training(training_images)
     fitted, judged = _views(subject, training), _views(subject, subject.batches)
-    shared = {*zip(fitted.labels, fitted.instance, strict=True)} & {*zip(judged.labels, judged.instance, strict=True)}
+    shared = {*zip(fitted.labels, fitted.instance, strict=True)} & {
+        *zip(judged.labels, judged.instance, strict=True)
+    }
     if shared:
         label, instance = min(shared)
         raise ValueError(
@@ -87,22 +91,31 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
                 f"{known} of the {len(fitted.labels)} training images are of class {label}; expected {_FEWEST} or "
                 "more, by a larger what.training_images"
             )
-    familiar, novel = fitted.of(np.isin(fitted.azimuth, FAMILIAR)), judged.of(~np.isin(judged.azimuth, FAMILIAR))
+    familiar, novel = (
+        fitted.of(np.isin(fitted.azimuth, FAMILIAR)),
+        judged.of(~np.isin(judged.azimuth, FAMILIAR)),
+    )
     numbers: dict[str, float] = {}
     for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
         network = name == "network"
         scores = _judge(fitted, judged, inputs, network=network)
-        if all((familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)) and len(novel.labels):
+        if all(
+            (familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)
+        ) and len(novel.labels):
             novel_scores = _judge(familiar, novel, inputs, network=network)
             scores |= {
-                f"novel_{name}": value for name, value in novel_scores.items() if name.startswith("azimuth_degrees")
+                f"novel_{name}": value
+                for name, value in novel_scores.items()
+                if name.startswith("azimuth_degrees")
             }
         numbers |= {f"{name}/{key}": value for key, value in scores.items()}
     return Answer(numbers)
 
 
 def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
-    factors = torch.cat([batch.factors for batch in batches if batch.factors is not None]).cpu().numpy()
+    factors = (
+        torch.cat([batch.factors for batch in batches if batch.factors is not None]).cpu().numpy()
+    )
     column = {name: factors[:, subject.factors.index(name)].astype(int) for name in _NEEDED}
     angle = np.deg2rad(_DEGREES * column["azimuth"])
     lamps = np.eye(_LAMPS)[column["lighting"]]
@@ -130,13 +143,19 @@ def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dic
         model: BaseEstimator = make_pipeline(StandardScaler(), Ridge())
         groups = {}
         if network:
-            layers = MLPRegressor(hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0)  # ours
+            layers = MLPRegressor(
+                hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0
+            )  # ours
             model = make_pipeline(StandardScaler(), layers)
         elif len(np.unique(toys)) > 1:
             penalties, groups = {"ridge__alpha": _PENALTIES}, {"groups": toys}
-            model = GridSearchCV(model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
+            model = GridSearchCV(
+                model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error"
+            )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the network's last steps change little
+            warnings.simplefilter(
+                "ignore", ConvergenceWarning
+            )  # the network's last steps change little
             model.fit(reduced, targets.transform(training.targets), **groups)
         predicted = model.predict(components.transform(getattr(held_out, inputs)))
         by_class.append(_of_class(targets.inverse_transform(predicted), held_out))
@@ -171,4 +190,8 @@ def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
 
 def _median_angle(error: Array) -> float:
     known = error[np.isfinite(error)]
-    return float(np.median(np.abs(np.rad2deg(np.angle(np.exp(1j * known)))))) if len(known) else float("nan")
+    return (
+        float(np.median(np.abs(np.rad2deg(np.angle(np.exp(1j * known))))))
+        if len(known)
+        else float("nan")
+    )

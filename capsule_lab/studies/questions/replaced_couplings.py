@@ -47,7 +47,9 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
     check_number("training", training, 1)
     subject.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
     if any(routing.competing == "children" for routing in _routings(subject.network)):
-        raise ValueError("couplings sum to one over the children of a parent; expected a routing with equal shares")
+        raise ValueError(
+            "couplings sum to one over the children of a parent; expected a routing with equal shares"
+        )
     images = subject.training(training)
     original = copy.deepcopy(subject.network)  # statistics of the subject's network change
     means = _means(original, images)
@@ -60,7 +62,12 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
         "equal": lambda *_: ["equal"] * len(means),
     }
     kinds = nn.BatchNorm1d, nn.BatchNorm2d
-    norms = [norm for routing in _routings(subject.network) for norm in routing.modules() if isinstance(norm, kinds)]
+    norms = [
+        norm
+        for routing in _routings(subject.network)
+        for norm in routing.modules()
+        if isinstance(norm, kinds)
+    ]
     numbers: dict[str, float] = {}
     for name, replacement in replacements.items():
 
@@ -77,7 +84,9 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
                 numbers[f"{name}/error_reestimated"] = _error(subject.batches, ranking)
     for ending in ("", "_reestimated") if norms else ("",):
         own, mean, equal = (numbers[f"{name}/error{ending}"] for name in ("own", "mean", "equal"))
-        numbers[f"kept_by_mean{ending}"] = (equal - mean) / (equal - own) if equal != own else float("nan")
+        numbers[f"kept_by_mean{ending}"] = (
+            (equal - mean) / (equal - own) if equal != own else float("nan")
+        )
     return Answer({**numbers, **_distances(original, means, subject.batches)})
 
 
@@ -93,7 +102,11 @@ class _Replaced(EqualCouplings):
         if isinstance(self.source, Tensor):
             self.last = self.source.to(log_couplings.dtype)
         else:
-            self.last = self.normaliser(log_couplings) if self.source == "own" else super().__call__(log_couplings)
+            self.last = (
+                self.normaliser(log_couplings)
+                if self.source == "own"
+                else super().__call__(log_couplings)
+            )
         return self.last
 
 
@@ -102,11 +115,15 @@ def _routings(network: nn.Module) -> list[AbstractRouting]:
 
 
 @torch.no_grad()
-def _forward(network: Any, images: Tensor, sources: Sequence[Source] = ()) -> tuple[Tensor, list[Couplings]]:
+def _forward(
+    network: Any, images: Tensor, sources: Sequence[Source] = ()
+) -> tuple[Tensor, list[Couplings]]:
     """Return the ranking, and the couplings of the last iteration of each routing; by default with its own ones."""
     made: dict[AbstractRouting, _Replaced] = {}
 
-    def hook(source: Source, routing: AbstractRouting, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def hook(
+        source: Source, routing: AbstractRouting, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         rows = len(inputs[0] if isinstance(inputs[0], Tensor) else inputs[0].poses)
         made[routing] = _Replaced(options.get("normalise") or Normaliser(), source, rows)
         return inputs, {**options, "normalise": made[routing]}
@@ -137,12 +154,16 @@ def _repeated(mean: Float[Tensor, "position parent child"], images: int) -> Coup
     return mean.repeat(images, 1, 1)
 
 
-def _of_others(own: Sequence[Couplings], labels: Int64[Tensor, " image"], *, same: bool) -> Sequence[Couplings]:
+def _of_others(
+    own: Sequence[Couplings], labels: Int64[Tensor, " image"], *, same: bool
+) -> Sequence[Couplings]:
     """Return the couplings of another image with the same label (its own if there is none), or with another label."""
     order = labels.argsort(stable=True)
     sizes = labels.unique(return_counts=True)[1]
     within = torch.cat([part.roll(1) for part in order.split(sizes.tolist())])
-    others = within if same else order.roll(int(sizes.max()))  # beyond all images with the same label
+    others = (
+        within if same else order.roll(int(sizes.max()))
+    )  # beyond all images with the same label
     source = torch.empty_like(order).scatter(0, order, others)
     return [couplings.unflatten(0, (len(labels), -1))[source].flatten(0, 1) for couplings in own]
 
@@ -174,7 +195,9 @@ def _error(batches: Sequence[Batch], ranking: Callable[[Batch], Tensor]) -> floa
     return 100 * wrong / sum(len(batch.labels) for batch in batches)
 
 
-def _distances(network: Any, means: Sequence[Couplings], batches: Sequence[Batch]) -> Mapping[str, float]:
+def _distances(
+    network: Any, means: Sequence[Couplings], batches: Sequence[Batch]
+) -> Mapping[str, float]:
     """Return distances between couplings; those of a child sum to one."""
     children = sum(float(mean.sum()) for mean in means)
     own = 0.0
@@ -183,5 +206,10 @@ def _distances(network: Any, means: Sequence[Couplings], batches: Sequence[Batch
             own += float((couplings - _repeated(mean, len(batch.labels))).abs().sum()) / 2
     images = sum(len(batch.labels) for batch in batches)
     equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))[1]
-    apart = sum(float((mean - shares).abs().sum()) / 2 for mean, shares in zip(means, equal, strict=True))
-    return {"distance_of_own_from_mean": own / images / children, "distance_of_mean_from_equal": apart / children}
+    apart = sum(
+        float((mean - shares).abs().sum()) / 2 for mean, shares in zip(means, equal, strict=True)
+    )
+    return {
+        "distance_of_own_from_mean": own / images / children,
+        "distance_of_mean_from_equal": apart / children,
+    }

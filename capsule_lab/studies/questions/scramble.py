@@ -64,7 +64,11 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
     changed, left_out = changes(subject, tiles, seed)
     clean = subject.outputs()
     confidence = _confidence(clean.logits)
-    numbers = {"error": error_percent(clean, subject.labels), "confidence": 100 * float(confidence.mean()), **left_out}
+    numbers = {
+        "error": error_percent(clean, subject.labels),
+        "confidence": 100 * float(confidence.mean()),
+        **left_out,
+    }
     kept = {"intact": 100 - numbers["error"]}
     for name, (images, counted) in changed.items():
         output = subject.outputs(subject.with_images(images))
@@ -75,7 +79,9 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
             f"{name}/images": float(counted.sum()),
             f"{name}/kept": kept[name],
             f"{name}/confidence": -100 * float(unsure.mean()),
-            f"{name}/auc": area_under_roc(-confidence[counted], unsure) if len(unsure) else float("nan"),
+            f"{name}/auc": area_under_roc(-confidence[counted], unsure)
+            if len(unsure)
+            else float("nan"),
             f"{name}/distance": float(_distances(images, subject.images)[counted].mean()),
         }
     return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
@@ -85,13 +91,19 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     """Return all images after each change by name, and the numbers of images that do not count, by reason."""
     images, labels = subject.images, subject.labels.cpu()
     keys = torch.cat([batch.key for batch in subject.batches]).cpu()
-    generators = [torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()]
+    generators = [
+        torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()
+    ]
     half = images.shape[2] // 2
     every = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    order = torch.stack([_exchange(*pair) for pair in zip(_differences(images, tiles), generators, strict=True)])
+    order = torch.stack(
+        [_exchange(*pair) for pair in zip(_differences(images, tiles), generators, strict=True)]
+    )
     differ = (order != torch.arange(tiles**2)).any(1).to(every.device)
     two = permuted_tiles(images, tiles, order)
-    everywhere = permuted_tiles(images, tiles, torch.stack([_circle(tiles**2, generator) for generator in generators]))
+    everywhere = permuted_tiles(
+        images, tiles, torch.stack([_circle(tiles**2, generator) for generator in generators])
+    )
     blur, reached = blurred_as_far(images, _distances(two, images))
     changed = {
         "two_tiles": Changed(two, differ & reached),
@@ -101,12 +113,21 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
         partner = _partners(labels, keys, generators, same_class=same).to(images.device)
         another = partner != torch.arange(len(partner), device=partner.device)
-        changed[name] = Changed(torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another)
+        changed[name] = Changed(
+            torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another
+        )
     changed["blur"] = Changed(blur, differ & reached)
-    signs = torch.stack([torch.randint(2, images.shape[1:], generator=stream) for stream in generators]).to(images)
-    noise = (2 * signs - 1) * (_distances(everywhere, images) / images[0].numel() ** 0.5).view(-1, 1, 1, 1)
+    signs = torch.stack(
+        [torch.randint(2, images.shape[1:], generator=stream) for stream in generators]
+    ).to(images)
+    noise = (2 * signs - 1) * (_distances(everywhere, images) / images[0].numel() ** 0.5).view(
+        -1, 1, 1, 1
+    )
     changed["noise"] = Changed(images + noise, every)
-    left_out = {"without_pair": float((~differ).sum()), "too_far_for_blur": float((differ & ~reached).sum())}
+    left_out = {
+        "without_pair": float((~differ).sum()),
+        "too_far_for_blur": float((differ & ~reached).sum()),
+    }
     return changed, left_out
 
 
@@ -122,7 +143,9 @@ def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]
     return 2 * torch.cdist(cut, cut).square() / deviations.view(-1, 1, 1)
 
 
-def _exchange(differences: Float[Tensor, "tile tile"], generator: torch.Generator) -> Int64[Tensor, " tile"]:
+def _exchange(
+    differences: Float[Tensor, "tile tile"], generator: torch.Generator
+) -> Int64[Tensor, " tile"]:
     """Return the tile for each place: one random pair that differs by ``_LEAST`` or more is exchanged, if any."""
     order = torch.arange(len(differences))
     pairs = (differences.triu(1) >= _LEAST).nonzero()
@@ -139,7 +162,11 @@ def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
 
 
 def _partners(
-    labels: Int64[Tensor, " image"], keys: Tensor, generators: Sequence[torch.Generator], *, same_class: bool
+    labels: Int64[Tensor, " image"],
+    keys: Tensor,
+    generators: Sequence[torch.Generator],
+    *,
+    same_class: bool,
 ) -> Int64[Tensor, " image"]:
     """Return another image for each image; the image itself if there is none."""
     partners = torch.arange(len(labels))
@@ -167,13 +194,17 @@ def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"
     cut = _cut(images, tiles)
     rows, columns = cut.shape[3:]
     index = order.to(images.device).view(*order.shape, 1, 1, 1).expand_as(cut)
-    together = cut.gather(1, index).unflatten(1, (tiles, tiles)).permute(0, 3, 1, 4, 2, 5)  # [b c i rows j columns]
+    together = (
+        cut.gather(1, index).unflatten(1, (tiles, tiles)).permute(0, 3, 1, 4, 2, 5)
+    )  # [b c i rows j columns]
     permuted = images.clone()
     permuted[:, :, : rows * tiles, : columns * tiles] = together.flatten(4, 5).flatten(2, 3)
     return permuted
 
 
-def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[Images, Bool[Tensor, " image"]]:
+def blurred_as_far(
+    images: Images, distances: Float[Tensor, " image"]
+) -> tuple[Images, Bool[Tensor, " image"]]:
     """Blur images until their distance from the original is ``distances``; also return which images can reach it.
 
     The mean over the narrowest square, of 3, 5, 7, ... pixels, that reaches the distance is mixed with the image. If no
@@ -199,7 +230,9 @@ def blurred(images: Images, width: int) -> Tensor:
 
 def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
     if logits is None:
-        raise ValueError("the network returns no logits with this routing; expected a routing with logits")
+        raise ValueError(
+            "the network returns no logits with this routing; expected a routing with logits"
+        )
     return logits.double().softmax(1).amax(1)
 
 
@@ -216,7 +249,9 @@ def _figures(
     scaled = [((row - low) / (high - low)).clamp(0, 1) for row in rows]
     columns = [Column(name, pictures) for name, *pictures in zip(names, *scaled, strict=True)]
     shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
-    title = "images after each change; left: the share of all images still classified as their label"
+    title = (
+        "images after each change; left: the share of all images still classified as their label"
+    )
     pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
     note = (
         f"blur has the distance of two tiles, noise that of all tiles; {pairs} of {total} images have two tiles that "

@@ -19,7 +19,10 @@ def sign(subject: Subject) -> Answer:
     clean = subject.outputs()
     numbers = {"error": error_percent(clean, subject.labels)}
     images = subject.images
-    changed = {"negated": -images, "photographic_negative": float(images.max()) + float(images.min()) - images}
+    changed = {
+        "negated": -images,
+        "photographic_negative": float(images.max()) + float(images.min()) - images,
+    }
     for name, negative in changed.items():
         output = subject.outputs(subject.with_images(negative))
         same = (output.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()

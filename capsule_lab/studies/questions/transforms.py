@@ -20,7 +20,13 @@ from torch import Tensor
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.plotting import panels
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.studies.measures.features import group_law, linear_map, of_label, pose_features, principal_components
+from capsule_lab.studies.measures.features import (
+    group_law,
+    linear_map,
+    of_label,
+    pose_features,
+    principal_components,
+)
 from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, question
 
 
@@ -37,8 +43,12 @@ class Strengths(NamedTuple):
 _EIGHT = (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4)
 KINDS: Mapping[str, Strengths] = {
     "rotation": Strengths(tuple(5.0 * step for step in range(-6, 7)), 10.0, 20.0, -10.0, "degrees"),
-    "translation": Strengths(tuple(float(step) for step in range(-4, 5)), 1.0, 2.0, -1.0, "pixels to the right"),
-    "scaling": Strengths(tuple(percent / 2 for percent in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"),
+    "translation": Strengths(
+        tuple(float(step) for step in range(-4, 5)), 1.0, 2.0, -1.0, "pixels to the right"
+    ),
+    "scaling": Strengths(
+        tuple(percent / 2 for percent in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"
+    ),
     "shear": Strengths(_EIGHT, 0.1, 0.2, -0.1, "pixels to the right per pixel up"),
 }
 """Ours: approximately the ranges of affNIST."""
@@ -91,11 +101,19 @@ def transforms(
         strengths = KINDS[kind]
         show = partial(_Shown.of, subject, subject.changes[kind], features, pixels)
         shown = {strength: show(strength) for strength in strengths.curve}
-        curves[kind] = [_point(shown[strength], shown[0], strength, subject) for strength in strengths.curve]
+        curves[kind] = [
+            _point(shown[strength], shown[0], strength, subject) for strength in strengths.curve
+        ]
         rows += [{"change": kind, **point} for point in curves[kind]]
         numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
-        steps = [shown.get(step) or show(step) for step in (strengths.step, strengths.twice, strengths.back)]
-        numbers |= {f"{kind}/{key}": value for key, value in _maps(subject.labels, shown[0], steps, ridge).items()}
+        steps = [
+            shown.get(step) or show(step)
+            for step in (strengths.step, strengths.twice, strengths.back)
+        ]
+        numbers |= {
+            f"{kind}/{key}": value
+            for key, value in _maps(subject.labels, shown[0], steps, ridge).items()
+        }
     return Answer(numbers, rows, partial(_figures, curves))
 
 
@@ -119,7 +137,9 @@ class _Shown(NamedTuple):
         batches = subject.changed(change, strength) if strength else subject.batches
         output = subject.outputs(batches)
         images = torch.cat([batch.images for batch in batches])
-        presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
+        presence = (
+            output.scores.softmax(1) if output.capsules is None else output.capsules.activations
+        )
         error = error_percent(output, subject.labels)
         return cls(presence, features(batches), pixels(images.flatten(1)), error)
 
@@ -130,8 +150,15 @@ def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
 
 
 def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> dict[str, float]:
-    measured = {"strength": float(strength), "error": shown.error, "images": float(len(subject.labels))}
-    presence, angles = of_label(shown.presences, subject.labels).double(), _angles(shown.poses, before.poses)
+    measured = {
+        "strength": float(strength),
+        "error": shown.error,
+        "images": float(len(subject.labels)),
+    }
+    presence, angles = (
+        of_label(shown.presences, subject.labels).double(),
+        _angles(shown.poses, before.poses),
+    )
     for name, values in {"presence": presence, "angle": angles}.items():
         low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
         measured |= {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
@@ -141,16 +168,22 @@ def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     every = [*shown.values()]
     angles = torch.stack([_angles(capsules.poses, shown[0].poses) for capsules in every])
-    rank = spearmanr(torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
+    rank = spearmanr(
+        torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu()
+    )
     return {
         "error": (every[0].error + every[-1].error) / 2,
-        "presence_change": _presence_change(torch.stack([capsules.presences for capsules in every]), subject.labels),
+        "presence_change": _presence_change(
+            torch.stack([capsules.presences for capsules in every]), subject.labels
+        ),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
 
 
-def _presence_change(presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]) -> float:
+def _presence_change(
+    presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]
+) -> float:
     """Return the label's variance over strengths, divided by the sum of itself and the mean's variance over images."""
     presences = presences.double()
     of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
@@ -164,18 +197,26 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
     residual, total = 0.0, 0.0
     for label in subject.labels.unique():
         chosen = subject.labels == label
-        changes = torch.stack([(after.poses - shown[0].poses)[chosen] for after in shown.values()])  # [s image dim]
+        changes = torch.stack(
+            [(after.poses - shown[0].poses)[chosen] for after in shown.values()]
+        )  # [s image dim]
         strengths = changes.new_tensor(list(shown))
-        slope = torch.einsum("s,sid->d", strengths, changes) / (strengths.square().sum() * changes.shape[1])
+        slope = torch.einsum("s,sid->d", strengths, changes) / (
+            strengths.square().sum() * changes.shape[1]
+        )
         residual += float((changes - strengths[:, None, None] * slope).square().sum())
         total += float(changes.square().sum())
     return 1 - residual / total if total else float("nan")
 
 
-def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
+def _maps(
+    labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float
+) -> dict[str, float]:
     """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
     explained, by_shift = _explained(labels, before.poses, steps[0].poses, ridge)
-    start, *ends = (capsules.poses - _class_means(labels, capsules.poses) for capsules in (before, *steps))
+    start, *ends = (
+        capsules.poses - _class_means(labels, capsules.poses) for capsules in (before, *steps)
+    )
     one, two, back = (linear_map(start, end, ridge) for end in ends)
     of_pixels = linear_map(
         before.pixels - _class_means(labels, before.pixels),
@@ -191,7 +232,9 @@ def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float)
         "equivariance_gain": one.identity_error - one.error,
         "pixels_gain": of_pixels.identity_error - of_pixels.error,
         "group_law": group_law(one.matrix, one.matrix, two.matrix),
-        "inverse": group_law(one.matrix, back.matrix, torch.eye(len(one.matrix)).to(one.matrix), unit=one.matrix),
+        "inverse": group_law(
+            one.matrix, back.matrix, torch.eye(len(one.matrix)).to(one.matrix), unit=one.matrix
+        ),
     }
 
 
@@ -223,7 +266,9 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
     figure, axes = panels(3, len(curves), (3.4 * len(curves), 6.6), title)
     for column, (kind, points) in zip(axes.T, curves.items(), strict=True):
         table = pd.DataFrame(points)
-        for axis, name, colour in zip(column, ("presence", "angle", "error"), COLOURS, strict=False):
+        for axis, name, colour in zip(
+            column, ("presence", "angle", "error"), COLOURS, strict=False
+        ):
             axis.plot(table.strength, table[name], color=colour, marker="o", markersize=3)
             axis.grid(alpha=0.3)
             if name != "error":
@@ -231,6 +276,8 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
                 axis.fill_between(table.strength, *ends, color=colour, alpha=0.2, linewidth=0)
         column[0].set(title=kind, ylim=(-0.02, 1.02))
         column[2].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
-    for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
+    for axis, name in zip(
+        axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True
+    ):
         axis.set_ylabel(name)
     return {"curves": figure}

@@ -25,7 +25,13 @@ from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.studies.measures.features import of_label
-from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse, receptive_centres
+from capsule_lab.studies.measures.parse_tree import (
+    ACTIVE,
+    draw_graph,
+    draw_on_image,
+    parse,
+    receptive_centres,
+)
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Votes
 
@@ -60,11 +66,14 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
         "branches": float(edges.sum(1).double().mean()),
         "silenced_children": float(heavy.sum(1).double().mean()),
     }
-    lengths = layer.present * of_label(layer.votes().transpose(1, 2), predicted).norm(dim=2)  # [image child]
+    lengths = layer.present * of_label(layer.votes().transpose(1, 2), predicted).norm(
+        dim=2
+    )  # [image child]
     before = of_label(output.ranking.softmax(1), predicted)
     for quantity, chosen in {
         "drop_of_tree": heavy,
-        "drop_of_votes": lengths.argsort(dim=1, descending=True).argsort(dim=1) < heavy.sum(1, keepdim=True),
+        "drop_of_votes": lengths.argsort(dim=1, descending=True).argsort(dim=1)
+        < heavy.sum(1, keepdim=True),
         "drop_of_random": _random_of_same_activation(layer.present, heavy),
     }.items():
         with silent(subject, name, chosen):
@@ -73,26 +82,39 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     if layer.child_grid is not None:
         numbers |= _alike(in_tree, layer.child_grid, subject.labels)
         numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
-    return Answer({f"{name}/{key}": value for key, value in numbers.items()}, draw=partial(_figures, subject, shown))
+    return Answer(
+        {f"{name}/{key}": value for key, value in numbers.items()},
+        draw=partial(_figures, subject, shown),
+    )
 
 
-def _edges(layer: LayerTrace, parents: Int64[Tensor, " image"]) -> tuple[Tensor, Bool[Tensor, "image child"]]:
+def _edges(
+    layer: LayerTrace, parents: Int64[Tensor, " image"]
+) -> tuple[Tensor, Bool[Tensor, "image child"]]:
     """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
     couplings, activations = layer.couplings(), layer.children.activations
     couplings_of_parent = of_label(couplings.transpose(1, 2), parents)
-    return activations * couplings_of_parent, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
+    return activations * couplings_of_parent, (couplings.argmax(2) == parents.unsqueeze(1)) & (
+        activations > ACTIVE
+    )
 
 
-def _heaviest(weights: Float[Tensor, "image child"], target: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
+def _heaviest(
+    weights: Float[Tensor, "image child"], target: Float[Tensor, " image"]
+) -> Bool[Tensor, "image child"]:
     """Select the heaviest children until their weights sum to ``target``, or all children with a weight above 0."""
     ordered, order = weights.sort(dim=1, descending=True)
     chosen = (ordered.cumsum(1) - ordered < target.unsqueeze(1)) & (ordered > 0)
     return torch.zeros_like(chosen).scatter(1, order, chosen)
 
 
-def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image child"]) -> Bool[Tensor, "image child"]:
+def _random_of_same_activation(
+    activations: Tensor, chosen: Bool[Tensor, "image child"]
+) -> Bool[Tensor, "image child"]:
     """Select other children in random order until their total activation is that of the chosen ones."""
-    order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(activations.device)
+    order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(
+        activations.device
+    )
     order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
     selected = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
@@ -114,7 +136,9 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
         unsilenced = 1 - next(parts).to(torch.float32)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            plain = None if votes.plain_poses is None else votes.plain_poses * unsilenced.unsqueeze(2)
+            plain = (
+                None if votes.plain_poses is None else votes.plain_poses * unsilenced.unsqueeze(2)
+            )
             votes = Votes(votes.poses * unsilenced.unsqueeze(2), votes.weight, plain)
         else:
             votes = votes * unsilenced[:, :, None, None]
@@ -124,22 +148,35 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
         yield
 
 
-def _alike(weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]) -> dict[str, float]:
-    by_type = torch.nn.functional.normalize(grid.at_positions(weights).sum((2, 3)), dim=1)  # [image type]
+def _alike(
+    weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]
+) -> dict[str, float]:
+    by_type = torch.nn.functional.normalize(
+        grid.at_positions(weights).sum((2, 3)), dim=1
+    )  # [image type]
     cosines = by_type @ by_type.t()
     same = labels.unsqueeze(1) == labels
     other = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    return {"alike_within": float(cosines[same & other].mean()), "alike_between": float(cosines[~same].mean())}
+    return {
+        "alike_within": float(cosines[same & other].mean()),
+        "alike_between": float(cosines[~same].mean()),
+    }
 
 
-def _follows_shift(subject: Subject, grid: ChildGrid, weights: Tensor, parents: Int64[Tensor, " image"]) -> float:
+def _follows_shift(
+    subject: Subject, grid: ChildGrid, weights: Tensor, parents: Int64[Tensor, " image"]
+) -> float:
     """Return the movement of the centre of the tree's mass, in pixels per pixel that the image moves to the right."""
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
     batches = subject.changed(subject.changes["translation"], _PIXELS)
     shifted_weights = []
-    for batch, parents_of_batch in zip(batches, parents.split([len(batch.labels) for batch in batches]), strict=True):
-        moved, edges = _edges([*trace(subject.network, batch.images)[1].values()][-1], parents_of_batch)
+    for batch, parents_of_batch in zip(
+        batches, parents.split([len(batch.labels) for batch in batches]), strict=True
+    ):
+        moved, edges = _edges(
+            [*trace(subject.network, batch.images)[1].values()][-1], parents_of_batch
+        )
         shifted_weights.append(moved * edges)
     before, after = (_centre(tensor, grid) for tensor in (weights, torch.cat(shifted_weights)))
     _, step = receptive_centres(subject.network, subject.images[:1])[1]
@@ -159,18 +196,27 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
     figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
     layers = subject.traces.values()
-    types = max(layer.child_grid.types if layer.child_grid else layer.children.activations.shape[1] for layer in layers)
-    for (left, right), image in zip(axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True):
+    types = max(
+        layer.child_grid.types if layer.child_grid else layer.children.activations.shape[1]
+        for layer in layers
+    )
+    for (left, right), image in zip(
+        axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True
+    ):
         picture = subject.images[image : image + 1]
         output, traces = trace(subject.network, picture)
         root = int(output.ranking.argmax(1))
         branches = parse(traces, root)
         draw_on_image(left, picture, subject.network, traces, branches, types)
         draw_graph(right, traces, branches, types)
-        names = [name_of_class(subject.classes, label) for label in (int(subject.labels[image]), root)]
+        names = [
+            name_of_class(subject.classes, label) for label in (int(subject.labels[image]), root)
+        ]
         left.set_title(f"image of {names[0]}, predicted {names[1]}", fontsize=9)
     if types > 1:
-        colours = ScalarMappable(Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types)))
+        colours = ScalarMappable(
+            Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types))
+        )
         ticks = MaxNLocator(16, integer=True)
         figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
     return {"trees": figure}

@@ -99,8 +99,12 @@ def test_invalid_file_is_named_with_the_reason(tmp_path):
             assert message.startswith(f"{tmp_path / 'test.mat'} "), kind
             assert expected in message, kind
     (tmp_path / "test.mat.zip").write_bytes(zipped({"test.mat": BAD["truncated"][0]}))
-    assert refusal(load, tmp_path).startswith(f"{tmp_path / 'test.mat.zip' / 'test.mat'} cannot be read")
-    assert refusal(load, tmp_path / "no").startswith(f"{tmp_path / 'no' / 'test.mat'} cannot be read (No such file")
+    assert refusal(load, tmp_path).startswith(
+        f"{tmp_path / 'test.mat.zip' / 'test.mat'} cannot be read"
+    )
+    assert refusal(load, tmp_path / "no").startswith(
+        f"{tmp_path / 'no' / 'test.mat'} cannot be read (No such file"
+    )
 
 
 def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path):
@@ -115,9 +119,13 @@ def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path):
 
 def test_download_is_complete_or_leaves_nothing(written, tmp_path, monkeypatch):
     for cut, expected in [(-1, "does not match the known hash"), (None, None)]:
-        asked = answer_downloads(monkeypatch, lambda url, c=cut: (written / url.rpartition("/")[2]).read_bytes()[:c])
+        asked = answer_downloads(
+            monkeypatch, lambda url, c=cut: (written / url.rpartition("/")[2]).read_bytes()[:c]
+        )
         problem = fetch(tmp_path / "affNIST", download)
         assert asked == ["https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"]
         assert problem is None if expected is None else expected in problem
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["test.mat.zip"][: expected is None]
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["test.mat.zip"][
+            : expected is None
+        ]
     np.testing.assert_array_equal(load(tmp_path / "affNIST").images[:, 0].numpy(), IMAGES)

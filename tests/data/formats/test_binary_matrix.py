@@ -21,7 +21,9 @@ def test_header_of_four_dimensions_is_that_of_the_real_images(tmp_path):
     """The first bytes of the real images, as published."""
     write_matrix(tmp_path / "a.mat", np.zeros((3, 2, 96, 96), np.uint8))
     published = "554C3D1E 04000000 EC5E0000 02000000 60000000 60000000"
-    assert (tmp_path / "a.mat").read_bytes()[:24] == bytes.fromhex(published.replace("EC5E", "0300"))
+    assert (tmp_path / "a.mat").read_bytes()[:24] == bytes.fromhex(
+        published.replace("EC5E", "0300")
+    )
 
 
 @pytest.mark.parametrize("suffix", [".mat", ".mat.gz"])
@@ -30,7 +32,10 @@ def test_matrix_is_read_back_as_written(tmp_path, suffix):
     shapes = [(7,), (3, 4), (2, 3, 4), (2, 2, 3, 5), (0,), (0, 2, 3, 3)]
     strided = np.arange(60, dtype=np.int32).reshape(3, 4, 5).transpose(2, 0, 1)[::2]
     path = tmp_path / f"matrix{suffix}"
-    arrays = [np.arange(np.prod(shape)).reshape(shape).astype(kind) for kind, shape in product(kinds, shapes)]
+    arrays = [
+        np.arange(np.prod(shape)).reshape(shape).astype(kind)
+        for kind, shape in product(kinds, shapes)
+    ]
     for array in (*arrays, strided):
         write_matrix(path, array)
         read = read_matrix(path)
@@ -38,7 +43,9 @@ def test_matrix_is_read_back_as_written(tmp_path, suffix):
         assert read.shape == array.shape
         np.testing.assert_array_equal(read, array)
         assert not read.flags.writeable
-        assert isinstance(read, np.memmap) is (suffix == ".mat" and array.size > 0), "a .mat is mapped, not loaded"
+        assert isinstance(read, np.memmap) is (suffix == ".mat" and array.size > 0), (
+            "a .mat is mapped, not loaded"
+        )
         del read
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -66,7 +73,9 @@ BROKEN_ARCHIVES = {
 
 def test_damaged_or_missing_file_is_refused_with_one_message(tmp_path):
     files = [("a.mat", content, kind) for kind, content in BROKEN.items()]
-    files += [("a.mat.gz", gzip.compress(content), kind) for kind, content in BROKEN.items() if content]
+    files += [
+        ("a.mat.gz", gzip.compress(content), kind) for kind, content in BROKEN.items() if content
+    ]
     files += [("a.mat.gz", content, kind) for kind, content in BROKEN_ARCHIVES.items()]
     files += [("no.mat", None, "No such file"), ("no.mat.gz", None, "No such file")]
     for name, content, kind in files:

@@ -23,23 +23,42 @@ def code(value: object) -> bytes:
     return pickle.dumps(value, 2)[2:-1]
 
 
-def forged(dtype: bytes, shape: bytes = code((2, 3072)), content: bytes = code("A" * 6144)) -> bytes:
+def forged(
+    dtype: bytes, shape: bytes = code((2, 3072)), content: bytes = code("A" * 6144)
+) -> bytes:
     """A batch whose array has another dtype, shape or content, each as instructions."""
-    head = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + code((0,)) + code("b") + b"\x87R"
+    head = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+        + code((0,))
+        + code("b")
+        + b"\x87R"
+    )
     return pickled(head + b"(" + code(1) + shape + dtype + b"\x89" + content + b"tb", [0, 1])
 
 
 UINT8 = DTYPE + text(b"u1") + b"K\x00K\x01\x87R" + OLD_STATE
 FIELDS = b"}" + code("a") + DTYPE + code(("O", 0, 1)) + b"RK\x00\x86s"
 POINTERS = (
-    DTYPE + code(("V8", 0, 1)) + b"R(" + code(3) + code("|") + b"N" + code(("a",)) + FIELDS + b"K\x08K\x01K\x00tb"
+    DTYPE
+    + code(("V8", 0, 1))
+    + b"R("
+    + code(3)
+    + code("|")
+    + b"N"
+    + code(("a",))
+    + FIELDS
+    + b"K\x08K\x01K\x00tb"
 )
 FORGED = {
     "bytes as object pointers": forged(POINTERS),
-    "labels as object pointers": WHOLE.replace(b"](K\x00K\x01e", array(PIXELS).replace(OLD_STATE, POINTERS[-60:])),
+    "labels as object pointers": WHOLE.replace(
+        b"](K\x00K\x01e", array(PIXELS).replace(OLD_STATE, POINTERS[-60:])
+    ),
     "array of objects": forged(UINT8.replace(b"u1", b"O8")),
     "unknown dtype": forged(DTYPE + text(b"zz") + b"K\x00K\x01\x87R" + OLD_STATE),
-    "state of a dtype is text": forged(DTYPE + text(b"u1") + b"K\x00K\x01\x87R" + code("state") + b"b"),
+    "state of a dtype is text": forged(
+        DTYPE + text(b"u1") + b"K\x00K\x01\x87R" + code("state") + b"b"
+    ),
     "dtype without state": forged(DTYPE + text(b"u1") + b"K\x00K\x01\x87R"),
     "alignment of a negative size": forged(
         UINT8.replace(OLD_STATE, OLD_STATE.replace(b"K\x00t", b"J\x00\x00\x00\x80t"))
@@ -52,7 +71,9 @@ FORGED = {
     "content is a list": forged(UINT8, content=b"]"),
     "content is no latin-1": forged(UINT8, content=b"X\x03\x00\x00\x00\xe2\x82\xac"),
     "state is set on a function": b"\x80\x02cnumpy\ndtype\n}(" + code("name") + code("x") + b"ub.",
-    "attributes of a function": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nN}(" + code("__code__") + b"Nu\x86b.",
+    "attributes of a function": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nN}("
+    + code("__code__")
+    + b"Nu\x86b.",
     "state is set on a list": b"\x80\x02]N}\x86b.",
     "hash of deeply nested tuples": b"\x80\x02}N" + b"\x85" * 300_000 + b"Ns.",
     "huge number of an object": b"\x80\x02}r\x00\x00\x00\x7f.",
@@ -64,7 +85,9 @@ FORGED = {
     "empty stack": b"\x80\x02\x85.",
     "get of an unknown object": b"\x80\x02h\x05.",
     "labels nested without end": WHOLE.replace(b"](K\x00K\x01e", b"]q\x01h\x01a"),
-    "labels that share items": WHOLE.replace(b"](K\x00K\x01e", b"]q\x00" + b"](h\x00h\x00eq\x00" * 60),
+    "labels that share items": WHOLE.replace(
+        b"](K\x00K\x01e", b"]q\x00" + b"](h\x00h\x00eq\x00" * 60
+    ),
     "labels of true": WHOLE.replace(b"](K\x00K\x01e", b"](K\x00Ne"),
     "numbers of any length": b"\x80\x02\x8b\xff\xff\xff\x7f.",
     "no end": WHOLE[:-1],
@@ -77,7 +100,9 @@ def test_forged_pickle_is_refused_in_one_sentence(tmp_path: Path, name: str, cap
     """In this process: a crash would end the tests. Numpy's own errors would be printed."""
     file = tmp_path / "data_batch_1"
     file.write_bytes(FORGED[name])
-    with pytest.raises(DataError, match=r"data_batch_1 cannot be read \(.+\); expected a file of CIFAR10") as caught:
+    with pytest.raises(
+        DataError, match=r"data_batch_1 cannot be read \(.+\); expected a file of CIFAR10"
+    ) as caught:
         read_batch(file)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
@@ -89,7 +114,9 @@ def test_numpy_is_not_called_by_a_pickle(tmp_path: Path) -> None:
     watched = ("dtype", "ndarray", "_reconstruct", "__setstate__", "frombuffer")
     (tmp_path / "test_batch").write_bytes(CONTENTS["test_batch"])
     sys.setprofile(
-        lambda _, event, argument: called.append(getattr(argument, "__name__", "")) if event == "c_call" else 0
+        lambda _, event, argument: (
+            called.append(getattr(argument, "__name__", "")) if event == "c_call" else 0
+        )
     )
     try:
         read_batch(tmp_path / "test_batch")

@@ -20,7 +20,9 @@ from capsule_lab.errors import DataError
 def seven(paper: int = 255, ink: int = 0, size: tuple[int, int] = (200, 260)) -> Image.Image:
     """A 7 away from the middle."""
     picture = Image.new("L", size, paper)
-    ImageDraw.Draw(picture).line([(40, 60), (110, 60), (70, 170)], fill=ink, width=14, joint="curve")
+    ImageDraw.Draw(picture).line(
+        [(40, 60), (110, 60), (70, 170)], fill=ink, width=14, joint="curve"
+    )
     return picture
 
 
@@ -81,7 +83,9 @@ def test_a_given_polarity_is_used() -> None:
 
 @pytest.mark.parametrize("paper", [0, 128, 255])
 def test_a_blank_picture_is_reported(paper: int) -> None:
-    with pytest.raises(DataError, match="the picture is blank, or its digit has too little contrast; expected one"):
+    with pytest.raises(
+        DataError, match="the picture is blank, or its digit has too little contrast; expected one"
+    ):
         as_digit(Image.new("RGB", (50, 60), (paper,) * 3))
 
 
@@ -104,7 +108,9 @@ def test_what_networks_receive() -> None:
     assert float(standardised.mean()) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("data", [data.MNISTPairsDataModule, data.MultiMNISTDataModule, data.SmallNORBDataModule])
+@pytest.mark.parametrize(
+    "data", [data.MNISTPairsDataModule, data.MultiMNISTDataModule, data.SmallNORBDataModule]
+)
 def test_inputs_that_are_not_one_picture(data: type) -> None:
     with pytest.raises(DataError, match="which is not made of one picture; expected a network"):
         data().from_picture(seven())
@@ -115,17 +121,39 @@ def tiff(numbers: np.ndarray, sample_format: int) -> bytes:
     height, width = numbers.shape
     content = numbers.tobytes()
     bits, end = 8 * numbers.itemsize, 8 + len(content)
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(content)}
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: 1,
+        273: 8,
+        277: 1,
+        278: height,
+        279: len(content),
+    }
     entries = {**tags, 339: sample_format}
     packed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
-    return b"II*\0" + struct.pack("<I", end) + content + struct.pack("<H", len(entries)) + packed + bytes(4)
+    return (
+        b"II*\0"
+        + struct.pack("<I", end)
+        + content
+        + struct.pack("<H", len(entries))
+        + packed
+        + bytes(4)
+    )
 
 
 def png(width: int, height: int, depth: int = 16) -> bytes:
     """A black grey picture of any size in a small file."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
     rows = zlib.compress(bytes((1 + width * depth // 8) * height), 9)
@@ -135,18 +163,40 @@ def png(width: int, height: int, depth: int = 16) -> bytes:
 FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
 WRONG = {
     "NaN": (tiff(np.where(FLOATS == 0, np.nan, FLOATS), 3), "pixels that are not finite numbers"),
-    "infinite": (tiff(np.where(FLOATS == 1, np.inf, FLOATS), 3), "pixels that are not finite numbers"),
-    "negative infinite": (tiff(np.where(FLOATS == 1, -np.inf, FLOATS), 3), "pixels that are not finite numbers"),
-    "signed of 8 bits": (tiff(np.arange(64, dtype=np.int8).reshape(8, 8) - 9, 2), "signed numbers of 8 bits"),
-    "unsigned of 32 bits": (tiff(np.full((8, 8), 2**32 - 1, np.uint32), 1), "numbers of 32 bits above 2147483647"),
-    "169 million pixels": (png(13_000, 13_000), "it has 169 million pixels; expected at most 50 million"),
-    "60 million pixels": (png(60_000_000, 1), "it has 60 million pixels; expected at most 50 million"),
+    "infinite": (
+        tiff(np.where(FLOATS == 1, np.inf, FLOATS), 3),
+        "pixels that are not finite numbers",
+    ),
+    "negative infinite": (
+        tiff(np.where(FLOATS == 1, -np.inf, FLOATS), 3),
+        "pixels that are not finite numbers",
+    ),
+    "signed of 8 bits": (
+        tiff(np.arange(64, dtype=np.int8).reshape(8, 8) - 9, 2),
+        "signed numbers of 8 bits",
+    ),
+    "unsigned of 32 bits": (
+        tiff(np.full((8, 8), 2**32 - 1, np.uint32), 1),
+        "numbers of 32 bits above 2147483647",
+    ),
+    "169 million pixels": (
+        png(13_000, 13_000),
+        "it has 169 million pixels; expected at most 50 million",
+    ),
+    "60 million pixels": (
+        png(60_000_000, 1),
+        "it has 60 million pixels; expected at most 50 million",
+    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # both callers ignore warnings
+@pytest.mark.filterwarnings(
+    "ignore::PIL.Image.DecompressionBombWarning"
+)  # both callers ignore warnings
 @pytest.mark.parametrize("name", WRONG)
-def test_picture_that_would_be_changed_silently_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_picture_that_would_be_changed_silently_is_refused_by_name(
+    tmp_path: Path, name: str
+) -> None:
     content, message = WRONG[name]
     file = tmp_path / "a.tif"
     file.write_bytes(content)
@@ -176,13 +226,16 @@ def test_numbers_of_16_bits_and_more_are_scaled_by_their_range(tmp_path: Path, n
 
 
 def test_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "a.png", transparency=3)
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)).save(
+        tmp_path / "a.png", transparency=3
+    )
     with pytest.raises(DataError, match="it has 16 bits and a transparent value; expected 8 bits"):
         opaque(open_picture(tmp_path / "a.png"))
 
 
 @pytest.mark.parametrize(
-    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "F", "I"]
+    "mode",
+    ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "F", "I"],
 )
 def test_every_mode_is_converted(mode: str) -> None:
     assert opaque(Image.new(mode, (4, 4))).mode in ("L", "RGB")
@@ -206,14 +259,18 @@ def test_first_of_several_frames_is_used_with_a_warning(
     assert "of pictures with several frames or pages, the first one is used" in caplog.text
 
 
-def test_picture_of_one_frame_gives_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_picture_of_one_frame_gives_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     seven().save(tmp_path / "a.tiff")
     pictures._warn_of_frames.cache_clear()
     open_picture(tmp_path / "a.tiff")
     assert caplog.text == ""
 
 
-def test_large_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_jpeg_is_reduced_while_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seven(size=(400, 400)).save(tmp_path / "a.jpg")
     monkeypatch.setattr(pictures, "MOST_PIXELS", 50_000)
     assert open_picture(tmp_path / "a.jpg", 28).size == (100, 100)

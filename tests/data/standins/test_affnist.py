@@ -23,13 +23,20 @@ def test_factors_fill_their_documented_ranges_evenly_and_independently():
     assert batch.images.shape == (4000, 1, 40, 40)
     assert batch.images.dtype == torch.uint8
     assert batch.factors.shape == (4000, len(FACTORS))
-    assert RANGES == {"rotation": (-20, 20), "shear": (-0.2, 0.2), "scale_x": (0.8, 1.2), "scale_y": (0.8, 1.2)}
+    assert RANGES == {
+        "rotation": (-20, 20),
+        "shear": (-0.2, 0.2),
+        "scale_x": (0.8, 1.2),
+        "scale_y": (0.8, 1.2),
+    }
     for column, (name, (low, high)) in enumerate(RANGES.items()):
         assert FACTORS[column] == name
         values = (batch.factors[:, column] - low) / (high - low)
         assert 0 <= values.min() <= values.max() <= 1
         counts = torch.histc(values, 10, 0, 1)
-        assert ((counts - 400) ** 2 / 400).sum() < 30  # 9 degrees of freedom: exceeded once in 2000 draws
+        assert (
+            (counts - 400) ** 2 / 400
+        ).sum() < 30  # 9 degrees of freedom: exceeded once in 2000 draws
     correlations = torch.corrcoef(batch.factors[:, :4].T) - torch.eye(4)
     assert correlations.abs().max() < 0.06  # 4 standard deviations
 
@@ -64,7 +71,9 @@ def test_places_inside_the_image_are_uniform_and_independent():
         counts = torch.bincount(first, minlength=choices)
         assert len(counts) == choices
         expected = count / choices
-        assert ((counts - expected) ** 2 / expected).sum() < 72  # 35 degrees of freedom: exceeded once in 4000 draws
+        assert (
+            (counts - expected) ** 2 / expected
+        ).sum() < 72  # 35 degrees of freedom: exceeded once in 4000 draws
     assert torch.corrcoef(torch.stack(moved).float())[0, 1].abs() < 0.03  # 4 standard deviations
 
 
@@ -86,7 +95,9 @@ def test_frame_fits_the_canvas_at_every_corner_of_the_ranges():
     margin, still = (affnist._CANVAS - 28) // 2, torch.zeros(len(corners))
     canvas = torch.nn.functional.pad(torch.ones(len(corners), 1, 28, 28), (margin,) * 4)
     wide = affine(canvas, **drawn, right=still, down=still)
-    assert torch.nn.functional.pad(wide[:, :, 1:-1, 1:-1], (1,) * 4).equal(wide), "nothing reaches the edge"
+    assert torch.nn.functional.pad(wide[:, :, 1:-1, 1:-1], (1,) * 4).equal(wide), (
+        "nothing reaches the edge"
+    )
 
 
 def test_versions_depend_only_on_seed_and_index():

@@ -26,7 +26,11 @@ def test_standin_has_the_form_of_the_real_sets_and_a_fixed_hash():
 def test_digit_contrasts_with_its_background_in_every_channel():
     """Pixels with most ink, 246 to 255, are lighter in all channels than the background, or darker in all."""
     for train in [True, False]:
-        ink = torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2)).expand(-1, 3, -1, -1).flatten(2)
+        ink = (
+            torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2))
+            .expand(-1, 3, -1, -1)
+            .flatten(2)
+        )
         images = coloured_digits(train=train).images.flatten(2).int()
         digit = images.gather(2, ink.argmax(2, keepdim=True))[..., 0]
         lightest, darkest = (images.masked_fill(ink > 0, value) for value in (-1, 256))
@@ -37,5 +41,7 @@ def test_digit_contrasts_with_its_background_in_every_channel():
 
 def test_colours_are_independent_of_the_class():
     images, labels, _ = coloured_digits(train=True)
-    means = torch.stack([images[labels == label].float().mean(dim=(0, 2, 3)) for label in range(10)])
+    means = torch.stack(
+        [images[labels == label].float().mean(dim=(0, 2, 3)) for label in range(10)]
+    )
     assert means.std(0).max() < 10, "of 255; a mean over 140 images is off by about 5"

@@ -13,7 +13,10 @@ def test_standin_has_the_form_of_mnist_with_digits_in_a_box_of_20_pixels():
         assert images.max() == 255
         assert tensor_hash(made) == known
         for axis in (0, 1):
-            assert images.amax(dim=(0, 1)).any(dim=axis).tolist() == [False] * 4 + [True] * 20 + [False] * 4
+            assert (
+                images.amax(dim=(0, 1)).any(dim=axis).tolist()
+                == [False] * 4 + [True] * 20 + [False] * 4
+            )
 
 
 def test_training_and_test_images_of_the_standin_differ():

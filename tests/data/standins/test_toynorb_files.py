@@ -23,7 +23,10 @@ from tests.helpers.toynorb_images import painted
 
 LEVELS = {"size": 8, "elevations": (0, 4, 8), "azimuths": (0, 9), "lightings": (1, 5)}
 NAMES = {
-    split: {content: f"smallnorb-5x{instances}x3x2x2x2x8x8-{split}-{content}.mat" for content in ("dat", "cat", "info")}
+    split: {
+        content: f"smallnorb-5x{instances}x3x2x2x2x8x8-{split}-{content}.mat"
+        for content in ("dat", "cat", "info")
+    }
     for split, instances in (("training", "46789"), ("testing", "01235"))
 }
 ALL = sorted([*NAMES["training"].values(), *NAMES["testing"].values(), "provenance.json"])
@@ -43,7 +46,11 @@ def asked(monkeypatch) -> list[tuple[int, int]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_labels_are_those_of_the_real_files(tmp_path):
@@ -62,7 +69,9 @@ def test_files_have_the_published_names_and_a_record(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ALL
     hashes = {}
     for split, instances in (("training", {4, 6, 7, 8, 9}), ("testing", {0, 1, 2, 3, 5})):
-        images, labels, info = (read_matrix(tmp_path / NAMES[split][part]) for part in ("dat", "cat", "info"))
+        images, labels, info = (
+            read_matrix(tmp_path / NAMES[split][part]) for part in ("dat", "cat", "info")
+        )
         assert (images.shape, images.dtype) == ((5 * 5 * 3 * 2 * 2, 2, 8, 8), np.uint8)
         assert (labels.dtype, info.dtype) == (np.int32, np.int32)
         reported = images.reshape(len(images), 2, 64)[:, :, :6].astype(int) - 1
@@ -80,7 +89,9 @@ def test_files_have_the_published_names_and_a_record(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr
+)
 def test_interrupted_rendering_leaves_nothing(tmp_path, asked, monkeypatch, error):
     """It ends at once, without toys that no thread has started."""
 
@@ -120,11 +131,15 @@ def test_incomplete_set_is_completed(tmp_path, asked):
 def test_set_of_other_files_is_not_replaced(tmp_path, monkeypatch):
     render_files(tmp_path / "set", **LEVELS)
     (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"real")
+    (tmp_path / "real" / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(
+        b"real"
+    )
     before = content(tmp_path)
     another = [{"seed": 1}, {"size": 9}, {"elevations": (0, 4, 7)}]
     for folder, change in [("real", {}), *(("set", change) for change in another)]:
-        with pytest.raises(DataError, match=r"holds smallnorb-5x.*, which is from another set; expected a folder"):
+        with pytest.raises(
+            DataError, match=r"holds smallnorb-5x.*, which is from another set; expected a folder"
+        ):
             render_files(tmp_path / folder, **{**LEVELS, **change})
     monkeypatch.setattr(files, "VERSION", files.VERSION + 1)
     with pytest.raises(DataError, match="from another set"):

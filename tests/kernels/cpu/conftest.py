@@ -7,7 +7,9 @@ from capsule_lab.kernels.cpu import threads
 
 
 @pytest.fixture(params=["libgomp", "pool"])
-def many_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def many_threads(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], None]]:
     """Sets the number of threads, of both kinds."""
     if request.param == "pool":
         monkeypatch.setattr(threads, "libgomp", lambda: None)

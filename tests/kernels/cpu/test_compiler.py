@@ -11,9 +11,19 @@ from capsule_lab.kernels.cpu import compiler, em
 from tests.helpers.commands import ROOT, interpreter
 
 
-def test_folder_is_named_by_the_hash_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_named_by_the_hash_of_all_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = [Path(shutil.copy(source, tmp_path)) for source in compiler.SOURCES]
-    files = {"em.py", "em_backward.py", "dynamic.py", "child_softmax.py", "tiles.py", "simd.py", "em_arguments.py"}
+    files = {
+        "em.py",
+        "em_backward.py",
+        "dynamic.py",
+        "child_softmax.py",
+        "tiles.py",
+        "simd.py",
+        "em_arguments.py",
+    }
     assert files <= {source.name for source in compiler.SOURCES}
     folders = [compiler.cache_folder(tmp_path, copy)]
     assert folders[0] == compiler.cache_folder(tmp_path, compiler.SOURCES[::-1])
@@ -53,7 +63,11 @@ print(compiler._FOLDER and compiler._FOLDER.name, sum(em._distances.stats.cache_
 @pytest.mark.integration
 def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     """A copy of the package with other dates; and where nothing can be cached, kernels run all the same."""
-    shutil.copytree(ROOT / "capsule_lab", tmp_path / "clone" / "capsule_lab", ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(
+        ROOT / "capsule_lab",
+        tmp_path / "clone" / "capsule_lab",
+        ignore=shutil.ignore_patterns("*.pyc"),
+    )
     for source in (tmp_path / "clone").rglob("*.py"):
         os.utime(source)
     name = compiler.cache_folder(tmp_path, compiler.SOURCES).name
@@ -74,7 +88,9 @@ def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("ending", [".nbi", ".nbc"])
-def test_damaged_file_of_the_cache_is_replaced(tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_of_the_cache_is_replaced(
+    tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = compiler.CacheFile(str(tmp_path), "name", source_stamp=None)
     cache.save("key", {"machine": "code"})
     assert cache.load("key") == {"machine": "code"}

@@ -13,11 +13,23 @@ import torch
 
 from capsule_lab.kernels import cpu
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions
-from tests.helpers.kernels import SIZES, Sizes, assert_exact, assert_near, backwards, kernels_of, with_gaps
+from tests.helpers.kernels import (
+    SIZES,
+    Sizes,
+    assert_exact,
+    assert_near,
+    backwards,
+    kernels_of,
+    with_gaps,
+)
 
 NAMES = list(kernels_of(cpu, SIZES[1]))
 every_kernel = pytest.mark.parametrize("name", NAMES)
-OPTIONS: list[dict[str, Any]] = [{}, {"damping": 0.0, "min_variance": 0.01, "mass_eps": 1e-7}, {"measure": False}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"damping": 0.0, "min_variance": 0.01, "mass_eps": 1e-7},
+    {"measure": False},
+]
 
 
 def test_every_kernel_is_called() -> None:
@@ -27,11 +39,15 @@ def test_every_kernel_is_called() -> None:
 @every_kernel
 def test_kernel_is_the_sums_written_out(name: str) -> None:
     """In both precisions; those of a fit with every option."""
-    for sizes, options in itertools.product(SIZES, OPTIONS if name.startswith("fit") else OPTIONS[:1]):
+    for sizes, options in itertools.product(
+        SIZES, OPTIONS if name.startswith("fit") else OPTIONS[:1]
+    ):
         kernel = kernels_of(cpu, sizes, **options)[name]
         for dtype in (torch.float64, torch.float32):
             given = [each.to(dtype) for each in kernel.arguments]
-            assert_near(kernel.call(*given), kernel.slow(*kernel.arguments), dtype, f"{sizes}, {options}")
+            assert_near(
+                kernel.call(*given), kernel.slow(*kernel.arguments), dtype, f"{sizes}, {options}"
+            )
 
 
 def test_every_child_is_in_one_block() -> None:
@@ -39,14 +55,21 @@ def test_every_child_is_in_one_block() -> None:
         for name in ("weighted_sum", "agreement", "contraction"):
             kernel = kernels_of(cpu, Sizes(2, 2, children, 1, 3, 2))[name]
             expected = kernel.slow(*kernel.arguments)
-            assert_near(kernel.call(*kernel.arguments), expected, torch.float64, f"{name}, {children}")
+            assert_near(
+                kernel.call(*kernel.arguments), expected, torch.float64, f"{name}, {children}"
+            )
 
 
 def test_distances_are_those_of_the_fit() -> None:
     """The backward pass computes again what the forward pass had, and must find the same couplings."""
     inputs = FitInputs(*kernels_of(cpu, Sizes(3, 2, 73, 4, 4, 4))["fit"].arguments)
     _, parents, variances, distances = cpu.fit(inputs, FitOptions(4, 0.1, 5e-4, 1e-7, True))
-    assert_exact(cpu.distances(inputs.poses, inputs.weight, parents, variances, 4), distances, rtol=1e-13, atol=1e-13)
+    assert_exact(
+        cpu.distances(inputs.poses, inputs.weight, parents, variances, 4),
+        distances,
+        rtol=1e-13,
+        atol=1e-13,
+    )
 
 
 def test_softmax_of_extreme_logs_is_finite() -> None:
@@ -54,12 +77,21 @@ def test_softmax_of_extreme_logs_is_finite() -> None:
         kernels = kernels_of(cpu, SIZES[1], scale=scale)
         (logs,) = kernels["softmax_by_child"].arguments
         shares = kernels["softmax_by_child"].call(logs.to(dtype))
-        assert_near(shares, kernels["softmax_by_child"].slow(logs.to(dtype).double()), dtype, "shares")
-        assert kernels["softmax_by_child_backward"].call(shares, torch.ones_like(shares)).isfinite().all()
+        assert_near(
+            shares, kernels["softmax_by_child"].slow(logs.to(dtype).double()), dtype, "shares"
+        )
+        assert (
+            kernels["softmax_by_child_backward"]
+            .call(shares, torch.ones_like(shares))
+            .isfinite()
+            .all()
+        )
 
 
 @every_kernel
-def test_memory_order_and_threads_do_not_matter(name: str, many_threads: Callable[[int], None]) -> None:
+def test_memory_order_and_threads_do_not_matter(
+    name: str, many_threads: Callable[[int], None]
+) -> None:
     """Threads share images or, in dynamic routing, 900 children, enough for three parts."""
     kernel = kernels_of(cpu, Sizes(5, 2, 900, 1, 2, 3))[name]
     many_threads(1)

@@ -39,7 +39,9 @@ def test_arithmetic_is_elementwise(dtype: Any, at: int) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "lane"), [(np.float32, 0), (np.float32, LANES - 1), (np.float64, 7)])
+@pytest.mark.parametrize(
+    ("dtype", "lane"), [(np.float32, 0), (np.float32, LANES - 1), (np.float64, 7)]
+)
 def test_insert_extract_broadcast_and_sum(dtype: Any, lane: int) -> None:
     a, out = draw(LANES, dtype, 0), np.zeros(2 * LANES, dtype)
     extracted, total = _lanes(a, lane, dtype(3), out)
@@ -54,4 +56,7 @@ def test_vectors_stay_vectors() -> None:
     """LLVM has not taken them apart into numbers."""
     a, out = draw(LANES, np.float32, 0), np.zeros(LANES, np.float32)
     _arithmetic(a, a, 0, out)
-    assert any(f"fmul reassoc nsz contract <{LANES} x float>" in ir for ir in _arithmetic.inspect_llvm().values())
+    assert any(
+        f"fmul reassoc nsz contract <{LANES} x float>" in ir
+        for ir in _arithmetic.inspect_llvm().values()
+    )

@@ -25,9 +25,12 @@ def test_libgomp_is_the_one_that_torch_has_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "number", "grain"), [(0, 3, 1), (1, 2, 1), (2, 3, 1), (7, 3, 1), (7, 2, 3), (11, 3, 3), (11, 1, 1)]
+    ("count", "number", "grain"),
+    [(0, 3, 1), (1, 2, 1), (2, 3, 1), (7, 3, 1), (7, 2, 3), (11, 3, 3), (11, 1, 1)],
 )
-def test_parts_cover_everything_once(count: int, number: int, grain: int, many_threads: Callable[[int], None]) -> None:
+def test_parts_cover_everything_once(
+    count: int, number: int, grain: int, many_threads: Callable[[int], None]
+) -> None:
     many_threads(number)
     seen: list[tuple[int, int, int]] = []
     threads.parallel_for(lambda *part: seen.append(part), count, grain=grain)
@@ -56,8 +59,12 @@ class Broken(BaseException):
     """Not an ``Exception``."""
 
 
-@pytest.mark.parametrize(("where", "kind"), [({0}, ValueError), ({2}, Broken), ({0, 1, 2}, Broken)], ids=str)
-def test_errors_are_raised_in_the_calling_thread(kind: type, where: set, many_threads: Callable[[int], None]) -> None:
+@pytest.mark.parametrize(
+    ("where", "kind"), [({0}, ValueError), ({2}, Broken), ({0, 1, 2}, Broken)], ids=str
+)
+def test_errors_are_raised_in_the_calling_thread(
+    kind: type, where: set, many_threads: Callable[[int], None]
+) -> None:
     many_threads(3)
 
     def kernel(part: int, first: int, last: int) -> None:

@@ -35,14 +35,24 @@ def made(*arguments: Any, **options: Any) -> dict[str, checks.Check]:
 def test_every_check_is_made(attacked: AttackedRun) -> None:
     results = made(attacked, bim, "cross_entropy", [0.1, 0.3], images=4, baseline=attacked)
     assert list(results) == [
-        *("zero gradients", "gradient size", "random noise", "multi-step", "loss", "other loss", "more steps"),
+        *(
+            "zero gradients",
+            "gradient size",
+            "random noise",
+            "multi-step",
+            "loss",
+            "other loss",
+            "more steps",
+        ),
         *("large budget", "white box", "gradient-free", "finite differences"),
     ]
     assert results["finite differences"].passed
     assert results["white box"].passed, "its own gradients are its baseline's"
     assert "0.3" in results["multi-step"].found
     assert "epsilon 1.2" in results["large budget"].found
-    assert "white box" in made(attacked, fgsm, "training", [0.2], images=2, baseline=attacked), "of logits"
+    assert "white box" in made(attacked, fgsm, "training", [0.2], images=2, baseline=attacked), (
+        "of logits"
+    )
 
 
 def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: AttackedRun) -> None:
@@ -51,12 +61,16 @@ def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: Att
     assert "gradient-free" not in found, "Square is not"
     assert "white box" not in found, "there is no baseline"
     assert found["gradient size"].passed is None
-    clean = attacked.logits(attacked.batches[0].images[:8]).argmax(1) == attacked.batches[0].labels[:8]
+    clean = (
+        attacked.logits(attacked.batches[0].images[:8]).argmax(1) == attacked.batches[0].labels[:8]
+    )
     noise = float(found["random noise"].found.partition("random signs ")[2].partition(" %")[0])
     assert abs(noise - 100 * clean.float().mean().item()) <= 25
 
 
-GRADIENTS = checks.Gradients(zero_pixels=10.0, zero_images=0.0, median=1e-2, lowest=1e-3, highest=0.1)
+GRADIENTS = checks.Gradients(
+    zero_pixels=10.0, zero_images=0.0, median=1e-2, lowest=1e-3, highest=0.1
+)
 
 
 def test_gradients_are_counted_and_measured() -> None:
@@ -97,7 +111,10 @@ def test_zero_gradients_of_a_loss_that_is_clamped() -> None:
         (lambda images: images.mean((1, 2, 3)), True),
     ):
         found = checks.Gradients.of(gradient_of(objective, images))
-        assert [checks.zero_gradients(found, other).passed for other in (None, GRADIENTS)] == [passed, passed]
+        assert [checks.zero_gradients(found, other).passed for other in (None, GRADIENTS)] == [
+            passed,
+            passed,
+        ]
 
 
 def test_gradient_size_is_that_of_the_baseline_but_for_orders() -> None:
@@ -113,6 +130,10 @@ def test_published_curves_fail() -> None:
 
 def test_converged() -> None:
     found = checks.converged({1: 60.0, 5: 30.0, 10: 20.5, 50: 18.0}, 1000)
-    assert found == ("more steps", True, "60.0 % after 1, 30.0 % after 5, 20.5 % after 10, 18.0 % after 50")
+    assert found == (
+        "more steps",
+        True,
+        "60.0 % after 1, 30.0 % after 5, 20.5 % after 10, 18.0 % after 50",
+    )
     assert not checks.converged({1: 60.0, 5: 30.0, 10: 40.0, 50: 39.0}, 1000).passed
     assert not checks.converged({1: 60.0, 5: 30.0, 10: 20.0, 50: 10.0}, 1000).passed

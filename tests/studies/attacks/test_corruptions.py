@@ -14,7 +14,11 @@ from torch import Tensor
 from capsule_lab.studies.attacks.corruptions import KINDS, _plasma, corruption
 
 KEYS = torch.arange(300, 308)
-NOT_ONE_AFTER_THE_OTHER = ("pixelate", "fog", "spatter")  # of MNIST-C; of elastic, 1 and 2 move whole images
+NOT_ONE_AFTER_THE_OTHER = (
+    "pixelate",
+    "fog",
+    "spatter",
+)  # of MNIST-C; of elastic, 1 and 2 move whole images
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,13 @@ def constant(kind: str, severity: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_higher_severity_changes_more_and_images_have_any_channels_and_size(kind: str, images: Tensor) -> None:
-    change = [(corrupted(kind, images, severity) - images).abs().mean().item() for severity in (1, 2, 3, 4, 5)]
+def test_a_higher_severity_changes_more_and_images_have_any_channels_and_size(
+    kind: str, images: Tensor
+) -> None:
+    change = [
+        (corrupted(kind, images, severity) - images).abs().mean().item()
+        for severity in (1, 2, 3, 4, 5)
+    ]
     assert change[0] > 0.001
     assert len(set(change)) == 5
     if kind == "elastic":
@@ -58,21 +67,32 @@ def grey() -> Tensor:
     return torch.full((8, 1, 100, 100), 0.5)
 
 
-def test_gaussian_noise_has_its_deviation_and_is_another_in_each_channel_and_pixel(grey: Tensor) -> None:
-    added = corrupted("gaussian_noise", grey, 2) - grey  # 0.12, so that less than 1 in 10,000 is clipped
+def test_gaussian_noise_has_its_deviation_and_is_another_in_each_channel_and_pixel(
+    grey: Tensor,
+) -> None:
+    added = (
+        corrupted("gaussian_noise", grey, 2) - grey
+    )  # 0.12, so that less than 1 in 10,000 is clipped
     assert added.mean().item() == pytest.approx(0, abs=0.002)
     assert added.std().item() == pytest.approx(0.12, rel=0.02)
     assert (added.abs() < 0.12).float().mean().item() == pytest.approx(0.6827, abs=0.01)
     assert (added.abs() < 0.24).float().mean().item() == pytest.approx(0.9545, abs=0.01)
-    left, right = (corrupted("gaussian_noise", torch.full((1, 2, 40, 40), 0.5), 1)[0] - 0.5).flatten(1)
-    assert torch.corrcoef(torch.stack([left, right, left.roll(1), left.roll(40)])).triu(1).abs().max() < 0.1
+    left, right = (
+        corrupted("gaussian_noise", torch.full((1, 2, 40, 40), 0.5), 1)[0] - 0.5
+    ).flatten(1)
+    assert (
+        torch.corrcoef(torch.stack([left, right, left.roll(1), left.roll(40)])).triu(1).abs().max()
+        < 0.1
+    )
 
 
 def test_shot_noise_is_a_count_of_photons(grey: Tensor) -> None:
     counts = corrupted("shot_noise", grey, 1) * constant("shot_noise", 1)
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-4)
     assert counts.mean().item() == pytest.approx(30, rel=0.01)
-    assert counts.var().item() == pytest.approx(30, rel=0.03)  # of a Poisson distribution, as large as the mean
+    assert counts.var().item() == pytest.approx(
+        30, rel=0.03
+    )  # of a Poisson distribution, as large as the mean
     assert (corrupted("shot_noise", torch.zeros_like(grey), 5) == 0).all()
 
 
@@ -85,7 +105,9 @@ def test_impulse_noise_is_black_and_white_in_equal_shares(grey: Tensor) -> None:
 
 def test_gaussian_blur_is_that_of_scipy(images: Tensor) -> None:
     expected = scipy.ndimage.gaussian_filter(images[0, 0].double().numpy(), 3.0, mode="nearest")
-    np.testing.assert_allclose(corrupted("gaussian_blur", images)[0, 0].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        corrupted("gaussian_blur", images)[0, 0].numpy(), expected, atol=1e-6
+    )
 
 
 def test_motion_blur_is_a_half_gaussian_along_a_line() -> None:
@@ -99,7 +121,9 @@ def test_motion_blur_is_a_half_gaussian_along_a_line() -> None:
     offsets = torch.arange(81.0) - 40
     right, down = (blurred.sum(1) * offsets).sum(1), (blurred.sum(2) * offsets).sum(1)
     torch.testing.assert_close(blurred.sum((1, 2)), torch.ones(8), rtol=0, atol=1e-4)
-    torch.testing.assert_close((right**2 + down**2).sqrt(), torch.full((8,), mean), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        (right**2 + down**2).sqrt(), torch.full((8,), mean), rtol=0, atol=1e-3
+    )
     angles = torch.atan2(down, right)
     assert (angles.abs() <= math.pi / 4 + 1e-4).all()
     assert angles.max() - angles.min() > 0.3
@@ -109,7 +133,9 @@ def test_pixelate_is_that_of_pillow(images: Tensor) -> None:
     picture = Image.fromarray(images[0, 0].numpy())
     for severity in (1, 2, 3, 4, 5):
         size = int(28 * constant("pixelate", severity))
-        expected = picture.resize((size, size), Image.Resampling.BOX).resize((28, 28), Image.Resampling.BOX)
+        expected = picture.resize((size, size), Image.Resampling.BOX).resize(
+            (28, 28), Image.Resampling.BOX
+        )
         found = corrupted("pixelate", images, severity)[0, 0].numpy()
         np.testing.assert_allclose(found, np.asarray(expected), atol=1e-6)
 
@@ -127,12 +153,26 @@ def test_jpeg_is_whole_grey_levels_and_nearly_the_image(images: Tensor) -> None:
     ("kind", "severity", "shape", "before", "after"),
     [
         ("brightness", 3, (1, 1, 1, 3), [0.0, 0.25, 0.9], [0.3, 0.55, 1.0]),
-        ("brightness", 2, (1, 3, 1, 1), [0.4, 0.2, 0.0], [0.6, 0.3, 0.0]),  # the value rises, hue and saturation stay
+        (
+            "brightness",
+            2,
+            (1, 3, 1, 1),
+            [0.4, 0.2, 0.0],
+            [0.6, 0.3, 0.0],
+        ),  # the value rises, hue and saturation stay
         ("contrast", 3, (1, 1, 2, 2), [0.0, 1.0, 0.5, 0.5], [0.4, 0.6, 0.5, 0.5]),
-        ("contrast", 1, (1, 2, 1, 2), [0.0, 1.0, 0.4, 0.6], [0.3, 0.7, 0.46, 0.54]),  # each channel about its mean
+        (
+            "contrast",
+            1,
+            (1, 2, 1, 2),
+            [0.0, 1.0, 0.4, 0.6],
+            [0.3, 0.7, 0.46, 0.54],
+        ),  # each channel about its mean
     ],
 )
-def test_grey_levels_by_hand(kind: str, severity: int, shape: Any, before: list[float], after: list[float]) -> None:
+def test_grey_levels_by_hand(
+    kind: str, severity: int, shape: Any, before: list[float], after: list[float]
+) -> None:
     found = corrupted(kind, torch.tensor(before).view(shape), severity)
     torch.testing.assert_close(found, torch.tensor(after).view(shape))
 
@@ -150,7 +190,9 @@ def test_fog_keeps_the_brightest_pixel_and_is_smooth(images: Tensor) -> None:
     foggy = corrupted("fog", images, 5)
     brightest = images.amax((1, 2, 3))
     assert (foggy.amax((1, 2, 3)) <= brightest + 1e-6).all()
-    black = corrupted("fog", torch.cat([torch.zeros(8, 1, 28, 27), torch.ones(8, 1, 28, 1)], 3), 5)[..., :27]
+    black = corrupted("fog", torch.cat([torch.zeros(8, 1, 28, 27), torch.ones(8, 1, 28, 1)], 3), 5)[
+        ..., :27
+    ]
     clouds = black * (1 + amount) / amount
     assert ((clouds >= 0) & (clouds <= 1)).all()
     assert clouds.std((1, 2, 3)).min() > 0.005
@@ -161,13 +203,17 @@ def test_fog_keeps_the_brightest_pixel_and_is_smooth(images: Tensor) -> None:
 def test_plasma_fits_together_at_its_edges_and_is_rougher_with_less_decay() -> None:
     smooth, rough = (_plasma(KEYS, 64, decay) for decay in (2.0, 1.2))
     for axis in (1, 2):  # across the edges as well, which fit together
-        step, rougher = ((heights - heights.roll(1, axis)).abs().mean() for heights in (smooth, rough))
+        step, rougher = (
+            (heights - heights.roll(1, axis)).abs().mean() for heights in (smooth, rough)
+        )
         assert step < 0.05
         assert step < rougher / 2
 
 
 def test_spatter_is_grey_mud_on_black_and_on_white() -> None:
-    black, white = (corrupted("spatter", torch.full((8, 1, 60, 60), value), 2) for value in (0.0, 1.0))
+    black, white = (
+        corrupted("spatter", torch.full((8, 1, 60, 60), value), 2) for value in (0.0, 1.0)
+    )
     mud = 63 / 255
     share = (black > 0).float().mean().item()
     assert 0.03 < share < 0.4

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.attacks.evaluation import Attacked, NetworkObjective, Prepared, cross_entropy, margin
+from capsule_lab.studies.attacks.evaluation import (
+    Attacked,
+    NetworkObjective,
+    Prepared,
+    cross_entropy,
+    margin,
+)
 from capsule_lab.studies.attacks.gradient import UNIT, bim, fgsm, pgd
 from capsule_lab.studies.attacks.square import square
 from capsule_lab.studies.attacks.summary import by_epsilon, of_budgets, of_clean
@@ -26,7 +32,9 @@ def test_cross_entropy_and_margin() -> None:
 
 WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-4.0, -4.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 2])
-IMAGES = torch.tensor([[0.7, 0.3], [0.55, 0.45], [0.2, 0.6], [0.9, 0.1]], dtype=torch.float64).view(4, 1, 1, 2)
+IMAGES = torch.tensor([[0.7, 0.3], [0.55, 0.45], [0.2, 0.6], [0.9, 0.1]], dtype=torch.float64).view(
+    4, 1, 1, 2
+)
 
 
 def logits(images: Tensor) -> Tensor:
@@ -39,7 +47,9 @@ def batch(which: slice = slice(None)) -> Prepared:
     return Prepared(IMAGES[which], LABELS[which], torch.arange(4)[which], UNIT, levels[which])
 
 
-def measure(batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any) -> Any:
+def measure(
+    batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any
+) -> Any:
     return Attacked(batches, **{"logits": logits, **network}).measure(*arguments, targets)
 
 
@@ -52,12 +62,16 @@ def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() ->
     clean = of_clean(found)
     assert (clean["error"], "detected" in clean) == (25.0, False)
     probabilities = logits(IMAGES).softmax(1)
-    assert clean["brier"] == pytest.approx((probabilities - torch.eye(3)[LABELS]).square().sum(1).mean().item())
+    assert clean["brier"] == pytest.approx(
+        (probabilities - torch.eye(3)[LABELS]).square().sum(1).mean().item()
+    )
     record = by_epsilon(of_budgets(found))
     # margins 0.4, 0.1 and 0.4 fall by two epsilons
     assert [each["accuracy"] for each in record.values()] == [75.0, 50.0, 0.0]
     assert [each["error"] for each in record.values()] == [25.0, 50.0, 100.0]
-    assert [each["success_of_right"] for each in record.values()] == pytest.approx([0, 100 / 3, 100])
+    assert [each["success_of_right"] for each in record.values()] == pytest.approx(
+        [0, 100 / 3, 100]
+    )
     assert record[0.1]["mean_change"] == pytest.approx(0.1)
     assert record[0.1]["mean_grey_levels"] == pytest.approx(25.5)
     assert (record[0.1]["lowest"], record[0.1]["highest"]) == interval_over_images(2, 4)
@@ -68,7 +82,10 @@ def test_the_first_images_are_kept_as_they_were_attacked() -> None:
     assert torch.equal(found.clean.pictures, IMAGES)
     change = found.attacked[0.1, None].pictures - IMAGES
     torch.testing.assert_close(change.abs().mean((1, 2, 3)), found.attacked[0.1, None].change[:4])
-    assert [len(part.labels) for part in Attacked([batch(), batch()], logits).first(7).batches] == [4, 3]
+    assert [len(part.labels) for part in Attacked([batch(), batch()], logits).first(7).batches] == [
+        4,
+        3,
+    ]
 
 
 def test_of_targets_the_mean_and_each() -> None:
@@ -81,7 +98,9 @@ def test_of_targets_the_mean_and_each() -> None:
 
 
 def test_a_transfer_is_made_against_another_network() -> None:
-    found = measure([batch()], fgsm, "margin", [0.25], crafted_with=lambda images: logits(images.flip(-1)))
+    found = measure(
+        [batch()], fgsm, "margin", [0.25], crafted_with=lambda images: logits(images.flip(-1))
+    )
     assert found.accuracy(0.25) == 75.0, "made against the reverse, they help"
 
 
@@ -90,10 +109,14 @@ def test_attacks_that_leave_images_out_ask_for_the_labels_of_the_others() -> Non
     for attack in [partial(pgd, steps=3, restarts=4), partial(square, queries=60)]:
         answers = measure([batch()], attack, "margin", [0.21]).attacked[0.21, None]
         alone = [measure([batch(slice(n, n + 1))], attack, "margin", [0.21]) for n in range(4)]
-        assert torch.equal(answers.logits, torch.cat([each.attacked[0.21, None].logits for each in alone]))
+        assert torch.equal(
+            answers.logits, torch.cat([each.attacked[0.21, None].logits for each in alone])
+        )
         assert (answers.found != LABELS).all()
     other = measure([batch()], attack, "cross_entropy", [0.21]).attacked[0.21, None]
-    assert torch.equal(other.logits, answers.logits), "Square raises the margin whatever the objective"
+    assert torch.equal(other.logits, answers.logits), (
+        "Square raises the margin whatever the objective"
+    )
 
 
 def test_restarts_end_for_images_that_are_fooled() -> None:

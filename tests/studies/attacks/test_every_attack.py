@@ -18,7 +18,15 @@ from capsule_lab.studies.attacks.gradient import GREY_LEVELS, UNIT, Box
 
 KEYS = torch.arange(100, 106)
 LABELS = torch.arange(6) % 3
-DRAWN = {"gaussian_noise", "shot_noise", "impulse_noise", "motion_blur", "fog", "spatter", "elastic"}
+DRAWN = {
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "motion_blur",
+    "fog",
+    "spatter",
+    "elastic",
+}
 
 
 class Row(NamedTuple):
@@ -46,7 +54,10 @@ ROWS = {
     "shear": Row({}, 0.4, bounded=False),
     "translation": Row({}, 2.5, bounded=False),
     "translation down": Row({"direction": "down"}, -1.5, bounded=False),
-    **{f"corruption {kind}": Row({"kind": kind}, 3.0, bounded=False, drawn=kind in DRAWN) for kind in KINDS},
+    **{
+        f"corruption {kind}": Row({"kind": kind}, 3.0, bounded=False, drawn=kind in DRAWN)
+        for kind in KINDS
+    },
 }
 each_attack = pytest.mark.parametrize("name", ROWS)
 
@@ -59,7 +70,14 @@ def bound(name: str) -> Callable[..., Tensor]:
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4 * 100, 3)]
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(4 * 100, 3),
+    ]
     return nn.Sequential(*layers).eval()
 
 
@@ -70,7 +88,9 @@ def images() -> Tensor:
 
 
 def objective(network: nn.Module, labels: Tensor = LABELS) -> NetworkObjective:
-    return NetworkObjective("cross_entropy", labels, None, lambda images: network(images / images.amax().clamp(min=1)))
+    return NetworkObjective(
+        "cross_entropy", labels, None, lambda images: network(images / images.amax().clamp(min=1))
+    )
 
 
 def test_every_option_has_a_row() -> None:
@@ -78,7 +98,9 @@ def test_every_option_has_a_row() -> None:
 
 
 @each_attack
-def test_an_image_is_attacked_as_alone_and_nothing_else_changes(name: str, network: nn.Module, images: Tensor) -> None:
+def test_an_image_is_attacked_as_alone_and_nothing_else_changes(
+    name: str, network: nn.Module, images: Tensor
+) -> None:
     given, state = images.clone(), torch.get_rng_state()
     weights = {key: value.clone() for key, value in network.state_dict().items()}
     attack, strength = bound(name), ROWS[name].strength
@@ -88,7 +110,9 @@ def test_an_image_is_attacked_as_alone_and_nothing_else_changes(name: str, netwo
     alone = attack(objective(network, LABELS[4:5]), images[4:5], strength, KEYS[4:5], UNIT)
     torch.testing.assert_close(alone[0], together[4], rtol=0, atol=1e-6)
     others = attack(objective(network), images, strength, KEYS + 1, UNIT)
-    assert torch.allclose(others, together, atol=1e-6) != ROWS[name].drawn, "draws are those of the key"
+    assert torch.allclose(others, together, atol=1e-6) != ROWS[name].drawn, (
+        "draws are those of the key"
+    )
     assert torch.equal(images, given)
     assert torch.equal(torch.get_rng_state(), state)
     assert not together.requires_grad
@@ -105,8 +129,16 @@ def test_within_its_strength_and_the_box(name: str, network: nn.Module, images: 
     for box in boxes:  # an image outside of the box gets no further from it
         attacked = attack(objective(network), images, row.strength, KEYS, box)
         assert attacked.isfinite().all()
-        assert (attacked >= images.clamp(max=box.low)).all() if row.bounded else (attacked >= box.low).all()
-        assert (attacked <= images.clamp(min=box.high)).all() if row.bounded else (attacked <= box.high).all()
+        assert (
+            (attacked >= images.clamp(max=box.low)).all()
+            if row.bounded
+            else (attacked >= box.low).all()
+        )
+        assert (
+            (attacked <= images.clamp(min=box.high)).all()
+            if row.bounded
+            else (attacked <= box.high).all()
+        )
         change = (attacked - images).flatten(1)
         if row.bounded:
             size = change.norm(dim=1) if row.length else change.abs().amax(1)
@@ -147,10 +179,22 @@ def test_options_of_users_are_the_keyword_arguments() -> None:
         ("square", {"queries": 0}, "queries is 0; expected 1 or more"),
         ("square", {"share": 0.0}, "share is 0.0; expected more than 0, 0 to 1"),
         ("scaling", {"epsilon": -1.0}, "epsilon is -1.0; expected more than -1"),
-        ("corruption fog", {"kind": "frost"}, "kind is 'frost'; expected 'gaussian_noise', .* or 'elastic'"),
-        ("corruption fog", {"epsilon": 2.5}, "epsilon, a severity, is 2.5; expected 0, 1, 2, 3, 4 or 5"),
+        (
+            "corruption fog",
+            {"kind": "frost"},
+            "kind is 'frost'; expected 'gaussian_noise', .* or 'elastic'",
+        ),
+        (
+            "corruption fog",
+            {"epsilon": 2.5},
+            "epsilon, a severity, is 2.5; expected 0, 1, 2, 3, 4 or 5",
+        ),
     ],
 )
-def test_wrong_options(name: str, options: dict[str, Any], message: str, network: nn.Module, images: Tensor) -> None:
+def test_wrong_options(
+    name: str, options: dict[str, Any], message: str, network: nn.Module, images: Tensor
+) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        bound(name)(objective(network), images, key=KEYS, **{"epsilon": ROWS[name].strength, **options})
+        bound(name)(
+            objective(network), images, key=KEYS, **{"epsilon": ROWS[name].strength, **options}
+        )

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from capsule_lab.studies.attacks.evaluation import NetworkObjective, cross_entropy, margin
 from capsule_lab.studies.attacks.gradient import Box, bim, fgsm, gradient_of, noise, pgd
 
-WEIGHT = 5 * torch.tensor([[0.5, -0.3, 0.2, 0.1], [-0.2, 0.4, 0.1, -0.3], [0.1, 0.2, -0.4, 0.3]], dtype=torch.float64)
+WEIGHT = 5 * torch.tensor(
+    [[0.5, -0.3, 0.2, 0.1], [-0.2, 0.4, 0.1, -0.3], [0.1, 0.2, -0.4, 0.3]], dtype=torch.float64
+)
 IMAGE = torch.tensor([[0.2, 0.8, 0.05, 0.97]], dtype=torch.float64)
 NO_BOX = Box()
 
@@ -20,12 +22,16 @@ def logits(images: Tensor) -> Tensor:
     return images @ WEIGHT.T.to(images)
 
 
-def raised(label: int, loss: Callable[..., Tensor] = cross_entropy, **options: Any) -> Callable[[Tensor], Tensor]:
+def raised(
+    label: int, loss: Callable[..., Tensor] = cross_entropy, **options: Any
+) -> Callable[[Tensor], Tensor]:
     return lambda images: loss(logits(images), torch.full((len(images),), label), **options)
 
 
 def check(found: Tensor, expected: list[float], tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(found[0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        found[0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance
+    )
 
 
 def test_the_models_logits_losses_and_gradients() -> None:
@@ -54,7 +60,14 @@ STEPS = {"steps": 4, "step_size": 0.04}
             0.3242846963940549,
         ),
         # equal steps of a linear loss: not where gradients of earlier ones are added up, or kept in the image
-        (bim, raised(2, margin), 0.1, {"steps": 5, "step_size": 0.01, "box": NO_BOX}, [0.15, 0.85, 0.1, 0.92], -1.885),
+        (
+            bim,
+            raised(2, margin),
+            0.1,
+            {"steps": 5, "step_size": 0.01, "box": NO_BOX},
+            [0.15, 0.85, 0.1, 0.92],
+            -1.885,
+        ),
     ],
 )
 def test_golden_images(
@@ -72,8 +85,13 @@ def test_golden_images(
 
 def test_restarts_keep_the_best() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
-    images, keys = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(100, 106)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)
+    ).eval()
+    images, keys = (
+        torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+        torch.arange(100, 106),
+    )
     objective = NetworkObjective("cross_entropy", torch.arange(6) % 3, None, network)
     attack = partial(pgd, objective, images, 0.1, steps=2, step_size=0.01)
     one, many = attack(key=keys, restarts=1), attack(key=keys, restarts=5)

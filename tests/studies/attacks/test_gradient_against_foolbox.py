@@ -22,7 +22,14 @@ def foolbox() -> Any:
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)]
+    layers = [
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1152, 10),
+    ]
     return nn.Sequential(*layers).eval()
 
 
@@ -34,14 +41,30 @@ def network() -> nn.Module:
     ],
 )  # fmt: skip
 def test_the_same_images_from_the_same_start(
-    foolbox: Any, network: nn.Module, attack: Any, steps: int, step: float, epsilon: float, target: Any, norm: str
+    foolbox: Any,
+    network: nn.Module,
+    attack: Any,
+    steps: int,
+    step: float,
+    epsilon: float,
+    target: Any,
+    norm: str,
 ) -> None:
-    attacks = {"linf": foolbox.attacks.LinfProjectedGradientDescentAttack, "l2": foolbox.attacks.L2PGD}
+    attacks = {
+        "linf": foolbox.attacks.LinfProjectedGradientDescentAttack,
+        "l2": foolbox.attacks.L2PGD,
+    }
     judge = attacks[norm](abs_stepsize=step, steps=steps, random_start=False)
     goal = foolbox.criteria.Misclassification(LABELS)
     if target is not None:
         goal = foolbox.criteria.TargetedMisclassification(torch.full((16,), target))
-    expected = judge.run(foolbox.PyTorchModel(network, bounds=(0, 1)), IMAGES, goal, epsilon=epsilon)
-    options = {"norm": norm} if attack is fgsm else {"norm": norm, "steps": steps, "step_size": step}
-    found = attack(NetworkObjective("cross_entropy", LABELS, target, network), IMAGES, epsilon, **options)
+    expected = judge.run(
+        foolbox.PyTorchModel(network, bounds=(0, 1)), IMAGES, goal, epsilon=epsilon
+    )
+    options = (
+        {"norm": norm} if attack is fgsm else {"norm": norm, "steps": steps, "step_size": step}
+    )
+    found = attack(
+        NetworkObjective("cross_entropy", LABELS, target, network), IMAGES, epsilon, **options
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)

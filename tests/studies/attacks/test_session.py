@@ -27,7 +27,9 @@ def run(trained: Trained) -> runs.Run:
 
 
 def opened(run: runs.Run, space: str = "input", **options: object) -> session.AttackedRun:
-    return session.AttackedRun(run, StudyImages(run.data_with({"eval_images": 24}), "test", CPU), space, **options)
+    return session.AttackedRun(
+        run, StudyImages(run.data_with({"eval_images": 24}), "test", CPU), space, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,9 @@ def attacked(run: runs.Run) -> session.AttackedRun:
     return opened(run)
 
 
-def test_accuracy_falls_and_the_network_stays_as_it_is(attacked: session.AttackedRun, run: runs.Run) -> None:
+def test_accuracy_falls_and_the_network_stays_as_it_is(
+    attacked: session.AttackedRun, run: runs.Run
+) -> None:
     before = copy.deepcopy(run.network.state_dict())
     found = attacked.measure(partial(bim, steps=10), "margin", [0.0, 0.3])
     assert len(found.labels) == 24
@@ -46,14 +50,20 @@ def test_accuracy_falls_and_the_network_stays_as_it_is(attacked: session.Attacke
     assert all(each.grad is None and not each.requires_grad for each in run.network.parameters())
 
 
-def test_grey_levels_give_the_same_images_to_the_network(run: runs.Run, attacked: session.AttackedRun) -> None:
+def test_grey_levels_give_the_same_images_to_the_network(
+    run: runs.Run, attacked: session.AttackedRun
+) -> None:
     one = attacked.measure(fgsm, "margin", [0.1])
     other = opened(run, "grey_levels").measure(fgsm, "margin", [25.5])  # 0.1 of 255
     assert torch.allclose(one.clean.logits, other.clean.logits, atol=1e-5)
-    assert torch.allclose(one.attacked[0.1, None].logits, other.attacked[25.5, None].logits, atol=1e-4)
+    assert torch.allclose(
+        one.attacked[0.1, None].logits, other.attacked[25.5, None].logits, atol=1e-4
+    )
 
 
-def test_equal_couplings_are_of_what_the_attack_sees_only(run: runs.Run, attacked: session.AttackedRun) -> None:
+def test_equal_couplings_are_of_what_the_attack_sees_only(
+    run: runs.Run, attacked: session.AttackedRun
+) -> None:
     equal = opened(run, couplings="equal")
     images = attacked.batches[0].images
     assert torch.equal(equal.logits(images), attacked.logits(images))
@@ -70,7 +80,9 @@ def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
 
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
-    data = run.data_with({"val_images": 0} if "val_images" in run.config.data else {"validation": "none"})
+    data = run.data_with(
+        {"val_images": 0} if "val_images" in run.config.data else {"validation": "none"}
+    )
     with pytest.raises(RunError, match="this data has no images in split=val"):
         StudyImages(data, "val", CPU)
 
@@ -83,7 +95,9 @@ def test_a_twentieth_of_the_validation_images_is_above_the_threshold(run: runs.R
     assert 0.03 <= (errors > session.detection_threshold(run, data)).float().mean() <= 0.05
 
 
-STORED = torch.randint(0, 256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+STORED = torch.randint(
+    0, 256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+)
 BATCH = Batch(STORED, torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]))
 PREPROCESSING = {
     "unit": to_unit_interval,
@@ -123,11 +137,15 @@ DEVIATIONS = STORED[:, :, 1:7, 1:7].double().flatten(1).std(1, unbiased=False).t
         ("standardised", "grey_levels", GREY_LEVELS, [1.0] * 3),
     ],
 )
-def test_batches_have_the_box_of_their_space(preprocessing: str, space: str, box: Box, grey_levels: list) -> None:
+def test_batches_have_the_box_of_their_space(
+    preprocessing: str, space: str, box: Box, grey_levels: list
+) -> None:
     (batch,) = session.prepare(images(preprocessing), space)
     assert batch.box == box
     assert batch.grey_levels.tolist() == pytest.approx(grey_levels, rel=1e-4)
-    assert torch.equal(batch.images, STORED.float() if box == GREY_LEVELS else PREPROCESSING[preprocessing](STORED))
+    assert torch.equal(
+        batch.images, STORED.float() if box == GREY_LEVELS else PREPROCESSING[preprocessing](STORED)
+    )
     assert torch.equal(batch.key, BATCH.key)
 
 
@@ -143,11 +161,21 @@ class Network(nn.Module):
 
 def test_data_and_networks_that_cannot_be_attacked() -> None:
     for preprocessing, labels, message in [
-        ("unit", torch.zeros(3, 2, dtype=torch.int64), "images of Data have several labels; expected data with one"),
-        ("crops", BATCH.labels, "each image is evaluated in several crops; expected data.test_crops=1"),
+        (
+            "unit",
+            torch.zeros(3, 2, dtype=torch.int64),
+            "images of Data have several labels; expected data with one",
+        ),
+        (
+            "crops",
+            BATCH.labels,
+            "each image is evaluated in several crops; expected data.test_crops=1",
+        ),
         ("rounded", BATCH.labels, "floating-point grey levels differently; expected space=input"),
     ]:
         with pytest.raises(RunError, match=re.escape(message)):
             session.prepare(images(preprocessing, labels), "grey_levels")
-    with pytest.raises(ConfigError, match="Network gives no logits with this routing; an attack needs them"):
+    with pytest.raises(
+        ConfigError, match="Network gives no logits with this routing; an attack needs them"
+    ):
         session.logits_of(Network(), lambda pixels: pixels)(torch.zeros(1, 2, 6, 6))

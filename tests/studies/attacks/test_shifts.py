@@ -22,13 +22,18 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
 
 def test_quarters_of_a_turn_are_rot90(images: Tensor) -> None:
     for square, turns in product((images, images[..., :8, :8]), (1, -1, 2, 3, 4)):
-        close(rotation(None, square, 90.0 * turns, fill="border"), torch.rot90(square, turns, (2, 3)))
+        close(
+            rotation(None, square, 90.0 * turns, fill="border"), torch.rot90(square, turns, (2, 3))
+        )
 
 
 def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
     image = torch.zeros(1, 1, 9, 9)
     image[..., 4, 7] = 1.0  # to the right of the middle
-    assert divmod(int(rotation(None, image, 45.0).argmax()), 9) == (2, 6)  # 3 pixels away: 2.1 up, 2.1 to the right
+    assert divmod(int(rotation(None, image, 45.0).argmax()), 9) == (
+        2,
+        6,
+    )  # 3 pixels away: 2.1 up, 2.1 to the right
     assert divmod(int(rotation(None, image, -45.0).argmax()), 9) == (6, 6)
     white = rotation(None, torch.ones(1, 1, 9, 9), 45.0)[0, 0]
     assert white[0, 0] == 0
@@ -36,7 +41,9 @@ def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
 
 
 @pytest.mark.parametrize(("direction", "axis"), [("right", 3), ("down", 2)])
-def test_whole_pixels_are_slices_and_nothing_wraps_around(direction: str, axis: int, images: Tensor) -> None:
+def test_whole_pixels_are_slices_and_nothing_wraps_around(
+    direction: str, axis: int, images: Tensor
+) -> None:
     for pixels in (1, 4, -3, 9, 20):
         kept = max(9 - abs(pixels), 0)
         expected = torch.zeros_like(images)
@@ -58,7 +65,9 @@ def test_scaling_is_a_factor_minus_1() -> None:
     image[..., 3:9, 3:9] = 1.0
     half = torch.zeros_like(image)
     half[..., 4:8, 4:8] = torch.tensor([0.5, 1, 1, 0.5])[:, None] * torch.tensor([0.5, 1, 1, 0.5])
-    close(scaling(None, image, -0.5), half)  # 6 x 6 pixels become 3 x 3, whose edges are in the middle of a pixel
+    close(
+        scaling(None, image, -0.5), half
+    )  # 6 x 6 pixels become 3 x 3, whose edges are in the middle of a pixel
     double = scaling(None, image, 1.0)
     close(double[..., 1:11, 1:11], torch.ones(1, 1, 10, 10))
     assert double[0, 0, 0, 0] < 1

@@ -19,7 +19,9 @@ def images() -> Tensor:
 def test_comes_near_the_best_there_is_and_far_beyond_noise(images: Tensor) -> None:
     """Of a linear margin, which is -1 for each image, the best is the sign of its gradient."""
     direction = torch.rand(2 * 9 * 7, generator=torch.Generator().manual_seed(2)) - 0.5
-    epsilon = 0.5 / direction.abs().sum().item()  # half of the margin, so that no image is done early
+    epsilon = (
+        0.5 / direction.abs().sum().item()
+    )  # half of the margin, so that no image is done early
 
     def gained(attacked: Tensor) -> Tensor:
         return (attacked - images[: len(attacked)]).flatten(1) @ direction
@@ -41,7 +43,10 @@ def test_the_objective_never_falls_and_images_that_are_fooled_are_left(images: T
         return torch.stack([torch.full((len(images),), 0.55), images.mean((1, 2, 3))], 1)
 
     objective = NetworkObjective("margin", torch.zeros(6, dtype=torch.int64), None, logits)
-    values = [objective(square(objective, images, 0.1, KEYS, Box(), queries=count)) for count in (1, 20, 100)]
+    values = [
+        objective(square(objective, images, 0.1, KEYS, Box(), queries=count))
+        for count in (1, 20, 100)
+    ]
     # the same key gives other squares where there are fewer queries; the first query is the same
     assert (values[0] <= values[1].maximum(values[2])).all()
     asked.clear()

@@ -17,13 +17,17 @@ def em() -> list[RoutingTrace]:
 
 
 def test_golden_entropy_and_t_score(em: list[RoutingTrace]) -> None:
-    expected = torch.tensor([[0.583413, 0.911878, 0.992487, 0.966747, 0.205296, 0.299890]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[0.583413, 0.911878, 0.992487, 0.966747, 0.205296, 0.299890]], dtype=torch.float64
+    )
     torch.testing.assert_close(measures.child_entropy(em[2].couplings), expected, rtol=0, atol=1e-6)
     found = measures.weighted_entropy(em[2].couplings, golden_votes()[1])
     assert float(found) == pytest.approx(0.808424970215, abs=1e-11)
     assert float(measures.t_score(em[2].couplings)) == pytest.approx(1 - 0.659951777124, abs=1e-11)
     leaky, of_one_parent = torch.full((1, 1, 4), 0.1), torch.ones(1, 1, 1)
-    assert [float(measures.child_entropy(each)) for each in (leaky, of_one_parent)] == pytest.approx([1, 0])
+    assert [
+        float(measures.child_entropy(each)) for each in (leaky, of_one_parent)
+    ] == pytest.approx([1, 0])
 
 
 def test_d_score_is_of_the_whole_set() -> None:
@@ -34,7 +38,9 @@ def test_d_score_is_of_the_whole_set() -> None:
 
 
 def random_couplings(images: int = 200, children: int = 6, parents: int = 4) -> Tensor:
-    return torch.randn(images, children, parents, generator=torch.Generator().manual_seed(0)).softmax(2)
+    return torch.randn(
+        images, children, parents, generator=torch.Generator().manual_seed(0)
+    ).softmax(2)
 
 
 def test_static_share_by_loops() -> None:
@@ -74,7 +80,9 @@ def test_logit_change_is_what_routing_adds() -> None:
         added = torch.einsum("bijd,bjd->bij", votes, before.poses)
         logits = before.couplings.log() + added
         torch.testing.assert_close(logits.softmax(2), after.couplings)  # the change is this one
-        assert float(measures.logit_change(votes, before.poses)) == pytest.approx(float(added.abs().mean()))
+        assert float(measures.logit_change(votes, before.poses)) == pytest.approx(
+            float(added.abs().mean())
+        )
 
 
 def test_distance_from_orthogonal_is_that_of_the_nearest() -> None:
@@ -87,4 +95,6 @@ def test_distance_from_orthogonal_is_that_of_the_nearest() -> None:
             expected.append(float((matrix - values.mean() * left @ right).norm() / matrix.norm()))
     assert measures.distance_from_orthogonal(weight) == pytest.approx(sum(expected) / 6, rel=1e-5)
     orthogonal = torch.linalg.qr(weight[0, :, 0])[0].view(1, 4, 1, 4)
-    assert measures.distance_from_orthogonal(3 * orthogonal) == pytest.approx(0, abs=1e-6), "at any scale"
+    assert measures.distance_from_orthogonal(3 * orthogonal) == pytest.approx(0, abs=1e-6), (
+        "at any scale"
+    )

@@ -7,7 +7,12 @@ from scipy.stats import multivariate_normal
 from sklearn.decomposition import FactorAnalysis
 from torch import Tensor
 
-from capsule_lab.studies.measures.factor_analysers import FactorAnalysers, em_step, fit_factor_analysers, posterior
+from capsule_lab.studies.measures.factor_analysers import (
+    FactorAnalysers,
+    em_step,
+    fit_factor_analysers,
+    posterior,
+)
 
 
 def double(*numbers: float) -> Tensor:
@@ -16,10 +21,14 @@ def double(*numbers: float) -> Tensor:
 
 def golden() -> FactorAnalysers:
     loadings = (0.7 * torch.arange(6, dtype=torch.float64) + 0.2).cos().view(1, 3, 2)
-    return FactorAnalysers(double(1), double(0.1, -0.2, 0.3)[None], loadings, double(0.5, 0.3, 0.8)[None])
+    return FactorAnalysers(
+        double(1), double(0.1, -0.2, 0.3)[None], loadings, double(0.5, 0.3, 0.8)[None]
+    )
 
 
-def drawn(points: int = 300, components: int = 3, dim: int = 5, factors: int = 2, seed: int = 0) -> Tensor:
+def drawn(
+    points: int = 300, components: int = 3, dim: int = 5, factors: int = 2, seed: int = 0
+) -> Tensor:
     """From a mixture whose components are apart."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -28,12 +37,19 @@ def drawn(points: int = 300, components: int = 3, dim: int = 5, factors: int = 2
 
     own = torch.arange(points) % components
     means, loadings = 4 * normal(components, dim), normal(components, dim, factors)
-    return means[own] + (loadings[own] @ normal(points, factors, 1)).squeeze(2) + 0.3 * normal(points, dim)
+    return (
+        means[own]
+        + (loadings[own] @ normal(points, factors, 1)).squeeze(2)
+        + 0.3 * normal(points, dim)
+    )
 
 
 def random_mixture(components: int = 3, dim: int = 5, factors: int = 2) -> FactorAnalysers:
     generator = torch.Generator().manual_seed(1)
-    shares, means = torch.rand(components, generator=generator).double(), torch.randn(components, dim).double()
+    shares, means = (
+        torch.rand(components, generator=generator).double(),
+        torch.randn(components, dim).double(),
+    )
     loadings = torch.randn(components, dim, factors, generator=generator).double()
     noise = 0.5 + torch.rand(components, dim, generator=generator).double()
     return FactorAnalysers(shares / shares.sum(), means, loadings, noise)
@@ -45,7 +61,9 @@ def test_golden_numbers_of_one_analyser() -> None:
     torch.testing.assert_close(
         found.factors[0, 0], double(0.5021583623676817, -0.11417560731584396), rtol=0, atol=1e-12
     )
-    expected = double(0.35233511451682503, -0.19797708450430834, -0.19797708450430834, 0.3521122285801933)
+    expected = double(
+        0.35233511451682503, -0.19797708450430834, -0.19797708450430834, 0.3521122285801933
+    )
     torch.testing.assert_close(found.covariance[0].flatten(), expected, rtol=0, atol=1e-12)
 
 
@@ -54,7 +72,10 @@ def test_densities_are_those_of_gaussians() -> None:
     found = posterior(points, mixture).log_joint
     for number, (share, mean, loadings, noise) in enumerate(zip(*mixture, strict=True)):
         covariance = loadings @ loadings.t() + noise.diag()
-        expected = multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(points.numpy()) + share.log().item()
+        expected = (
+            multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(points.numpy())
+            + share.log().item()
+        )
         np.testing.assert_allclose(found[:, number].numpy(), expected, rtol=1e-10)
 
 
@@ -65,7 +86,10 @@ def em_loops(points: Tensor, mixture: FactorAnalysers) -> FactorAnalysers:
     shares = found.log_joint.softmax(1)
     noise, joined = torch.zeros(components, dim).double(), []
     for k in range(components):
-        left, right = torch.zeros(dim, factors + 1).double(), torch.zeros(factors + 1, factors + 1).double()
+        left, right = (
+            torch.zeros(dim, factors + 1).double(),
+            torch.zeros(factors + 1, factors + 1).double(),
+        )
         extended = [torch.cat([each, torch.ones(1).double()]) for each in found.factors[:, k]]
         for n, point in enumerate(points):
             second = torch.outer(extended[n], extended[n])
@@ -110,7 +134,10 @@ def test_scikit_learn_agrees_about_one_analyser() -> None:
 def test_the_best_likelihood_is_kept_and_the_seed_decides() -> None:
     points = drawn()
     several = fit_factor_analysers(points, 4, 1, restarts=4, seed=3)
-    alone = [fit_factor_analysers(points, 4, 1, restarts=1, seed=12 + n).log_likelihoods[-1] for n in range(4)]
+    alone = [
+        fit_factor_analysers(points, 4, 1, restarts=1, seed=12 + n).log_likelihoods[-1]
+        for n in range(4)
+    ]
     assert several.log_likelihoods[-1] == max(alone)
     assert len({round(each, 6) for each in alone}) > 1
     equal = fit_factor_analysers(torch.ones(10, 3).double(), 2, 1, restarts=2)

@@ -4,21 +4,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.measures.features import group_law, label_poses, last_features, linear_map, pose_features
+from capsule_lab.studies.measures.features import (
+    group_law,
+    label_poses,
+    last_features,
+    linear_map,
+    pose_features,
+)
 from tests.helpers.subjects import small_network, subject
 
 
 def test_pose_of_the_label() -> None:
     asked = subject(small_network())
     poses = asked.outputs().capsules.poses
-    expected = torch.stack([poses[image, label] for image, label in enumerate(asked.labels.tolist())])
+    expected = torch.stack(
+        [poses[image, label] for image, label in enumerate(asked.labels.tolist())]
+    )
     torch.testing.assert_close(label_poses(asked, asked.batches), expected.double())
     torch.testing.assert_close(pose_features(asked)(asked.batches), expected.double())
 
 
 def test_last_features_are_what_the_last_layer_gets() -> None:
     asked = subject(small_network("cnn"))
-    last = [each for each in asked.network.modules() if isinstance(each, torch.nn.Linear | torch.nn.Conv2d)][-1]
+    last = [
+        each
+        for each in asked.network.modules()
+        if isinstance(each, torch.nn.Linear | torch.nn.Conv2d)
+    ][-1]
     features = last_features(asked, asked.batches)
     torch.testing.assert_close(last(features), asked.outputs().scores)
     found = pose_features(asked)(asked.batches)
@@ -32,7 +44,9 @@ def poses(images: int = 200, dim: int = 4) -> Tensor:
 
 def turned(angle: float) -> Tensor:
     matrix = torch.eye(4, dtype=torch.float64)
-    matrix[:2, :2] = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    matrix[:2, :2] = torch.tensor(
+        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+    )
     return matrix
 
 

@@ -21,7 +21,9 @@ def test_branches_are_of_active_children_and_their_best_parent() -> None:
             assert int(couplings[child].argmax()) == parent
             assert float(activations[child]) > ACTIVE
             assert weight == pytest.approx(float(activations[child] * couplings[child, parent]))
-    assert {branch.parent for branch in found["conv_capsules_2"]} <= {branch.child for branch in found["classes"]}
+    assert {branch.parent for branch in found["conv_capsules_2"]} <= {
+        branch.child for branch in found["classes"]
+    }
 
 
 @pytest.mark.parametrize("by_type", [True, False])

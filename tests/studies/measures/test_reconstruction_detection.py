@@ -19,8 +19,12 @@ IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 def test_false_alarms_are_as_many_as_there_may_be() -> None:
-    for count, false_alarms in itertools.product([1, 7, 20, 100, 999], [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]):
-        errors = torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    for count, false_alarms in itertools.product(
+        [1, 7, 20, 100, 999], [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]
+    ):
+        errors = torch.rand(
+            count, generator=torch.Generator().manual_seed(count), dtype=torch.float64
+        )
         limit = threshold(errors, false_alarms)
         assert (errors > limit).double().mean() <= false_alarms + 1e-12
         lower = errors[errors < limit].max().item() if (errors < limit).any() else -1.0
@@ -29,7 +33,9 @@ def test_false_alarms_are_as_many_as_there_may_be() -> None:
 
 def test_area_under_roc_is_a_count_of_pairs() -> None:
     generator = torch.Generator().manual_seed(0)
-    low, high = (torch.randint(least, least + 20, (300,), generator=generator).double() for least in (0, 5))
+    low, high = (
+        torch.randint(least, least + 20, (300,), generator=generator).double() for least in (0, 5)
+    )
     pairs = (high[:, None] > low).double() + 0.5 * (high[:, None] == low).double()
     assert area_under_roc(low, high) == pytest.approx(pairs.mean().item(), abs=1e-12)
     for clean, attacked, area in (
@@ -40,7 +46,9 @@ def test_area_under_roc_is_a_count_of_pairs() -> None:
         ([2, 2, 2], [2, 2], 0.5),
         ([1, 2, 2, 3], [2, 2, 5], (2.0 + 2.0 + 4.0) / 12),  # each 2 is above 1 and ties with two
     ):
-        assert area_under_roc(torch.tensor(clean).double(), torch.tensor(attacked).double()) == pytest.approx(area)
+        assert area_under_roc(
+            torch.tensor(clean).double(), torch.tensor(attacked).double()
+        ) == pytest.approx(area)
 
 
 def test_the_winning_capsule_is_decoded() -> None:
@@ -69,8 +77,16 @@ def test_wrong_input() -> None:
         (area_under_roc, (infinite, fine), "clean has an error that is not finite"),
         (area_under_roc, (fine, none), "attacked has no errors"),
         (threshold, (fine, 1.0), "false_alarms is 1.0; expected 0 or more, less than 1"),
-        (winning_reconstruction_error, (BaselineCNN((1, 28, 28), 3), IMAGES), "this BaselineCNN has no decoder"),
-        (winning_reconstruction_error, (small_capsnet((1, 17, 17), 3, decoder=None), IMAGES), "CapsNet has no decoder"),
+        (
+            winning_reconstruction_error,
+            (BaselineCNN((1, 28, 28), 3), IMAGES),
+            "this BaselineCNN has no decoder",
+        ),
+        (
+            winning_reconstruction_error,
+            (small_capsnet((1, 17, 17), 3, decoder=None), IMAGES),
+            "CapsNet has no decoder",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             call(*arguments)

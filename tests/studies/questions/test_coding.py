@@ -17,11 +17,15 @@ def asked(stride: int, *, rate: bool) -> dict[str, float]:
         noise = torch.randn(5, 2, generator=generator)
         poses = torch.stack([shift.expand(5), -2 * shift.expand(5)], 1) if rate else noise
         column = 4 + torch.div(shift.long() + 3, stride, rounding_mode="floor") + 0 * images
-        activations = torch.nn.functional.one_hot(column, WIDTH).float().unsqueeze(1)  # [image type position]
+        activations = (
+            torch.nn.functional.one_hot(column, WIDTH).float().unsqueeze(1)
+        )  # [image type position]
         of_images = poses + images[:, None].float()
         layers.append(_Layer(activations, of_images[:, None, None].expand(-1, 1, WIDTH, -1), WIDTH))
     before = layers[len(SHIFTS) // 2].activations.argmax(2)
-    return _numbers([_moved(each, before) for each in layers], torch.ones(5, 1, dtype=torch.bool), SHIFTS)
+    return _numbers(
+        [_moved(each, before) for each in layers], torch.ones(5, 1, dtype=torch.bool), SHIFTS
+    )
 
 
 def test_place_coding_moves_the_place_and_rate_coding_the_pose() -> None:
@@ -33,7 +37,9 @@ def test_place_coding_moves_the_place_and_rate_coding_the_pose() -> None:
 
     both = asked(2, rate=True)  # the pose moves along within a column and jumps back with the next
     assert 0.4 < both["place_slope"] < 0.6
-    assert (both["rate_share"], both["domain"], both["at_limit"]) == pytest.approx((1, 2, 0), abs=1e-5)
+    assert (both["rate_share"], both["domain"], both["at_limit"]) == pytest.approx(
+        (1, 2, 0), abs=1e-5
+    )
 
 
 def test_every_layer_with_positions_and_the_classes() -> None:
@@ -45,7 +51,9 @@ def test_every_layer_with_positions_and_the_classes() -> None:
         assert {key.split("/")[0] for key in answer.numbers} == layers
         classes = [*layers & {"digits", "classes"}]
         assert f"{classes[0]}/place_slope" not in answer.numbers
-        assert all(1 <= value <= 5 for key, value in answer.numbers.items() if key.endswith("domain"))
+        assert all(
+            1 <= value <= 5 for key, value in answer.numbers.items() if key.endswith("domain")
+        )
 
 
 def test_poses_and_activations_are_those_of_the_layer() -> None:

@@ -24,7 +24,9 @@ def test_numbers_of_every_layer_and_iteration_and_over_layers() -> None:
             assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(score))
         assert f"{name}/1/argmax_changes" not in numbers
         assert 0 <= numbers[f"{name}/2/argmax_changes"] <= 1
-    scores = [numbers[f"{name}/3/t_score"] for name in ("conv_capsules_1", "conv_capsules_2", "classes")]
+    scores = [
+        numbers[f"{name}/3/t_score"] for name in ("conv_capsules_1", "conv_capsules_2", "classes")
+    ]
     assert numbers["t_score"] == pytest.approx(sum(scores) / 3)
     hidden = [numbers[f"{name}/d_score"] for name in ("conv_capsules_1", "conv_capsules_2")]
     assert numbers["d_score"] == pytest.approx(sum(hidden) / 2)
@@ -34,14 +36,23 @@ def test_numbers_of_every_layer_and_iteration_and_over_layers() -> None:
     batch = asked.batches[0]
     torch.nn.functional.cross_entropy(asked.network(batch.images).ranking, batch.labels).backward()
     for name, layer in asked.network.capsule_layers().items():
-        norm = sum(float(each.grad.square().sum()) for each in layer.parameters() if each.grad is not None) ** 0.5
+        norm = (
+            sum(
+                float(each.grad.square().sum())
+                for each in layer.parameters()
+                if each.grad is not None
+            )
+            ** 0.5
+        )
         assert numbers[f"{name}/gradient_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 def test_some_of_very_many_children(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = subject(small_network("capsnet"))
     every = couplings(asked).numbers["digits/3/entropy"]
-    module = importlib.import_module("capsule_lab.studies.questions.couplings")  # whose name is the function's, too
+    module = importlib.import_module(
+        "capsule_lab.studies.questions.couplings"
+    )  # whose name is the function's, too
     monkeypatch.setattr(module, "_ENTRIES", 24 * 4 * 10)  # ten children
     (layer,) = asked.traces.values()
     assert len(module._children(layer).unique()) == 10
@@ -53,7 +64,9 @@ def test_more_iterations_than_in_training() -> None:
         asked = subject(small_network(kind))
         numbers = couplings(asked, iterations=5).numbers
         assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
-        assert max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3, "as before"
+        assert (
+            max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3
+        ), "as before"
     with pytest.raises(ValueError, match="iterations is 2, but UniformRouting has none"):
         couplings(subject(small_network("capsnet", routing=UniformRouting)), iterations=2)
 
@@ -73,7 +86,9 @@ def test_histograms_are_over_the_couplings_that_there_are() -> None:
 def test_equal_couplings_of_a_convolutional_layer_are_no_tree() -> None:
     """Of all parents at all positions, a child is seen by few, and at the edge by fewer."""
     for normalisation in ["all_parents", "window"]:
-        network = small_network(routing=partial(EMRouting, normalisation=normalisation, iterations=1))
+        network = small_network(
+            routing=partial(EMRouting, normalisation=normalisation, iterations=1)
+        )
         numbers = couplings(subject(network)).numbers
         assert numbers["conv_capsules_1/1/t_score"] == pytest.approx(0, abs=1e-5)
         assert numbers["conv_capsules_1/1/entropy"] == pytest.approx(1, abs=1e-5)
@@ -81,13 +96,22 @@ def test_equal_couplings_of_a_convolutional_layer_are_no_tree() -> None:
 
 
 def test_numbers_that_are_none_and_those_of_unusual_layers() -> None:
-    over_children = couplings(subject(small_network("capsnet", routing=AttentionOverChildren))).numbers
+    over_children = couplings(
+        subject(small_network("capsnet", routing=AttentionOverChildren))
+    ).numbers
     assert math.isnan(over_children["digits/1/t_score"])
     assert math.isnan(over_children["routing_gain"])
     torch.manual_seed(0)
-    padded = SelfRoutingNet((1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4, conv_strides=(1, 2))
+    padded = SelfRoutingNet(
+        (1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4, conv_strides=(1, 2)
+    )
     numbers = couplings(subject(padded)).numbers
-    assert all(math.isfinite(numbers[f"{name}/1/t_score"]) for name in ("conv_capsules_1", "conv_capsules_2"))
+    assert all(
+        math.isfinite(numbers[f"{name}/1/t_score"])
+        for name in ("conv_capsules_1", "conv_capsules_2")
+    )
     primary = partial(PrimaryCapsules, types=4, dim=16)
-    without = CapsNet((1, 24, 24), 4, channels=4, decoder=None, transformation="none", primary=primary)
+    without = CapsNet(
+        (1, 24, 24), 4, channels=4, decoder=None, transformation="none", primary=primary
+    )
     assert math.isfinite(couplings(subject(without)).numbers["digits/3/weighted_entropy"])

@@ -23,7 +23,9 @@ class KnowsTheImage(AbstractNetwork):
         square = (images > 0.3).to(images.dtype)
         where = (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))  # [b]
         poses = torch.nn.functional.one_hot(where.round().long(), 24).to(images.dtype).unsqueeze(1)
-        poses = poses.expand(-1, CLASSES, -1) if self.knows else torch.ones(len(images), CLASSES, 24)
+        poses = (
+            poses.expand(-1, CLASSES, -1) if self.knows else torch.ones(len(images), CLASSES, 24)
+        )
         activations = torch.ones_like(poses[..., 0])
         return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
@@ -39,7 +41,9 @@ def test_poses_with_the_position_explain_more_than_the_class() -> None:
 
 def test_perturbations_are_in_standard_deviations_of_the_class_poses() -> None:
     answer = decoder(subject(KnowsTheImage(), images=48), **FEW)
-    assert [(row["class"], row["component"]) for row in answer.rows] == [("class 0", n) for n in range(24)]
+    assert [(row["class"], row["component"]) for row in answer.rows] == [
+        ("class 0", n) for n in range(24)
+    ]
     changing = [row for row in answer.rows if float(str(row["change"])) > 0]
     assert 0 < len(changing) <= 3, "columns where squares of the class are"
     figure = answer.draw()["components"]

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from capsule_lab.config.compose import options_of
 from capsule_lab.config.options import function_options
-from capsule_lab.networks import AbstractNetwork, AbstractPairNetwork, PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks import (
+    AbstractNetwork,
+    AbstractPairNetwork,
+    PairAutoencoder,
+    TransformingAutoencoder,
+)
 from capsule_lab.routing import SelfRouting
 from capsule_lab.studies.subject import OF_PAIRS, Answer, Subject
 from capsule_lab.types import CapsuleOutput
@@ -46,19 +51,32 @@ def changed(kind: str, change: Callable[[Any], Any]) -> Subject:
     return replace(original, batches=[change(batch) for batch in original.batches])
 
 
-def views(toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] = (0, 1, 2)) -> Subject:
+def views(
+    toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] = (0, 1, 2)
+) -> Subject:
     """A subject with images whose viewpoints are known."""
     original = of("cnn")
-    rows = [(toy, elevation, azimuth, 0) for toy in toys for elevation in (0, 4) for azimuth in range(0, 36, 3)]
-    seen = [(toy, *rest) for toy in toys_of_training for _, *rest in rows[: 24 if len(toys) > 1 else 12]]
+    rows = [
+        (toy, elevation, azimuth, 0)
+        for toy in toys
+        for elevation in (0, 4)
+        for azimuth in range(0, 36, 3)
+    ]
+    seen = [
+        (toy, *rest) for toy in toys_of_training for _, *rest in rows[: 24 if len(toys) > 1 else 12]
+    ]
 
     def batch(rows: list[tuple[int, ...]]) -> Any:
         labels = torch.arange(len(rows)) % 2
         images = torch.rand(len(rows), 1, 24, 24, generator=torch.Generator().manual_seed(0))
-        return original.batches[0]._replace(images=images, labels=labels, key=labels, factors=torch.tensor(rows))
+        return original.batches[0]._replace(
+            images=images, labels=labels, key=labels, factors=torch.tensor(rows)
+        )
 
     factors = ("instance", "elevation", "azimuth", "lighting")
-    return replace(original, batches=[batch(rows)], training=lambda _: [batch(seen)], factors=factors)
+    return replace(
+        original, batches=[batch(rows)], training=lambda _: [batch(seen)], factors=factors
+    )
 
 
 class Row(NamedTuple):
@@ -74,9 +92,33 @@ class Row(NamedTuple):
         return views() if self.kind == "views" else of(self.kind)
 
 
-FEW = {"training_images": 24, "components": 4, "factors": 1, "draws": 2, "restarts": 2, "steps": 5, "principal": 4}
-MAPS = ("presence_change", "monotony", "linear_share", "map_error", "explained", "equivariance_gain", "group_law")
-TREE = ("mass_in_tree", "branches", "drop_of_tree", "drop_of_votes", "drop_of_random", "alike_within", "follows_shift")
+FEW = {
+    "training_images": 24,
+    "components": 4,
+    "factors": 1,
+    "draws": 2,
+    "restarts": 2,
+    "steps": 5,
+    "principal": 4,
+}
+MAPS = (
+    "presence_change",
+    "monotony",
+    "linear_share",
+    "map_error",
+    "explained",
+    "equivariance_gain",
+    "group_law",
+)
+TREE = (
+    "mass_in_tree",
+    "branches",
+    "drop_of_tree",
+    "drop_of_votes",
+    "drop_of_random",
+    "alike_within",
+    "follows_shift",
+)
 FIELDS = ("generative_fields", "scatter", "presence", "images")
 DECODER = {"epochs": 2, "hidden": (8,), "training_images": 24}
 MOVED = {"kinds": ["translation"]}
@@ -91,21 +133,33 @@ REPLACED = ("own/error", "mean/error", "equal/error", "distance_of_own_from_mean
 ROWS: dict[str, Row] = {
     "coding": Row("em_caps", {"shift": 2}, CODES, ("layers", "first_layer"), rows=True),
     "couplings": Row("em_caps", NOTHING, SCORES, ("histograms",)),
-    "couplings of dynamic routing": Row("capsnet", {"iterations": 4}, ("digits/4/logit_change",), ("histograms",)),
+    "couplings of dynamic routing": Row(
+        "capsnet", {"iterations": 4}, ("digits/4/logit_change",), ("histograms",)
+    ),
     "crowding": Row("with a decoder", NOTHING, CROWDED),
     "crowding without a decoder": Row("em_caps", NOTHING, ("again/two_classes_by_routing",)),
     "decoder": Row("capsnet", DECODER, ("squared_error", "explained"), ("reconstructions",)),
     "few_labels": Row("em_caps", {**FEW, "features": "pixels"}, LABELS),
-    "few_labels of a code": Row("code", {**FEW, "features": "code"}, ("log_likelihood", "dimensions")),
-    "poses": Row("pairs", {"shifts": (1,)}, ("shift_1/slope_right", "shift_1/reconstruction"), FIELDS),
+    "few_labels of a code": Row(
+        "code", {**FEW, "features": "code"}, ("log_likelihood", "dimensions")
+    ),
+    "poses": Row(
+        "pairs", {"shifts": (1,)}, ("shift_1/slope_right", "shift_1/reconstruction"), FIELDS
+    ),
     "poses without capsules": Row("code", {"shifts": (2,)}, ("shift_2/copying",)),
     "probe": Row("views", NOTHING, PROBES),
     "replaced_couplings": Row("em_caps", {"training": 24}, REPLACED),
-    "replaced_couplings of dynamic routing": Row("capsnet", {"training": 24}, ("other_class/error", "kept_by_mean")),
+    "replaced_couplings of dynamic routing": Row(
+        "capsnet", {"training": 24}, ("other_class/error", "kept_by_mean")
+    ),
     "scramble": Row("cnn", {"tiles": 3}, TILES, ("images",)),
     "sign": Row("cnn", NOTHING, ("negated/error", "photographic_negative/mean_change_of_scores")),
-    "transforms": Row("cnn", MOVED, tuple(f"translation/{each}" for each in MAPS), ("curves",), rows=True),
-    "transforms of capsules": Row("em_caps", MOVED, ("translation/inverse",), ("curves",), rows=True),
+    "transforms": Row(
+        "cnn", MOVED, tuple(f"translation/{each}" for each in MAPS), ("curves",), rows=True
+    ),
+    "transforms of capsules": Row(
+        "em_caps", MOVED, ("translation/inverse",), ("curves",), rows=True
+    ),
     "tree": Row("em_caps", {"shown": 1}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
     "votes": Row("em_caps", {"shown": 1}, CLUSTERS, ("histograms_1", "points")),
     "votes of dynamic routing": Row("capsnet", {"shown": 0}, ("digits/3/cosine", "digits/3/rank")),
@@ -122,8 +176,12 @@ def test_every_option_has_a_row() -> None:
     assert {name.split(" ")[0] for name in ROWS} == {*options_of("what")}
 
 
-@pytest.mark.parametrize("name", whole_but(ROWS, "coding", "decoder", "few_labels", "poses", "sign", "tree", "votes"))
-def test_question_gives_numbers_rows_and_figures_and_changes_nothing(name: str, shapes_checked_in_first: Any) -> None:
+@pytest.mark.parametrize(
+    "name", whole_but(ROWS, "coding", "decoder", "few_labels", "poses", "sign", "tree", "votes")
+)
+def test_question_gives_numbers_rows_and_figures_and_changes_nothing(
+    name: str, shapes_checked_in_first: Any
+) -> None:
     row = ROWS[name]
     subjects = [row.subject() for _ in range(2)]
     network = subjects[0].network
@@ -151,7 +209,9 @@ def test_no_images_are_drawn_with_shown_0() -> None:
 
 
 BRIGHT = partial(changed, "with a decoder", lambda batch: batch._replace(images=batch.images - 1))
-TWO_CLASSES = partial(changed, "with a decoder", lambda batch: batch._replace(labels=batch.labels % 2))
+TWO_CLASSES = partial(
+    changed, "with a decoder", lambda batch: batch._replace(labels=batch.labels % 2)
+)
 REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
     ("coding", "cnn", {}, "SmallCNN has no capsules; expected a capsule network"),
     ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
@@ -161,20 +221,50 @@ REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
     ("crowding", "with a decoder", {"shift": 24}, "shift is 24; expected 0 to 23"),
     ("crowding", BRIGHT, {}, "pixels are not in"),
     ("crowding", TWO_CLASSES, {}, "these images are of 2 classes; expected 3 or more"),
-    ("decoder", "cnn", {}, "SmallCNN has no poses to decode; expected a network of class capsules with poses"),
+    (
+        "decoder",
+        "cnn",
+        {},
+        "SmallCNN has no poses to decode; expected a network of class capsules with poses",
+    ),
     ("decoder", "em_caps", {"epochs": 0}, "epochs is 0"),
     ("decoder", "em_caps", {"learning_rate": 0.0}, "learning_rate is 0"),
     ("decoder", "em_caps", {"hidden": (0,)}, "what=decoder has hidden 0; expected 1 or more"),
-    ("few_labels", "em_caps", {}, "EMCaps has no capsules of this kind; expected model=transforming_autoencoder"),
+    (
+        "few_labels",
+        "em_caps",
+        {},
+        "EMCaps has no capsules of this kind; expected model=transforming_autoencoder",
+    ),
     ("few_labels", "em_caps", {"features": "hidden"}, "features is 'hidden'; expected"),
-    ("few_labels", "pairs", {"features": "code"}, "features is 'code', but the network is a TransformingAutoencoder"),
-    ("few_labels", "code", {"features": "poses"}, "features is 'poses', but the network is a PairAutoencoder"),
+    (
+        "few_labels",
+        "pairs",
+        {"features": "code"},
+        "features is 'code', but the network is a TransformingAutoencoder",
+    ),
+    (
+        "few_labels",
+        "code",
+        {"features": "poses"},
+        "features is 'poses', but the network is a PairAutoencoder",
+    ),
     ("few_labels", "em_caps", {"features": "pixels", "draws": 0}, "draws is 0; expected 1 or more"),
-    ("poses", "cnn", {}, "SmallCNN takes no change of images; expected model=transforming_autoencoder"),
+    (
+        "poses",
+        "cnn",
+        {},
+        "SmallCNN takes no change of images; expected model=transforming_autoencoder",
+    ),
     ("poses", "pairs", {"shifts": (0,)}, "shifts 0; expected 1 or more"),
     ("probe", "cnn", {}, "this data has no factor instance; expected smallNORB, or its stand-in"),
     ("probe", partial(views, (2, 8)), {}, "toy 2 of class 0 is in the training images and in"),
-    ("probe", partial(views, (7,), toys_of_training=(1,)), {}, "expected 10 or more, by a larger what.training_images"),
+    (
+        "probe",
+        partial(views, (7,), toys_of_training=(1,)),
+        {},
+        "expected 10 or more, by a larger what.training_images",
+    ),
     ("replaced_couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
     ("replaced_couplings", "em_caps", {"training": 0}, "training is 0; expected 1 or more"),
     ("scramble", "cnn", {"tiles": 25}, "tiles is 25; expected 2 to 24"),

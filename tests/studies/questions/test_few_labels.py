@@ -18,8 +18,12 @@ FEW: dict[str, Any] = {
 WAYS = ("asked", "drawn", "drawn_2_per_class", "drawn_3_per_class", "nearest")
 
 
-@pytest.mark.parametrize(("features", "dimensions"), [("capsules", 15), ("presences", 5), ("poses", 10), ("pixels", 4)])
-def test_numbers_of_every_kind_of_feature(features: str, dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("features", "dimensions"), [("capsules", 15), ("presences", 5), ("poses", 10), ("pixels", 4)]
+)
+def test_numbers_of_every_kind_of_feature(
+    features: str, dimensions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(few, "_LEAST_VARIANCE", 0.0)  # untrained capsules hardly vary
     torch.manual_seed(0)
     asked = subject(TransformingAutoencoder((1, 24, 24), capsules=5))
@@ -58,13 +62,17 @@ def test_standardised_by_training_images() -> None:
         few._standardised(torch.ones(3, 2), torch.ones(1, 2))
 
 
-def test_an_image_has_the_class_of_the_largest_sum_of_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_has_the_class_of_the_largest_sum_of_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of three components 0.4 are of class 0, and 0.35 and 0.25 of class 1."""
     shares = torch.tensor([0.4, 0.35, 0.25, 0.0]).log()
     monkeypatch.setattr(few, "_log_joint", lambda points, mixture: shares.expand(len(points), 4))
     monkeypatch.setattr(few, "_named", lambda *_: torch.tensor([0, 1, 1, 2]))
     seen: list[Tensor] = []
     error = few._error
-    monkeypatch.setattr(few, "_error", lambda predicted, truth: seen.append(predicted) or error(predicted, truth))
+    monkeypatch.setattr(
+        few, "_error", lambda predicted, truth: seen.append(predicted) or error(predicted, truth)
+    )
     few_labels(subject(small_network()), features="pixels", **{**FEW, "draws": 1})
     assert seen[1].tolist() == [1] * 24  # drawn

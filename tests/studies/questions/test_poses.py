@@ -69,7 +69,10 @@ def test_matrices_are_told_the_turn() -> None:
 def test_figures_of_networks() -> None:
     for options, figures in [
         ({"capsules": 4, "pose": "matrix"}, {"generative_fields"}),
-        ({"capsules": None, "window": 12, "stride": 12, "patch": 12}, {"scatter", "presence", "images"}),
+        (
+            {"capsules": None, "window": 12, "stride": 12, "patch": 12},
+            {"scatter", "presence", "images"},
+        ),
     ]:
         torch.manual_seed(0)
         network = TransformingAutoencoder((1, 24, 24), **options)
@@ -82,7 +85,9 @@ def test_scatter_of_images_in_which_a_capsule_is_there() -> None:
     presences = torch.ones(20, 3)
     presences[:15, 1] = 0.05
     presences[:, 0] = 0
-    figure = shift_scatter(poses, {-3: poses - 3, 3: poses + 3}, presences, torch.tensor([2, 1, 0, 2]))
+    figure = shift_scatter(
+        poses, {-3: poses - 3, 3: poses + 3}, presences, torch.tensor([2, 1, 0, 2])
+    )
     of_two, of_one, nowhere = figure.axes[:3]
     assert [len(line.get_xdata()) for line in of_two.lines[::2]] == [20, 20]
     assert [len(line.get_xdata()) for line in of_one.lines[::2]] == [5, 5]

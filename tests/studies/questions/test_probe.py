@@ -24,7 +24,9 @@ def views(toys: tuple[int, ...]) -> Batch:
         for azimuth in range(0, 36, 2)
         for lamp in range(3)
     ]
-    label, toy, elevation, azimuth, lamp = (torch.tensor(column) for column in zip(*rows, strict=True))
+    label, toy, elevation, azimuth, lamp = (
+        torch.tensor(column) for column in zip(*rows, strict=True)
+    )
     angle = (10.0 * azimuth).deg2rad()
     noise = torch.randn(len(rows), 12, generator=torch.Generator().manual_seed(sum(toys)))
     numbers = torch.stack([angle.sin(), angle.cos(), elevation / 8, (lamp == 0).float()], 1)
@@ -41,7 +43,11 @@ class Reads(AbstractNetwork):
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         pixels = images.flatten(1)
-        poses = (pixels[:, :4] if self.informed else pixels[:, 8:12]).unsqueeze(1).expand(-1, CLASSES, -1)
+        poses = (
+            (pixels[:, :4] if self.informed else pixels[:, 8:12])
+            .unsqueeze(1)
+            .expand(-1, CLASSES, -1)
+        )
         activations = images.new_ones(len(images), CLASSES)
         return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
@@ -86,5 +92,7 @@ def test_toys_without_a_common_front() -> None:
     few = slice(None, None, len(batch.labels) // 4)
     one_each = Batch(*(field[few] for field in batch[:4]))
     numbers = probe(dataclasses.replace(asked, batches=[one_each])).numbers
-    assert np.isnan(numbers["linear/azimuth_degrees_aligned"]), "one view of a toy cannot be aligned"
+    assert np.isnan(numbers["linear/azimuth_degrees_aligned"]), (
+        "one view of a toy cannot be aligned"
+    )
     assert _median_angle(np.deg2rad([350.0, 355.0, -5.0])) == pytest.approx(5)

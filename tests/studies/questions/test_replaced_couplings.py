@@ -8,7 +8,12 @@ import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.routing import DynamicRouting, NormalisedEMRouting, UniformRouting
-from capsule_lab.studies.questions.replaced_couplings import _forward, _of_others, _reestimating, replaced_couplings
+from capsule_lab.studies.questions.replaced_couplings import (
+    _forward,
+    _of_others,
+    _reestimating,
+    replaced_couplings,
+)
 from tests.helpers.subjects import small_network, subject
 
 ARMS = ("own", "mean", "exchanged", "same_class", "other_class", "equal")
@@ -30,16 +35,26 @@ def test_own_couplings_in_one_pass_and_equal_ones_give_known_outputs(kind: str) 
     torch.testing.assert_close(ranking, expected)
     with equal_couplings(asked.network):
         equal = asked.network(images).ranking
-    torch.testing.assert_close(_forward(asked.network, images, ["equal"] * len(couplings))[0], equal)
+    torch.testing.assert_close(
+        _forward(asked.network, images, ["equal"] * len(couplings))[0], equal
+    )
     if kind == "capsnet":  # dynamic routing computes its parents from the last couplings alone
         torch.testing.assert_close(_forward(asked.network, images, couplings)[0], expected)
 
 
 def test_mean_of_images_that_are_equal_changes_nothing() -> None:
     asked = subject(small_network("capsnet", routing=partial(DynamicRouting, iterations=3)))
-    same = [batch._replace(images=asked.batches[0].images[:1].expand_as(batch.images)) for batch in asked.batches]
+    same = [
+        batch._replace(images=asked.batches[0].images[:1].expand_as(batch.images))
+        for batch in asked.batches
+    ]
     numbers = replaced_couplings(replace(asked, batches=same, training=lambda _: same)).numbers
-    assert numbers["mean/error"] == numbers["same_class/error"] == numbers["other_class/error"] == numbers["own/error"]
+    assert (
+        numbers["mean/error"]
+        == numbers["same_class/error"]
+        == numbers["other_class/error"]
+        == numbers["own/error"]
+    )
     assert numbers["distance_of_own_from_mean"] == pytest.approx(0, abs=1e-6)
 
 

@@ -14,7 +14,14 @@ from tests.helpers.subjects import small_network, subject
 def tiles_that_differ(before: Tensor, after: Tensor, tiles: int) -> Tensor:
     """How many of each image."""
     size = before.shape[2] // tiles
-    return (after != before).unflatten(2, (tiles, size)).unflatten(4, (tiles, size)).any(5).any(3).sum((1, 2, 3))
+    return (
+        (after != before)
+        .unflatten(2, (tiles, size))
+        .unflatten(4, (tiles, size))
+        .any(5)
+        .any(3)
+        .sum((1, 2, 3))
+    )
 
 
 def of_images(pictures: Tensor, keys: list[int] | None = None, batch: int = 2) -> Any:
@@ -41,7 +48,12 @@ def test_the_two_tiles_differ() -> None:
     for seed in range(5):
         found, left_out = changes(asked, 4, seed)
         assert found["two_tiles"].counted.tolist() == [True, False, False, False]
-        assert tiles_that_differ(asked.images, found["two_tiles"].images, 4).tolist() == [2, 0, 0, 0]
+        assert tiles_that_differ(asked.images, found["two_tiles"].images, 4).tolist() == [
+            2,
+            0,
+            0,
+            0,
+        ]
         assert left_out == {"without_pair": 3, "too_far_for_blur": 0}
     every = torch.rand(2, 1, 27, 27)
     changed = changes(of_images(every), 4, 0)[0]["all_tiles"].images
@@ -93,7 +105,9 @@ def test_a_network_that_sees_no_places_cannot_tell() -> None:
     class Bag(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:
             total = images.sum((1, 2, 3))
-            return CapsuleOutput(scores := torch.stack([total, -total, 0 * total, total / 2], 1), None, scores)
+            return CapsuleOutput(
+                scores := torch.stack([total, -total, 0 * total, total / 2], 1), None, scores
+            )
 
     numbers = scramble(subject(Bag()), tiles=4).numbers
     assert numbers["all_tiles/auc"] == pytest.approx(0.5, abs=0.01)

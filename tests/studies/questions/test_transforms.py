@@ -16,7 +16,12 @@ def brighter(images: Tensor, strength: float) -> Tensor:
     return images * (1 + strength)
 
 
-CHANGES: Mapping[str, Change] = {"translation": moved, "scaling": brighter, "rotation": brighter, "shear": brighter}
+CHANGES: Mapping[str, Change] = {
+    "translation": moved,
+    "scaling": brighter,
+    "rotation": brighter,
+    "shear": brighter,
+}
 
 
 class Ideal(AbstractNetwork):
@@ -49,14 +54,21 @@ def test_an_ideal_network_moves_its_pose_with_the_image() -> None:
 
 def test_presence_change_is_a_share() -> None:
     strength, image = torch.arange(3.0).view(3, 1, 1), torch.arange(5.0).view(1, 5, 1)
-    of_images, of_strengths, of_both = (each.expand(3, 5, 2) for each in (image, strength, image + strength))
+    of_images, of_strengths, of_both = (
+        each.expand(3, 5, 2) for each in (image, strength, image + strength)
+    )
     labels = torch.tensor([0, 1, 0, 1, 0])
     shares = [_presence_change(each, labels) for each in (of_images, of_strengths, of_both)]
     assert shares == pytest.approx([0, 1, 2 / 3 / (2 / 3 + 2)])
     own = torch.nn.functional.one_hot(labels).expand(3, -1, -1)  # all images of a class are as good
     assert _presence_change(own * (1 - 0.01 * strength), labels) < 0.01
-    label, other = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 0.4], [0.0, 0.1], [0.0, 0.7]])  # by strength
-    presences = torch.stack([label + other, (label + other).flip(1)], 1)  # of other classes, they may change
+    label, other = (
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([[0.0, 0.4], [0.0, 0.1], [0.0, 0.7]]),
+    )  # by strength
+    presences = torch.stack(
+        [label + other, (label + other).flip(1)], 1
+    )  # of other classes, they may change
     assert _presence_change(presences, torch.tensor([0, 1])) == pytest.approx(0)
 
 
@@ -65,7 +77,9 @@ def test_telling_classes_apart_is_no_map() -> None:
 
     class ClassOnly(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:
-            label = (images[:, 0, :12].mean((1, 2)) > images[:, 0, 12:].mean((1, 2))).to(images.dtype)
+            label = (images[:, 0, :12].mean((1, 2)) > images[:, 0, 12:].mean((1, 2))).to(
+                images.dtype
+            )
             noise = images[:, 0, :2, :2].flatten(1) * torch.tensor([1.0, -1.0, 1.0, -1.0])
             poses = (10 * label.unsqueeze(1) + noise).unsqueeze(1).expand(-1, 4, -1)
             return CapsuleOutput(poses[..., 0], Capsules(poses, poses[..., 0]), poses[..., 0])
@@ -81,7 +95,9 @@ def test_change_explained_by_one_map(kind: str) -> None:
     labels = torch.arange(200) % 4
     classes = 10 * torch.randn(4, 3, generator=generator)[labels]
     poses = (classes + torch.randn(200, 3, generator=generator)).double()
-    turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.3, 0.0], [-0.3, 0.0, 0.1], [0.0, -0.1, 0.0]])).double()
+    turn = torch.linalg.matrix_exp(
+        torch.tensor([[0.0, 0.3, 0.0], [-0.3, 0.0, 0.1], [0.0, -0.1, 0.0]])
+    ).double()
     after = {
         "shift": poses + torch.tensor([1.0, -2.0, 0.5]),
         "rotation": classes + (poses - classes) @ turn,

@@ -52,7 +52,11 @@ def test_silenced_by_a_share() -> None:
     before = question.outputs().scores
     found = []
     for share in (0, 0.5, 1):
-        with silent(question, "digits", torch.full_like(question.traces["digits"].children.activations, share)):
+        with silent(
+            question,
+            "digits",
+            torch.full_like(question.traces["digits"].children.activations, share),
+        ):
             found.append(question.outputs().scores)
     torch.testing.assert_close(found[0], before)
     assert (found[1] < before).all()

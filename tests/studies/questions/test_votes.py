@@ -23,9 +23,13 @@ def test_numbers_are_of_the_class_layer() -> None:
     batches = [batch._replace(images=batch.images.roll(2, 3)) for batch in asked.batches]
     after = replace(asked, batches=batches).traces[name].votes()
     weights = layer.iterations[-1].couplings * layer.present.unsqueeze(2)
-    of_labels = [of_label(each.transpose(1, 2), asked.labels) for each in (layer.votes(), after, weights)]
+    of_labels = [
+        of_label(each.transpose(1, 2), asked.labels) for each in (layer.votes(), after, weights)
+    ]
     shares = [measures.common_displacement(*each) for each in zip(*of_labels, strict=True)]
-    assert numbers[f"{name}/moved_together"] == pytest.approx(float(torch.tensor(shares).median()), rel=1e-4)
+    assert numbers[f"{name}/moved_together"] == pytest.approx(
+        float(torch.tensor(shares).median()), rel=1e-4
+    )
 
 
 def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
@@ -33,7 +37,9 @@ def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
     asked = subject(small_network("capsnet"))
     (layer,) = asked.traces.values()
     every, last = layer.votes(), layer.iterations[-1]
-    means = torch.einsum("bij,bijd->bjd", last.couplings, every) / last.couplings.sum(1).unsqueeze(2)
+    means = torch.einsum("bij,bijd->bjd", last.couplings, every) / last.couplings.sum(1).unsqueeze(
+        2
+    )
     distances = (every - means.unsqueeze(1)).norm(dim=3)
     found = measures.mean_distances(distances, last.couplings, torch.ones_like(layer.present))
     expected = float(of_label(found, asked.labels).mean())

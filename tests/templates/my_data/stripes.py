@@ -20,8 +20,12 @@ class Stripes(AbstractSource):
 
 
 class StripesDataModule(AbstractDataModule):
-    spec = DataSpec(image_shape=(3, 16, 16), num_classes=4, classes=("down", "right", "falling", "rising"))
-    train_transform = v2.Compose([v2.RandomCrop(16), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, scale=True)])
+    spec = DataSpec(
+        image_shape=(3, 16, 16), num_classes=4, classes=("down", "right", "falling", "rising")
+    )
+    train_transform = v2.Compose(
+        [v2.RandomCrop(16), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, scale=True)]
+    )
     eval_transform = v2.Compose([v2.CenterCrop(16), v2.ToDtype(torch.float32, scale=True)])
 
     def __init__(self, **options):

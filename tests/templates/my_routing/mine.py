@@ -13,7 +13,9 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace
 class MyRouting(AbstractRouting):
     """Cosines of votes and poses, times a learned sharpness, are the logits of the couplings."""
 
-    def __init__(self, parents: int, dim: int, *, iterations: int = 3, sharpness: float = 1.0) -> None:
+    def __init__(
+        self, parents: int, dim: int, *, iterations: int = 3, sharpness: float = 1.0
+    ) -> None:
         super().__init__()
         self.iterations = iterations
         self.sharpness = nn.Parameter(torch.full((parents, 1), sharpness))
@@ -32,7 +34,9 @@ class MyRouting(AbstractRouting):
         for iteration in range(self.iterations):
             couplings = normalise(logits)  # [b j i]
             poses = squash(einsum("bji,bijd->bjd", couplings, votes))  # [b j d]
-            cosines = nn.functional.cosine_similarity(votes, poses.unsqueeze(1), dim=3).transpose(1, 2)  # [b j i]
+            cosines = nn.functional.cosine_similarity(votes, poses.unsqueeze(1), dim=3).transpose(
+                1, 2
+            )  # [b j i]
             logits = self.sharpness * cosines
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
