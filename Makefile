@@ -5,7 +5,8 @@ VENV ?= .venv
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
+CONFIGURATIONS := $(wildcard conf/[!_]*.yaml capsule_studies/conf/*.yaml)
+COMMANDS := $(sort $(basename $(notdir $(CONFIGURATIONS))))
 .PHONY: help setup own-environment $(COMMANDS) plan bench gpu claims costs docs test test-all campaign fuzz lint clean
 
 RUN := $(VENV)/bin/python
@@ -15,25 +16,25 @@ OVERRIDES = $(filter-out PYTHON=% VENV=%,$(MAKEOVERRIDES))
 help: ## this list
 	@echo "make <target> [key=value ...]"
 	@echo
-	@for name in $(COMMANDS); do printf '  make %-10s %s\n' $$name "$$(sed -n '1s/^# //p' conf/$$name.yaml)"; done
+	@for file in $(CONFIGURATIONS); do printf '  make %-10s %s\n' $$(basename $$file .yaml) "$$(sed -n '1s/^# //p' $$file)"; done | sort
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 	@echo
 	@echo "key=value is handed to the command: groups (model=capsnet), dotted keys (routing.iterations=1), lists"
-	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m;"
+	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use capsule-lab;"
 	@echo "group=none leaves out a logger, callbacks, an experiment, a debug preset or the routing."
 	@echo "make train without key=value is experiment=quickstart: minutes on a CPU, nothing to download."
 	@echo "make --dry-run sweep table=<name> shows the runs of a table."
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."
 
-$(READY): pyproject.toml tested-versions.txt | own-environment
+$(READY): pyproject.toml capsule_studies/pyproject.toml toynorb/pyproject.toml tested-versions.txt | own-environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch is large, the first time takes some minutes."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@if command -v uv >/dev/null; then \
-	    uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[dev]'; \
+	    uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[dev]' --editable ./toynorb --editable ./capsule_studies; \
 	else \
-	    $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[dev]'; \
+	    $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[dev]' --editable ./toynorb --editable ./capsule_studies; \
 	fi
 	@echo "$(CURDIR)" > $(READY)
 
@@ -71,7 +72,7 @@ docs: $(DOCS) ## build the documentation site in build/site, and execute its not
 	@echo "open build/site/index.html"
 
 claims: $(READY) ## write docs/claims.md and its short form in README.md from results/
-	@$(RUN) -m docs.claims
+	@$(RUN) -m capsule_studies.claims
 
 costs: $(READY) ## steps and hours of each experiment, from the records in results/
 	@$(RUN) -m tests.helpers.costs

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from benchmarks import breakdown, scaling, tables, timing
 from benchmarks.cases import check_bench, check_writable, configuration, device_named
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError
 from capsule_lab.runs import files
 from capsule_lab.system import environment

@@ -15,9 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from benchmarks import options
 from benchmarks.textbook_capsnet import TextbookCapsNet
 from benchmarks.textbook_em_caps import TextbookEMCaps
+from capsule_lab.commands import compose
 from capsule_lab.config.build import build_data
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose, options_of, user_message
+from capsule_lab.config.folders import options_of
+from capsule_lab.config.messages import user_message
 from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 from capsule_lab.runs.files import writing
@@ -227,7 +229,7 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
 
 
 def training_config(overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration of ``python -m capsule_lab.train`` with these overrides."""
+    """Compose the configuration of ``capsule-lab train`` with these overrides."""
     try:
         config = compose("train", overrides)
         check(config)

@@ -30,7 +30,7 @@ from benchmarks.cases import (
 )
 from benchmarks.roofline import Work, beside_roofline, count, machine_rates
 from benchmarks.timing import CaseTimer, row_of
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.runs import files
 from capsule_lab.system import environment

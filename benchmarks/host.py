@@ -33,13 +33,13 @@ from torch.utils.data import DataLoader
 from benchmarks import tables
 from benchmarks.cases import check_writable, configuration, training_config
 from benchmarks.recorded_graphs import RecordedGraph, recorded_graphs
+from capsule_lab.commands.training import Training
 from capsule_lab.config import build
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import in_unit_range
 from capsule_lab.runs import files
 from capsule_lab.system import environment
-from capsule_lab.train import Training
 from capsule_lab.types import Batch
 
 GRAPHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

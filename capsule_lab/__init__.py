@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab.system import signals
+from capsule_lab.system import protocol, signals
 
-if "CAPSULE_LAB_PARENT" in os.environ:  # set by a sweep
-    signals.end_with_parent(parent=int(os.environ.pop("CAPSULE_LAB_PARENT")))
+if protocol.PARENT in os.environ:
+    signals.end_with_parent(parent=int(os.environ.pop(protocol.PARENT)))
 
 __version__ = "0.1.0"
 
@@ -27,21 +28,32 @@ _NAMES = [  # routing, networks and data collect their names from the files in t
     "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Drops", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
+    "compose", "train",  # a run in a notebook
     "load", "weights",  # trained networks for pictures
     "runs",  # used as runs.open
 ]  # fmt: skip
+
+# commands in records of older runs are of the form ``capsule-lab train``
+__path__.append(str(Path(__file__).with_name("commands")))
 
 _MODULES = ("types", "functional", "losses", "schedules", "layers")
 _FOLDERS = ("routing", "networks", "data")  # data comes last because it imports Lightning
 
 
+_FUNCTIONS = {
+    "compose": "capsule_lab.commands",
+    "load": "capsule_lab.deploy.predictor",
+    "train": "capsule_lab.commands.train",
+    "weights": "capsule_lab.runs.ready_weights",
+}
+"""Functions that need Lightning or Hydra, and their modules."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "runs":
         return importlib.import_module("capsule_lab.runs")
-    if name == "load":
-        return importlib.import_module("capsule_lab.deploy.predictor").load
-    if name == "weights":
-        return importlib.import_module("capsule_lab.runs.ready_weights").weights
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name == "__all__":
         folders = [importlib.import_module(f"{__name__}.{name}") for name in _FOLDERS]
         entries = [
@@ -68,6 +80,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # for editors and type checkers, which see more names here than exist at runtime
     # ruff: noqa: F401, F403
     from capsule_lab import runs
+    from capsule_lab.commands import compose
+    from capsule_lab.commands.train import train
     from capsule_lab.data import *
     from capsule_lab.deploy.predictor import load
     from capsule_lab.functional import dense_votes, length, squash

@@ -1,4 +1,4 @@
-"""``capsule-lab <command> …``, the same as ``python -m capsule_lab.<command> …``; without a command, an overview."""
+"""``capsule-lab <command> …``, the same as ``python -m capsule_lab <command> …``; without a command, an overview."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capsule_lab import __version__
-from capsule_lab.config import compose
+from capsule_lab import __version__, commands
+from capsule_lab.config import folders
 from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system.terminal import usable_streams
+
+_SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
 
 
 def main() -> None:
@@ -31,51 +33,42 @@ def main() -> None:
 
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
-    if first in compose.commands():
+    if first in commands.names():
         sys.argv[1:] = arguments[1:]
-        runpy.run_module(compose.module_of(first), run_name="__main__", alter_sys=True)
+        # as a module of its own, so that Lightning can start the same command for other GPUs
+        runpy.run_module(commands.module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {__version__}\n")
-    elif (
-        first
-        and first not in ("--help", "-h")
-        and not first.startswith(("--config-dir", "-cd", "hydra.searchpath"))
-    ):
-        if "=" in first or first.startswith(("-", "~")):
-            raise ConfigError(
-                f"{first} is not a command; put a command before it, such as capsule-lab train {first}"
-            )
-        raise ConfigError(f"{first} is not a command; {suggest(first, compose.commands())}")
-    else:
-        with compose.searching(
-            own_folders([argument for argument in arguments if argument not in ("--help", "-h")])
-        ):
+    elif first in ("", "--help", "-h") or first.startswith(_SEARCHES):
+        others = [argument for argument in arguments if argument not in ("--help", "-h")]
+        with folders.searching(own_folders(others)):
             _list()
+    elif "=" in first or first.startswith(("-", "~")):
+        raise ConfigError(
+            f"{first} is not a command; put a command before it, such as capsule-lab train {first}"
+        )
+    else:
+        raise ConfigError(f"{first} is not a command; {suggest(first, commands.names())}")
 
 
 def _list() -> None:
     console = Console(highlight=False)
-    heads = {name: compose.head(compose.conf_dir() / f"{name}.yaml") for name in compose.commands()}
-    listed = [
-        (f"python -m {compose.module_of(name)}", _headline(head)) for name, head in heads.items()
-    ]
+    listed = []
+    for name in commands.names():
+        listed.append((f"capsule-lab {name}", _headline(folders.head(folders.file_of(name)))))
     console.print(_table("commands", listed))
-    options = [
-        (f"[bold]{group}[/]" if not number else "", option, _headline(comments))
-        for group in compose.groups()
-        for number, (option, comments) in enumerate(compose.described_options(group).items())
-    ]
-    console.print(
-        _table("\noptions: python -m capsule_lab.train group=option any.key=value …", options)
-    )
-    tables = [
-        (file.stem, _headline(compose.head(file)))
-        for file in sorted(compose.sweeps_dir().glob("*.yaml"))
-    ]
+    options = []
+    for group in folders.groups():
+        title = f"[bold]{group}[/]"
+        for option, comments in folders.described_options(group).items():
+            options.append((title, option, _headline(comments)))
+            title = ""
+    console.print(_table("\noptions: capsule-lab train group=option any.key=value …", options))
+    tables = []
+    for file in sorted(folders.sweeps_dir().glob("*.yaml")):
+        tables.append((file.stem, _headline(folders.head(file))))
     console.print(_table("\ntables: table=", tables))
-    console.print(
-        "\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job"
-    )
+    console.print("\nEvery key of a configuration: capsule-lab train model=capsnet --cfg job")
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
@@ -88,9 +81,8 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
 def _headline(comments: Iterable[str]) -> str:
     """Return the first sentence of the comments at the head of a file, up to an indented line."""
     text = " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
-    return escape(
-        re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix(".")
-    )  # not at J. Hui
+    sentence = re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0]  # not at J. Hui
+    return escape(sentence.removesuffix("."))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.layers import ConvStack
 from capsule_lab.networks import reconstructs
 from capsule_lab.routing import AbstractRouting

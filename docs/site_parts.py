@@ -59,7 +59,7 @@ def write_files(app: Any, error: Exception | None) -> None:
         return
     text = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><title>capsule-lab</title>\n'
     (Path(app.outdir) / "index.html").write_text(text)
-    from capsule_lab import explorer
+    from capsule_studies import explorer
 
     explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(
         Path(app.outdir) / "docs" / "explorer.html"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.config.compose import compose
-from capsule_lab.train import train
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES
 from tests.helpers.training import weights
 

@@ -76,7 +76,7 @@ FILES = {
     "command": {
         "capsule_lab/brighten.py": """
             from capsule_lab import runs
-            from capsule_lab.command import command
+            from capsule_lab.commands.declare import command
 
 
             @command("brighten")
@@ -92,7 +92,7 @@ FILES = {
             """,
         "conf/brighten.yaml": """
             # Test a network on brighter images; needs ckpt=.
-            #   python -m capsule_lab.brighten ckpt=runs/capsnet-mnist-2f4c01ab by=0.5
+            #   capsule-lab brighten ckpt=runs/capsnet-mnist-2f4c01ab by=0.5
             defaults:
               - _command
               - _self_
@@ -102,8 +102,8 @@ FILES = {
             """,
     },
     "question": {
-        "capsule_lab/studies/questions/greatest.py": '''
-            from capsule_lab.studies.subject import Answer, Subject, question
+        "capsule_studies/questions/greatest.py": '''
+            from capsule_studies.subject import Answer, Subject, question
 
 
             @question()
@@ -113,9 +113,9 @@ FILES = {
             ''',
     },
     "attack": {
-        "capsule_lab/studies/attacks/darker.py": '''
-            from capsule_lab.studies.attacks.gradient import UNIT
-            from capsule_lab.studies.attacks.kind import attack
+        "capsule_studies/attacks/darker.py": '''
+            from capsule_studies.attacks.gradient import UNIT
+            from capsule_studies.attacks.kind import attack
 
 
             @attack("darker", strengths=(0.1, 0.2), unit="of the range")
@@ -128,8 +128,8 @@ FILES = {
 ASKED = [  # they fail until the added parts have a reference, a row and documentation
     "tests/networks/test_contract.py::test_every_network_has_a_row",
     "tests/routing/test_contract.py::test_every_routing_has_a_reference",
-    "tests/studies/attacks/test_every_attack.py::test_every_option_has_a_row",
-    "tests/studies/questions/test_every_question.py::test_every_option_has_a_row",
+    "capsule_studies/tests/attacks/test_every_attack.py::test_every_option_has_a_row",
+    "capsule_studies/tests/questions/test_every_question.py::test_every_option_has_a_row",
     "tests/test_docs.py::test_readme_lists_every_command_as_its_configuration_describes_it",
     "tests/test_docs.py::test_tables_of_switches_are_those_of_the_comments",
 ]
@@ -217,7 +217,7 @@ def test_added_attack_and_question_run(tree: Path, tmp_path: Path, a_copy: Path)
 def test_added_command_is_listed_and_has_help(tree: Path, tmp_path: Path, trained: Trained) -> None:
     listed = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200").out
     assert re.search(
-        rf"python -m capsule_lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
+        rf"capsule-lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
@@ -231,7 +231,7 @@ def test_added_command_is_listed_and_has_help(tree: Path, tmp_path: Path, traine
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.endswith(" of 240 wrong\n")
     shown = run(tree, tmp_path, "brighten", "--help").out
-    assert shown.startswith(f"{HEADLINE}\n  python -m capsule_lab.brighten ckpt=")
+    assert shown.startswith(f"{HEADLINE}\n  capsule-lab brighten ckpt=")
     assert "by: 0.1" in shown
     refused = one_sentence(run(tree, tmp_path, "brighten", "bye=3"))
     assert refused.startswith("bye does not exist; did you mean by? Options: by, ckpt")

@@ -12,22 +12,11 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from PIL import Image, ImageDraw
 
-from capsule_lab import __main__ as overview
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import (
-    commands,
-    compose,
-    conf_dir,
-    default_options,
-    groups,
-    head,
-    module_of,
-    options_of,
-)
+from capsule_lab.commands import compose, load, names
+from capsule_lab.commands.train import summary
+from capsule_lab.config.folders import conf_dir, default_options, file_of, groups, head, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
-from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
-from capsule_lab.train import summary
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
 from tests.helpers.tables import call
 
@@ -42,7 +31,7 @@ def commands_in(text: str) -> list[str]:
         for block in blocks
         for line in block.splitlines()
     ]
-    return [line for line in lines if line.startswith(("make ", "python -m capsule_lab"))]
+    return [line for line in lines if line.startswith(("make ", "capsule-lab"))]
 
 
 def jobs_of(command: str) -> list[tuple[str, list[str]]]:
@@ -52,14 +41,11 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name, *rest = rest
         rest = rest or ["experiment=quickstart"] * (name == "train")
     else:
-        _, name, *rest = rest  # -m capsule_lab.train, or -m capsule_lab train
-        if name == "capsule_lab" and rest:
-            name, *rest = rest
-        name = name.rpartition(".")[2]
-    if not (conf_dir() / f"{name}.yaml").is_file():
+        name, *rest = rest or [""]
+    if name not in names():
         return []
     if name in ("sweep", "report"):
-        rest = for_hydra(rest, FOR_SWEEP if name == "sweep" else FOR_REPORT)
+        rest = load(name).for_hydra(rest)
     given = get_args_parser().parse_args(rest)
     return [
         (name, overrides)
@@ -77,9 +63,9 @@ HEADS = [
     ),
     *(
         line.strip().partition("    ")[0]
-        for command in commands()
-        for line in head(conf_dir() / f"{command}.yaml")
-        if line.startswith("  python -m capsule_lab")
+        for command in names()
+        for line in head(file_of(command))
+        if line.startswith("  capsule-lab ")
     ),
 ]
 PAGES = [
@@ -103,17 +89,17 @@ def test_every_documented_command_composes() -> None:
             composed.add((name, *overrides))
             values |= {*overrides}
             try:
-                check(compose(name, overrides))
+                load(name).check(compose(name, overrides))
             except ConfigError as error:
                 wrong.append(f"{command}: {error}")
     assert not wrong, "\n".join(wrong)
-    assert {name for command in HEADS for name, _ in jobs_of(command)} == {*commands()}
+    assert {name for command in HEADS for name, _ in jobs_of(command)} == {*names()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_command_of_a_page_has_two_comments(page: Path) -> None:
     comments: dict[str, str] = {}
-    for line in re.findall(r"^(?:make|python -m) .*", page.read_text(), re.MULTILINE):
+    for line in re.findall(r"^(?:make|capsule-lab) .*", page.read_text(), re.MULTILINE):
         command, _, comment = map(str.strip, line.partition(" #"))
         assert comments.setdefault(command, comment) == comment, command
 
@@ -124,14 +110,15 @@ def test_documented_targets_and_modules_exist() -> None:
         if program == "make":
             assert words[0] in targets()
         else:
-            assert words[1] in {"capsule_lab", *map(module_of, commands())}
-            assert words[1] != "capsule_lab" or words[2:3] == [] or words[2] in commands()
+            assert words == [] or words[0] in names()
 
 
 def test_commands_that_a_finished_run_proposes_compose(trained: Trained) -> None:
     text = summary(trained.result, trained.directory, CHOSEN, TINY)
-    proposed = re.findall(r"^  (python -m .*)$", text, re.MULTILINE)
-    composed = [check(compose(*job)) for command in proposed for job in jobs_of(command)]
+    proposed = re.findall(r"^  (capsule-lab .*)$", text, re.MULTILINE)
+    composed = [
+        load(job[0]).check(compose(*job)) for command in proposed for job in jobs_of(command)
+    ]
     assert len(proposed) == len(composed) == 2
 
 
@@ -155,16 +142,14 @@ def test_documented_python_runs(
 
 @pytest.fixture(scope="module")
 def shown() -> str:
-    """The output of ``python -m capsule_lab``."""
+    """The output of ``capsule-lab``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")  # no line is wrapped
-        return call(overview).out
+        return call("").out
 
 
 def test_overview_lists_every_command_and_every_option_with_its_headline(shown: str) -> None:
-    assert [
-        command for command in commands() if f"python -m {module_of(command)} " not in shown
-    ] == []
+    assert [command for command in names() if f"capsule-lab {command} " not in shown] == []
     lines = [line.split() for line in shown.splitlines()]
     listings = {
         group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :]
@@ -181,10 +166,10 @@ def test_overview_lists_every_command_and_every_option_with_its_headline(shown: 
 
 @pytest.mark.whole
 def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
-    for command in commands():
+    for command in names():
         ended = cli(command, "--help")
         assert (ended.status, ended.err) == (0, "")
-        first, *rest = head(conf_dir() / f"{command}.yaml")
+        first, *rest = head(file_of(command))
         text, _, listed = ended.out.partition("\n== Config ==\n")[0].partition(
             "\n\n== Groups: group=option ==\n"
         )
@@ -192,7 +177,7 @@ def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
         assert {line.split(":")[0].strip() for line in listed.strip().splitlines()} == {
             *default_options(command)
         }
-        assert any(line.startswith("  python -m capsule_lab") for line in rest)
+        assert any(line.startswith("  capsule-lab ") for line in rest)
 
 
 def test_stand_in_is_announced_without_a_network(
@@ -299,4 +284,4 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
 
 def test_make_help_lists_every_target() -> None:
     others = "help setup plan bench gpu docs claims costs test test-all campaign fuzz lint clean"
-    assert targets() == [*commands(), *others.split()]
+    assert targets() == [*names(), *others.split()]

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from capsule_lab.config.compose import compose, head, options_of
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import head, options_of
 from tests.helpers.commands import ROOT
 from tests.helpers.costs import Cost, cost_of, head_of, problem_with, steps_of
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import capsule_lab
-from capsule_lab.config.compose import groups, options_of
+from capsule_lab.config.folders import groups, options_of
 from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]

@@ -94,7 +94,7 @@ def test_commands_of_the_wheel_find_its_own_options_and_tables(
     assert re.search(r"only_here\s+Found in the wheel", ended.out)
     assert re.search(r"only_here_too\s+A table of the wheel", ended.out)
     ended = installed(
-        added.parent, tmp_path, "-m", "capsule_lab.train", "logger=only_here", "--cfg", "job"
+        added.parent, tmp_path, "-m", "capsule_lab", "train", "logger=only_here", "--cfg", "job"
     )
     assert (ended.status, ended.err) == (0, "")
     assert "  mine: 123" in ended.out.splitlines()

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from capsule_lab import runs
+from capsule_lab.commands.tables import read_table
 from capsule_lab.config import plain_yaml
-from capsule_lab.config.compose import choices, quoted
+from capsule_lab.config.overrides import choices, quoted
 from capsule_lab.data.formats import affnist, binary_matrix
 from capsule_lab.data.formats.cifar10 import read_batch
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.deploy.export import export
 from capsule_lab.errors import CapsuleLabError, is_unicode
-from capsule_lab.tables import reader
 from tests.helpers import affnist_files, cifar10_files, mnist_files, svhn_files
 from tests.helpers.commands import Trained
 from tests.helpers.generated import GENERATED, changed, damaged, texts
@@ -167,7 +167,7 @@ def test_changed_table_gives_a_table_or_one_sentence(data: Any) -> None:
     else:
         text = data.draw(texts()).join([file.read_text()[:60], file.read_text()[60:]])
     file.write_bytes(text.encode(errors="surrogatepass"))
-    check_answer(lambda: reader.read(file))
+    check_answer(lambda: read_table(file))
 
 
 @GENERATED

@@ -16,7 +16,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.cases import configuration
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from capsule_lab.runs.directories import config_hash
 from tests.helpers.records import RESULTS, TRAIN, records, today, trainings
 

@@ -10,7 +10,7 @@ import pytest
 from hydra.utils import instantiate
 
 from capsule_lab import Constant, Drops, Exponential, Linear, OneCycle, SigmoidRamp, Staircase
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from capsule_lab.schedules import Schedule, check_schedules, duration_in_steps
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)

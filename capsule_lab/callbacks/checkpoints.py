@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from capsule_lab import __version__
 from capsule_lab.callbacks.csv_logger import MetricsTable
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
 from capsule_lab.lit.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
 from capsule_lab.runs.checkpoints import FORMAT

@@ -82,6 +82,8 @@ def first_reconstructions(
 class DrawnPairs(Reconstructions):
     """Draws the first validation pairs: the first image, the network's output, and the second image."""
 
+    needs_pairs = True
+
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,

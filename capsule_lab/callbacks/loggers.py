@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import one_line
 from capsule_lab.lit.lightning_internals import drop_anonymous
 from capsule_lab.runs.directories import hash_in

@@ -8,56 +8,42 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from capsule_lab.config.compose import choices, default_options, groups, options_of, quoted
+from capsule_lab.config.declaration import Command
+from capsule_lab.config.folders import default_options, groups, options_of
 from capsule_lab.config.hints import key_meant
+from capsule_lab.config.overrides import choices, quoted
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
 
-_FLAGS = (
-    *(
-        "--help",
-        "-h",
-        "--hydra-help",
-        "--version",
-        "--multirun",
-        "-m",
-        "--run",
-        "-r",
-        "--info",
-        "-i",
-        "--resolve",
-    ),
-    *("--shell-completion", "-sc"),
-)
-_WITH_VALUE = (
-    *(
-        "--cfg",
-        "-c",
-        "--package",
-        "-p",
-        "--config-dir",
-        "-cd",
-        "--config-name",
-        "-cn",
-        "--config-path",
-        "-cp",
-    ),
+_FLAGS = [
+    *["--help", "-h"],
+    *["--hydra-help", "--version"],
+    *["--multirun", "-m"],
+    *["--run", "-r"],
+    *["--info", "-i"],
+    "--resolve",
+    *["--shell-completion", "-sc"],
+]
+_WITH_VALUE = [
+    *["--cfg", "-c"],
+    *["--package", "-p"],
+    *["--config-dir", "-cd"],
+    *["--config-name", "-cn"],
+    *["--config-path", "-cp"],
     "--experimental-rerun",
-)
+]
 """Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
 
-_FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table"}
-"""The required key of a command, which users often forget before its value."""
 
-
-def prepared(arguments: Sequence[str], command: str) -> list[str]:
+def prepared(arguments: Sequence[str], command: Command) -> list[str]:
     """Convert the arguments of a command for Hydra: options that begin with a dash come first."""
     options, overrides = _split(arguments)
-    return [*options, *choices([_override(override, command) for override in overrides], command)]
+    checked = [_override(override, command) for override in overrides]
+    return [*options, *choices(checked, command)]
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:
-    """Return the user's configuration folders in a command line, in the form of ``compose.search_path``."""
+    """Return the user's configuration folders in a command line, in the form of ``folders.search_path``."""
     options, overrides = _split(arguments)
     words = [part for option in options for part in option.split("=", 1)]
     entries = [
@@ -102,27 +88,24 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
-def _override(word: str, command: str) -> str:
+def _override(word: str, command: Command) -> str:
     """Check an override and expand its path."""
     key, is_pair, value = word.partition("=")
-    if (
-        key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ
-    ):  # Lightning sets both in the processes that it starts
+    is_child = "LOCAL_RANK" in os.environ  # Lightning sets both in the processes that it starts
+    if key == "hydra.run.dir" and not is_child:
         raise ConfigError(
             f"{word} would only create an empty folder; expected train.directory=… or CAPSULE_LAB_RUNS"
         )
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"
-    if (command, key) == ("predict", "images") and "," in value and not value.startswith("["):
-        return (
-            f"{key}=[{','.join(quoted(str(expanded(path))) for path in value.split(',') if path)}]"
-        )
+    if key in command.paths and "," in value and not value.startswith("["):
+        paths = [quoted(str(expanded(path))) for path in value.split(",") if path]
+        return f"{key}=[{','.join(paths)}]"
     if is_pair or word.startswith("~"):
         return word
-    overrides = [
-        f"{group}={word}" for group in default_options(command) if word in options_of(group)
-    ]
-    if not overrides and command in _FIRST:
-        overrides = [f"{_FIRST[command]}={word}"]
-    guess = f"did you mean {' or '.join(overrides)}?" if overrides else "--help shows the keys"
-    raise ConfigError(f"{word} does not have the form key=value; {guess}")
+    meant = [group for group in default_options(command.name) if word in options_of(group)]
+    if not meant and command.first:
+        meant = [command.first]
+    guesses = " or ".join(f"{key}={word}" for key in meant)
+    advice = f"did you mean {guesses}?" if guesses else "--help shows the keys"
+    raise ConfigError(f"{word} does not have the form key=value; {advice}")

@@ -16,7 +16,7 @@ import torch
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import ConfigError, one_line, suggest
 from capsule_lab.system.torch_internals import cpu_computes_bfloat16

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from inspect import Parameter
 from typing import Any, cast
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.compose import check_keys, check_options, conf_dir, options_of
+from capsule_lab.config.folders import conf_dir, options_of
 from capsule_lab.config.hints import key_meant
 from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
 
 def check(config: DictConfig) -> None:
-    """Check the arguments of every ``_target_``, and whether a training run of this configuration can work."""
+    """Check the arguments of every ``_target_``."""
     for path, node in _targets(config):
         name = node["_target_"]
         try:
@@ -27,37 +26,23 @@ def check(config: DictConfig) -> None:
                 f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}"
             ) from error
         _check_arguments(path, node, arguments_of(target))
-    if "train" in config:
-        _check_complete(config)
-        _check_loss(config)
-        _check_routing(config)
-        check_keys(config, "train")
-        _check_callbacks(config)
-        _check_run(config)
 
 
-def check_evaluation(config: DictConfig) -> None:
-    """Check options of ``evaluate``, ``attack`` and ``analyse`` beyond their types."""
-    epsilons = config.get("epsilons")
-    if epsilons is not None and len(set(filter(math.isfinite, epsilons))) < max(1, len(epsilons)):
-        raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
-    others = [
-        name
-        for name in ("source", "couplings", "targeted")
-        if config.get(name) not in (None, "trained", False)
-    ]
-    if config.get("objective") == "training" and others:
-        what = "labels, not targets" if others[0] == "targeted" else "the attacked network"
-        raise ConfigError(
-            f"objective=training works only with {what}; expected objective=cross_entropy or margin with "
-            f"{others[0]}={config[others[0]]}"
-        )
-    _check_supported(config.trainer)
-    is_study = "attack" in config or "what" in config
-    used = _OF_STUDIES if is_study else (*_OF_EVALUATIONS, f"limit_{config.split}_batches")
+def check_run(config: DictConfig) -> None:
+    """Check the arguments of every ``_target_``, and whether a training run of this configuration can work."""
+    check(config)
+    _check_complete(config)
+    _check_loss(config)
+    _check_routing(config)
+    _check_trainer(config)
+
+
+def check_trainer_of_evaluation(trainer: DictConfig, used: Collection[str]) -> None:
+    """Raise a ``ConfigError`` if an argument of ``lightning.Trainer`` that is not ``used`` differs from its default."""
+    _check_supported(trainer)
     default: Any = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
-    for name in map(str, config.trainer):
-        value = config.trainer[name]
+    for name in map(str, trainer):
+        value = trainer[name]
         if name not in ("_target_", *used) and value != default.get(name, _ABSENT):
             options = ", ".join(f"trainer.{each}" for each in used)
             raise ConfigError(
@@ -66,12 +51,6 @@ def check_evaluation(config: DictConfig) -> None:
 
 
 _ABSENT = object()
-_OF_STUDIES = ("accelerator",)
-_OF_EVALUATIONS = (
-    "accelerator", "devices", "num_nodes", "strategy", "precision", "deterministic", "benchmark", "detect_anomaly",
-    "profiler", "enable_progress_bar", "enable_model_summary", "inference_mode", "sync_batchnorm", "plugins",
-)  # fmt: skip
-"""Arguments of ``lightning.Trainer`` that have an effect in ``attack`` and ``analyse``, and in ``evaluate``."""
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
@@ -154,11 +133,6 @@ def _check_loss(config: DictConfig) -> None:
             "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
         )
         raise ConfigError(f"{network.__name__} {what}; expected {expected}")
-    callbacks = filter(None, (config.get("callbacks") or {}).values())
-    if not draws and any(callback["_target_"].endswith(".DrawnPairs") for callback in callbacks):
-        raise ConfigError(
-            f"callbacks=pairs is for pairs, but {network.__name__} classifies; use callbacks=default"
-        )
     gives = getattr(network, "scores_are", None)
     expects = loss and getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # every network has logits
@@ -181,32 +155,6 @@ def _check_routing(config: DictConfig) -> None:
         raise ConfigError(
             f"{network} routes, but routing is none; expected routing= one of {options}"
         )
-
-
-_UNSUPPORTED_CALLBACKS = {
-    "BackboneFinetuning": "it needs a part named backbone, which no network here has: freeze parts in a callback of "
-    "your own, a subclass of BaseFinetuning",
-    "BatchSizeFinder": "it trains before the run, whose steps it uses up: compare -m data.batch_size=64,128",
-    "LearningRateFinder": "it changes a learning rate that the schedule sets: compare -m {rate}=0.0003,0.001,0.003",
-    "ModelPruning": "it needs weights in another order of memory: prune the network of a finished run, "
-    "runs.open(…).network",
-    "SpikeDetection": "Lightning cannot read its state again: callbacks.guard ends a run whose loss is not finite",
-}
-"""Callbacks of Lightning 2.6 that do not work here, by name, and the alternative."""
-
-
-def _check_callbacks(config: DictConfig) -> None:
-    """Check that no callback is one that cannot work, which Lightning would report with a traceback or not at all."""
-    for name, node in (config.get("callbacks") or {}).items():
-        if node is None:
-            continue
-        bases = [base.__name__ for base in getattr(get_object(node["_target_"]), "__mro__", ())]
-        unsupported = next((base for base in bases if base in _UNSUPPORTED_CALLBACKS), None)
-        if unsupported is not None:
-            reason = _UNSUPPORTED_CALLBACKS[unsupported].format(rate=key_meant("lr", config))
-            raise ConfigError(
-                f"callbacks.{name} is Lightning's {unsupported}, which cannot be used here; {reason}"
-            )
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -242,9 +190,8 @@ def _check_supported(trainer: DictConfig) -> None:
             )
 
 
-def _check_run(config: DictConfig) -> None:
+def _check_trainer(config: DictConfig) -> None:
     """Check that the run ends, and that Lightning supports the values of ``trainer``."""
-    check_options(config, "train")
     trainer = config.trainer
     for name, least in _LEAST.items():
         value, other = trainer.get(name), _OR_MINUS_ONE.get(name)

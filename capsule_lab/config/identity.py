@@ -9,23 +9,29 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 
-_NOT_HASHED = (
-    *(
-        "name",
-        "ckpt",
-        "trust",
-        "train.resume",
-        "train.directory",
-        "trainer.max_time",
-        "logger",
-        "data.directory",
-    ),
-    *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
-    *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
-    *("data.on_device", "data.workers", "module.cuda_graphs"),  # results are the same
-)
+_NOT_HASHED = [
+    "name",
+    "ckpt",
+    "trust",
+    "train.resume",
+    "train.directory",
+    "trainer.max_time",
+    "logger",
+    "data.directory",
+    # these only warn
+    "callbacks.not_learning",
+    "callbacks.variance_floor",
+    # these only log
+    "callbacks.step_metrics",
+    "trainer.log_every_n_steps",
+    # results are the same
+    "data.on_device",
+    "data.workers",
+    "module.cuda_graphs",
+]
+"""Keys that do not affect the result."""
 
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:

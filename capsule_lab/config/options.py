@@ -1,25 +1,25 @@
 """Options of a configuration group that have no YAML file: functions, and ``none``.
 
-Attacks and questions are decorated functions, and the signature of a function is its configuration: ``attack=pgd
-attack.steps=10``. Keyword-only arguments are the keys, and their defaults, which are literals, are the values. Files
-are parsed, not imported, so that listings and help do not need torch.
+A package that extends ``capsule_lab`` may have groups of decorated functions: an entry point in the group
+``capsule_lab.functions`` names the group, the package of its files, and the decorator: ``attack =
+"capsule_studies.attacks:attack"``. The signature of a function is its configuration: ``attack=pgd attack.steps=10``.
+Keyword-only arguments are the keys, and their defaults, which are literals, are the values. Files are parsed, not
+imported, so that listings and help do not need torch.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
-_FUNCTIONS = {
-    "attack": ("capsule_lab.studies.attacks", "attack"),
-    "what": ("capsule_lab.studies.questions", "question"),
-}
-"""For each group of functions, their package and their decorator."""
+FUNCTIONS = "capsule_lab.functions"
+"""Group of entry points of configuration groups whose options are functions."""
 
 _NONE = {
     "callbacks": "No callbacks: no checkpoints, so nothing is tested and nothing can be resumed.",
@@ -28,8 +28,15 @@ _NONE = {
 }
 """The meaning of ``<group>=none``, for groups with this option."""
 
-GROUPS = [*_FUNCTIONS, *_NONE]
-"""The groups with options without a file."""
+
+@functools.cache
+def _function_groups() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=FUNCTIONS)}
+
+
+def groups_without_file() -> list[str]:
+    """Return the groups with options without a file."""
+    return [*_function_groups(), *_NONE]
 
 
 class FunctionOption(NamedTuple):
@@ -43,25 +50,25 @@ class FunctionOption(NamedTuple):
 @functools.cache
 def function_options(group: str) -> dict[str, FunctionOption]:
     """Return the options of a group of functions by name; an empty dict for other groups."""
-    if group not in _FUNCTIONS:
-        return {}
-    package, decorator = _FUNCTIONS[group]
-    spec = find_spec(package)
-    options = {}
-    for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
+    entry = _function_groups().get(group)
+    spec = find_spec(entry.module) if entry else None
+    options: dict[str, FunctionOption] = {}
+    if entry is None or spec is None:
+        return options
+    (folder,) = spec.submodule_search_locations or [""]
+    for file in Path(folder).glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
-                target, described = (
-                    f"{package}.{file.stem}.{node.name}",
-                    ast.get_docstring(node) or "",
-                )
-                arguments = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-                defaults = {
-                    each.arg: "???" if value is None else ast.literal_eval(value)
-                    for each, value in arguments
-                }
-                options[node.name] = FunctionOption(target, described.partition("\n")[0], defaults)
+            if isinstance(node, ast.FunctionDef) and entry.attr in map(_name, node.decorator_list):
+                options[node.name] = _option(f"{entry.module}.{file.stem}.{node.name}", node)
     return dict(sorted(options.items()))
+
+
+def _option(target: str, function: ast.FunctionDef) -> FunctionOption:
+    description = (ast.get_docstring(function) or "").partition("\n")[0]
+    defaults = {}
+    for argument, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        defaults[argument.arg] = "???" if value is None else ast.literal_eval(value)
+    return FunctionOption(target, description, defaults)
 
 
 def described_without_file(group: str) -> dict[str, str]:
@@ -79,12 +86,9 @@ def _name(decorator: ast.expr) -> str:
 def store_options_without_file() -> None:
     """Register the options without a file in Hydra, once per process."""
     store = ConfigStore.instance().store
-    for group in _FUNCTIONS:
+    for group in _function_groups():
         for name, option in function_options(group).items():
-            store(
-                group=group,
-                name=name,
-                node={"_target_": option.target, "_partial_": True, **option.defaults},
-            )
+            node = {"_target_": option.target, "_partial_": True, **option.defaults}
+            store(group=group, name=name, node=node)
     for group in _NONE:
         store(group=group, name="none", node={group: None}, package="_global_")

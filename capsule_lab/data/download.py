@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from capsule_lab.errors import DataError, one_line
+from capsule_lab.system import protocol
 from capsule_lab.system.files import expanded, open_regular
 
 _FILLING = ".filling-"
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 def data_directory(directory: str | None) -> Path:
     """Return ``directory``, else ``$CAPSULE_LAB_DATA``, else ``data`` in the working directory."""
-    return expanded(directory or os.environ.get("CAPSULE_LAB_DATA") or "data")
+    return expanded(directory or os.environ.get(protocol.DATA) or "data")
 
 
 @contextmanager

@@ -9,17 +9,14 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-PARENT_VARIABLE = "CAPSULE_LAB_PARENT"
-"""Environment variable with the parent process; a command stops when this process ends."""
-DEADLINE_VARIABLE = "CAPSULE_LAB_DEADLINE"
-"""Environment variable with the time, as of ``time.time``, at which a run must pause."""
+from capsule_lab.system import protocol
 
 
 class Job(NamedTuple):
     """A run of a sweep."""
 
     name: str  # for messages
-    arguments: tuple[str, ...]  # of Python: -m capsule_lab.train …
+    arguments: tuple[str, ...]  # the name of a command, and its overrides
     config: DictConfig  # configuration of the training, with its number of GPUs
     fingerprint: str  # hash that identifies its lock, its log and its record of a failure
     environment: Mapping[str, str] = {}  # additional variables
@@ -28,11 +25,11 @@ class Job(NamedTuple):
     @property
     def command(self) -> list[str]:
         """The command that starts it."""
-        return [sys.executable, *self.arguments]
+        return [sys.executable, "-m", "capsule_lab", *self.arguments]
 
 
 def environment_for(job: Mapping[str, str], **more: str) -> dict[str, str]:
     """Return the environment of a job: that of this process, without ``CAPSULE_LAB_RUN``, and the job's variables."""
     inherited = {**os.environ}
-    inherited.pop("CAPSULE_LAB_RUN", None)
+    inherited.pop(protocol.RUN, None)
     return {**inherited, "PYTHONUNBUFFERED": "1", **job, **more}

@@ -13,7 +13,9 @@ from hydra.types import HydraContext, TaskFunction
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import compose, search_override
+from capsule_lab.config.compose import compose
+from capsule_lab.config.declaration import Command
+from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import RunError
 from capsule_lab.launchers import Job
 from capsule_lab.system.terminal import differences
@@ -26,30 +28,26 @@ class GridSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         self.options = config.hydra
+        self.command: Command = task_function.command  # type: ignore[attr-defined]
 
     def sweep(self, arguments: list[str]) -> Any:
         """Train every combination of these overrides; when all have ended, raise an error if a run failed."""
-        from capsule_lab.config.check import (
-            check,
-        )  # slow imports: Hydra imports this module in every command
+        # slow imports: Hydra imports this module in every command
         from capsule_lab.runs.directories import config_hash
         from capsule_lab.runs.summary import listed
 
-        batch = combinations(
-            [argument for argument in arguments if not argument.startswith("launcher=")]
-        )
-        configs = [compose(self.options.job.config_name, overrides) for overrides in batch]
+        of_runs = [argument for argument in arguments if not argument.startswith("launcher=")]
+        batch = combinations(of_runs)
+        configs = [compose(self.command, overrides) for overrides in batch]
         for config in configs:
-            check(config)
+            self.command.check(config)
         jobs = []
         for overrides, config in zip(batch, configs, strict=True):
-            command = ("-m", "capsule_lab.train", *overrides, *search_override())
+            name = shlex.join(overrides)
+            arguments_of_run = (self.command.name, *overrides, *search_override())
             in_tables = config.ckpt is None and config.train.directory is None
-            jobs.append(
-                Job(
-                    shlex.join(overrides), command, config, config_hash(config), in_tables=in_tables
-                )
-            )
+            fingerprint = config_hash(config)
+            jobs.append(Job(name, arguments_of_run, config, fingerprint, in_tables=in_tables))
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)

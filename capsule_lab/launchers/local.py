@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab.errors import DeviceError, InterruptError
-from capsule_lab.launchers import DEADLINE_VARIABLE, PARENT_VARIABLE, Job, environment_for
+from capsule_lab.launchers import Job, environment_for
 from capsule_lab.launchers.gpus import check_sharing, gpus_of_a_run, lock_gpus, visible_gpus
-from capsule_lab.runs import lock
-from capsule_lab.system.environment import PER_GPU_VARIABLE
+from capsule_lab.system import protocol
 from capsule_lab.system.signals import interruptible
 
 log = logging.getLogger(__name__)
@@ -53,10 +52,10 @@ class LocalLauncher:
         Raise a ``DeviceError`` before the first one starts if not as many fit on a GPU as are to share it.
         """
         gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
-        more = {PARENT_VARIABLE: str(os.getpid())}
+        more = {protocol.PARENT: str(os.getpid())}
         if self.per_gpu > 1:
             check_sharing(jobs, gpus, self.per_gpu)
-            more[PER_GPU_VARIABLE] = str(self.per_gpu)
+            more[protocol.PER_GPU] = str(self.per_gpu)
         self.logs.mkdir(parents=True, exist_ok=True)
         places = min(
             self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2), len(jobs)
@@ -66,7 +65,7 @@ class LocalLauncher:
                 max(1, cores // places)
             )
         if deadline < math.inf:
-            more[DEADLINE_VARIABLE] = str(deadline)
+            more[protocol.DEADLINE] = str(deadline)
         ended: dict[str, str | None] = {}
         running: list[_Process] = []
         waiting = list(enumerate(jobs, 1))
@@ -147,7 +146,7 @@ class _Process:
 def _start(
     job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]
 ) -> _Process:
-    environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
+    environment = environment_for(job.environment, **more, **{protocol.LOG: str(log_file)})
     environment.pop(
         "SLURM_JOB_ID", None
     )  # the sweep itself requeues its job when all runs are saved

@@ -14,7 +14,7 @@ import submitit
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.launchers import Job, environment_for
 from capsule_lab.runs import lock
-from capsule_lab.system import slurm
+from capsule_lab.system import protocol, slurm
 
 log = logging.getLogger(__name__)
 
@@ -89,5 +89,5 @@ def become(command: list[str], environment: Mapping[str, str]) -> None:
     """Replace this process of a job by the command, which then receives SLURM's signals directly."""
     log_file = str(submitit.JobEnvironment().paths.stdout)
     local_rank = os.environ.get("SLURM_LOCALID", "0")  # Lightning's name for the same number
-    variables = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
+    variables = {protocol.LOG: log_file, "LOCAL_RANK": local_rank}
     os.execve(command[0], command, environment_for(environment, **variables))  # noqa: S606  # it needs no shell

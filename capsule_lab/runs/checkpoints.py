@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from capsule_lab import __version__
-from capsule_lab.config.compose import as_argument, to_container
+from capsule_lab.config.composition import to_container
+from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.files import json_text
@@ -52,7 +53,7 @@ def read(path: Path) -> dict[str, Any]:
         )
         raise RunError(
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
-            f"file: {instead}give a file that `python -m capsule_lab.train` wrote, or remove it and train again"
+            f"file: {instead}give a file that `capsule-lab train` wrote, or remove it and train again"
         ) from error
     check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
     return checkpoint
@@ -77,7 +78,7 @@ def check(record: Any, path: Path) -> None:
     """Check the record in a file, which has exact types, see ``check_record``."""
     if type(record) is not dict or type(record.get("format")) is not int:
         raise RunError(
-            f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`"
+            f"{path} was not written by capsule_lab; expected a checkpoint of `capsule-lab train`"
         )
     if record["format"] != FORMAT:
         raise RunError(
@@ -92,7 +93,7 @@ def check_pickles(path: Path, trust: Sequence[str] | str | None) -> None:
     if refuses_pickles(trust) and path.suffix != ".safetensors":
         raise RunError(
             f"{path} is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert it on a "
-            f"machine that trusts it, by python -m capsule_lab.export {as_argument('ckpt', path)} to=safetensors"
+            f"machine that trusts it, by capsule-lab export {as_argument('ckpt', path)} to=safetensors"
         )
 
 

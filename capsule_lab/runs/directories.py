@@ -11,8 +11,8 @@ They are in ``$CAPSULE_LAB_RUNS`` or ``runs``.
         metrics.csv                  metrics of every epoch and of every few steps
         train.log
         checkpoints/best.ckpt  last.ckpt
-        figures/                     drawn during training and by ``python -m capsule_lab.figures``
-        evaluations/                 by ``python -m capsule_lab.evaluate``
+        figures/                     drawn during training and by ``capsule-lab figures``
+        evaluations/                 by ``capsule-lab evaluate``
     runs/…-<hash>-continued/         initialised from another configuration, ckpt=…: not used in tables
     runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed; see ``runs.lock``
     runs/reports/                    reports of tables
@@ -32,6 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config.identity import config_hash as config_hash
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import ready_weights
+from capsule_lab.system import protocol
 from capsule_lab.system.environment import is_first_process as is_first_process
 from capsule_lab.system.files import atomically, expanded, leads_out, open_regular
 
@@ -47,7 +48,7 @@ _WRITTEN = ("analyses", "attacks", "checkpoints", "evaluations", "figures", "tra
 
 def root() -> Path:
     """Return the folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
-    return expanded(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
+    return expanded(os.environ.get(protocol.RUNS) or "runs").absolute()
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
@@ -136,7 +137,7 @@ def choose_directory(
             f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
         )
     fingerprint, chosen = config_hash(config), own_directory(config)
-    known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
+    known, _, shared = os.environ.get(protocol.RUN, "").partition(":")
     if not is_first_process() and known == fingerprint:
         return Path(shared)
     if chosen:
@@ -212,4 +213,4 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
         raise RunError(
             f"cannot write to {directory} ({error.strerror}); choose a writable directory with train.directory=…"
         ) from error
-    os.environ["CAPSULE_LAB_RUN"] = f"{config_hash(config)}:{directory}"
+    os.environ[protocol.RUN] = f"{config_hash(config)}:{directory}"

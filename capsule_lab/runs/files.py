@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from capsule_lab.config.compose import user_message
+from capsule_lab.config.messages import user_message
 from capsule_lab.errors import RunError, cleaned, one_line
 from capsule_lab.system.files import atomically, read_regular
 

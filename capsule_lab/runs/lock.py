@@ -32,12 +32,9 @@ from capsule_lab.runs.directories import (
 from capsule_lab.runs.files import read_record as read_file
 from capsule_lab.runs.files import write_record as write_file
 from capsule_lab.runs.results import Heartbeat, describe_error, read_result
-from capsule_lab.system import slurm
+from capsule_lab.system import protocol, slurm
 from capsule_lab.system.environment import is_first_process
 from capsule_lab.system.files import open_regular
-
-LOG_VARIABLE = "CAPSULE_LAB_LOG"
-"""Environment variable in which a launcher sets the file with the output of this process."""
 
 _HEARTBEAT_SECONDS = 60  # ours: six times the interval of ``callbacks/progress.py``
 _TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock briefly
@@ -129,7 +126,7 @@ def _recorded(fingerprint: str) -> Iterator[None]:
         slurm.this_job() if slurm.is_batch_job() else None
     )  # SLURM requeues a job whose machine fails
     record = LockRecord(
-        f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job
+        f"{os.getpid()} on {socket.gethostname()}", os.environ.get(protocol.LOG), queued=job
     )
     try:
         _write_record(fingerprint, record)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories, ready_weights
 from capsule_lab.runs.trust import check_targets, packages_of, plain_value, refuses_pickles

@@ -2,7 +2,7 @@
 
 An entry has ``file``, ``bytes``, ``sha256``, ``parameters``, ``data``, ``error`` on test images in %, the term
 ``reconstruction`` of the loss on test images, ``seconds`` of training, ``command``, ``commit``, and ``url``, which is
-``null`` for a file in this package. ``python -m capsule_lab.export to=safetensors`` prints an entry.
+``null`` for a file in this package. ``capsule-lab export to=safetensors`` prints an entry.
 """
 
 from __future__ import annotations

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
 from omegaconf import DictConfig
-from pydantic import BaseModel, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, Field, TypeAdapter
 
-from capsule_lab.config.compose import user_message
+from capsule_lab.config.messages import user_message
 from capsule_lab.errors import InterruptError, RunError, one_line
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.runs.files import read_record, tail, write_record
 from capsule_lab.system.environment import is_first_process
 
 RESULT, STATUS, HEARTBEAT = "metrics.json", "status.json", "heartbeat.json"
-RESULT_VARIABLE = "CAPSULE_LAB_RESULT"
-"""Environment variable with the file into which an evaluation for a table writes its result."""
 PAUSED = "paused"
 """Status of a run that reached its time limit before its last step or its test."""
 
@@ -65,33 +64,28 @@ class _PredictionFile(BaseModel, strict=True):
 
 
 _Seconds = Annotated[float, Field(ge=0, le=1e100)]
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Number = Annotated[
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[
     float, Field(ge=-1e100, le=1e100)
 ]  # ours: statistics square numbers, which must not overflow
-_Quantities = dict[str, _Number | None]
+Quantities = dict[str, Number | None]
 
 
-class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
-    """The fields that reports and their figures read, here and in ``_Result``."""
+class Evaluation(BaseModel, strict=True, allow_inf_nan=False):
+    """The fields that reports and their figures read, of runs and of the commands that measure weights.
+
+    A command that measures something else adds fields in a subclass.
+    """
 
     provenance: _Provenance
-    test: dict[str, _Number] = {}
-    val: dict[str, _Number] = {}
-    time_to_accuracy: _Quantities = {}
-    at_equal_error: _Quantities = {}
-    analyse: _Quantities = {}
-    attack: _Quantities = {}
-    targeted: bool = False
-    space: Literal["input", "grey_levels"] = "input"
+    test: dict[str, Number] = {}
+    val: dict[str, Number] = {}
+    time_to_accuracy: Quantities = {}
+    at_equal_error: Quantities = {}
     couplings: str = "trained"
-    source: str | None = None
-    options: dict[str, Any] = {}
-    split: Literal["test", "val"] = "test"
-    images: _Count = 0
     checks: list[_Check] = []
-    parameters: _Count = 0
-    steps: _Count = 0
+    parameters: Count = 0
+    steps: Count = 0
     device: str = ""
     hardware: str = ""
     precision: str = ""
@@ -100,45 +94,17 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     weights_tested: str | None = None
     predictions: _PredictionFile | None = None
     training_cpu_seconds: _Seconds | None = None
-    image_counts: dict[str, _Count] = {}
+    image_counts: dict[str, Count] = {}
     evaluation_seconds: _Seconds = 0.0
 
-    @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
-        """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
-        if not self.attack or "targeted" not in self.model_fields_set:
-            return self  # it is not drawn
-        if (
-            missing := {"space", "couplings", "source", "options", "split", "images"}
-            - self.model_fields_set
-        ):
-            raise ValueError(f"an attack without {', '.join(sorted(missing))}")
-        for epsilon in {key.partition("/")[0] for key in self.attack}:
-            drawn = {
-                f"{epsilon}/{name}"
-                for name in ("accuracy", *(["success"] if self.targeted else []))
-            }
-            if not math.isfinite(float(epsilon)) or not drawn <= {*self.attack}:
-                raise ValueError(
-                    f"an attack with epsilon {epsilon} without {', '.join(sorted(drawn))}"
-                )
-        if (
-            "error" not in (self.test if self.split == "test" else self.val)
-            or "_target_" not in self.options
-        ):
-            raise ValueError(
-                f"an attack without its name, or without the error of unchanged {self.split} images"
-            )
-        return self
 
-
-class _Result(_Evaluation):
+class _Result(Evaluation):
     status: str
     config_hash: str
-    test: dict[str, _Number]
-    val: dict[str, _Number]
+    test: dict[str, Number]
+    val: dict[str, Number]
     training_seconds: _Seconds
-    steps: _Count
+    steps: Count
     hardware: str
     commit: str | None
 
@@ -150,12 +116,13 @@ class _Status(BaseModel, strict=True, allow_inf_nan=False):
     error: str = ""
     steps: int = 0
     planned_steps: int = 0
-    test: dict[str, _Number] = {}
-    image_counts: dict[str, _Count] = {}
+    test: dict[str, Number] = {}
+    image_counts: dict[str, Count] = {}
     training_seconds: _Seconds = 0.0
 
 
-_SCHEMA = {schema: TypeAdapter(schema) for schema in (_Evaluation, _Result, _Status)}
+_RESULT = TypeAdapter(_Result)
+_STATUS = TypeAdapter(_Status)
 
 
 def is_finished(directory: Path, config: DictConfig) -> bool:
@@ -172,17 +139,22 @@ def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
 
 def read_metrics(directory: Path) -> dict[str, Any] | None:
     """Return ``metrics.json`` in a run directory; ``None`` if it is missing or damaged."""
-    return read_record(directory / RESULT, _SCHEMA[_Result], directory)
+    return read_record(directory / RESULT, _RESULT, directory)
 
 
-def read_evaluation(path: Path) -> dict[str, Any] | None:
+def read_evaluation(path: Path, schema: type[BaseModel] = Evaluation) -> dict[str, Any] | None:
     """Return the result of an evaluation, in a folder of a run; ``None`` if it is missing or damaged."""
-    return read_record(path, _SCHEMA[_Evaluation], path.parent.parent)
+    return read_record(path, _adapter(schema), path.parent.parent)
+
+
+@functools.cache
+def _adapter(schema: type[BaseModel]) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
     """Return ``status.json`` of a run that ended early; ``None`` if it is missing or damaged."""
-    return read_record(directory / STATUS, _SCHEMA[_Status], directory)
+    return read_record(directory / STATUS, _STATUS, directory)
 
 
 def read_pause(directory: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from capsule_lab.config.compose import as_argument, search_override
+from capsule_lab.config.overrides import as_argument, search_override
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
 from capsule_lab.runs.results import (
     PAUSED,

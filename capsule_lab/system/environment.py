@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule_lab import __version__
+from capsule_lab.system import protocol
 
 if TYPE_CHECKING:
     import torch
 
 
-PER_GPU_VARIABLE = "CAPSULE_LAB_PER_GPU"
-"""Environment variable with the number of runs that share a GPU, which a sweep sets."""
-
-
 def runs_per_gpu() -> int:
     """Return how many runs share the GPU of this process."""
-    return int(os.environ.get(PER_GPU_VARIABLE, "1"))
+    return int(os.environ.get(protocol.PER_GPU, "1"))
 
 
 def is_first_process() -> bool:
@@ -106,12 +103,16 @@ def command_line(*more: str) -> str:
     return _as_typed([*sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
 
 
+def set_program(*words: str) -> None:
+    """Record how the command of this process is typed: ``set_program("capsule-lab", "train")``."""
+    _PROGRAM[:] = words
+
+
+_PROGRAM: list[str] = []
+
+
 def _as_typed(arguments: Iterable[str]) -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = (
-        ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
-    )
-    return shlex.join([*start, *arguments])
+    return shlex.join([*(_PROGRAM or [Path(sys.argv[0]).name]), *arguments])
 
 
 @functools.cache

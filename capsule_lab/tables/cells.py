@@ -14,13 +14,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.config.compose import module_of, search_override, to_container
+from capsule_lab.config.composition import to_container
+from capsule_lab.config.declaration import Command
+from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import TableError
 from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
-from capsule_lab.runs.results import RESULT_VARIABLE
+from capsule_lab.system import protocol
 from capsule_lab.tables.evaluations import result_file
-from capsule_lab.tables.schema import Column, Row
+from capsule_lab.tables.schema import Column, Row, metrics_of
 
 DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = (
     "done",
@@ -82,6 +84,7 @@ class Cell(ABC):
         overrides: overrides of its command.
         fingerprint: hash that identifies its result, its lock and its record of a failure.
         waits_for: name of a row whose result this cell needs and which has none yet.
+        by: the command that produces its result.
     """
 
     row: Row
@@ -90,11 +93,12 @@ class Cell(ABC):
     overrides: tuple[str, ...]
     fingerprint: str
     waits_for: str
+    by: Command
 
     @property
-    @abstractmethod
     def command(self) -> str:
         """The command that produces exactly this result, quoted for a shell."""
+        return shlex.join(["capsule-lab", self.by.name, *self.overrides, *search_override()])
 
     @property
     @abstractmethod
@@ -208,7 +212,7 @@ class Cell(ABC):
         directory, result = self.finished
         split, _, name = metric.partition("/")
         if name not in result.get(split, {}):
-            splits = ("test", "val", "time_to_accuracy", "at_equal_error", "attack", "analyse")
+            splits = ("test", "val", "time_to_accuracy", "at_equal_error", *metrics_of(self.by))
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         value = result[split][name]
@@ -232,18 +236,10 @@ class TrainingCell(Cell):
     any_precision: bool = False
 
     @property
-    def command(self) -> str:
-        return shlex.join(
-            ["python", "-m", "capsule_lab.train", *self.overrides, *search_override()]
-        )
-
-    @property
     def job(self) -> Job:
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
-        arguments = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
-        return Job(
-            self.name, ("-m", "capsule_lab.train", *arguments), self.config, self.fingerprint
-        )
+        overrides = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
+        return Job(self.name, (self.by.name, *overrides), self.config, self.fingerprint)
 
     @cached_property
     def config(self) -> DictConfig:
@@ -295,18 +291,12 @@ class EvaluationCell(Cell):
     evaluate: tuple[str, ...]
 
     @property
-    def command(self) -> str:
-        return shlex.join(
-            ["python", "-m", module_of(self.row.by), *self.overrides, *search_override()]
-        )
-
-    @property
     def job(self) -> Job:
         """The job, which writes its result to the file that ``_read`` reads."""
         assert self.training.finished
         path = result_file(self.training.finished[0], self.fingerprint)
-        arguments = ("-m", module_of(self.row.by), *self.overrides, *search_override())
-        environment = {RESULT_VARIABLE: str(path)}
+        arguments = (self.by.name, *self.overrides, *search_override())
+        environment = {protocol.RESULT: str(path)}
         return Job(self.name, arguments, self.training.config, self.fingerprint, environment)
 
     @property
@@ -319,7 +309,8 @@ class EvaluationCell(Cell):
             return None
         directory, trained = self.training.finished
         path = result_file(directory, self.fingerprint)
-        evaluated = runs.results.read_evaluation(path)
+        assert self.by.measures
+        evaluated = runs.results.read_evaluation(path, self.by.measures.result)
         if evaluated is None:
             return None
         if trained["provenance"]["source"] != "real":  # then the evaluation counts as stand-in

@@ -17,54 +17,56 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose, quoted
+from capsule_lab.config.compose import compose
+from capsule_lab.config.declaration import Command
+from capsule_lab.config.overrides import quoted
 from capsule_lab.runs.trust import packages_of
-from capsule_lab.tables.schema import OF_OTHER_ROWS
+from capsule_lab.tables.schema import metrics_of
 
 UNKNOWN = "???"
 """Placeholder for weights that do not exist yet."""
-_WEIGHTS = ("ckpt=", *(f"{key}=" for key in OF_OTHER_ROWS))
-"""Prefixes of overrides with files, which differ by seed and which composing ignores."""
-_DEVICES = ("accelerator", "devices", "num_nodes", "strategy")
 
 
-def key_of(by: str) -> str:
+def _key_of(command: Command) -> str:
     """Return the key under which the overrides of a command are hashed."""
-    return by if by == "evaluate" else f"evaluate_by_{by}"
+    return "evaluate" if "test" in metrics_of(command) else f"evaluate_by_{command.name}"
 
 
-def fingerprint(training: Mapping[str, Any], by: str, evaluate: Sequence[str]) -> str:
+def fingerprint(training: Mapping[str, Any], command: Command, evaluate: Sequence[str]) -> str:
     """Return the hash of an evaluation, from the training run's configuration and its own overrides."""
-    return runs.directories.config_hash({**training, key_of(by): [*evaluate]})
+    return runs.directories.config_hash({**training, _key_of(command): [*evaluate]})
 
 
 def command_overrides(
-    training: Mapping[str, Any], by: str, evaluate: Sequence[str], weights: str
+    training: Mapping[str, Any], command: Command, evaluate: Sequence[str], weights: str
 ) -> list[str]:
     """Return the overrides of the command: the checkpoint, the devices of training, then those of the table.
 
     ``data.<option>`` changes the training data, unless ``data=`` selects other data. Packages in the training
     configuration are trusted, because the configuration does not come from the checkpoint.
     """
-    standard = _composed("evaluate", ()).trainer
-    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # attack and analyse use one process
-    trainer = training["trainer"]
-    devices = [f"trainer.{key}={trainer[key]}" for key in names if trainer[key] != standard[key]]
+    assert command.measures
+    trainer, standard = training["trainer"], _composed(command, ()).trainer
+    devices = []
+    for key in command.measures.devices:
+        if trainer[key] != standard[key]:
+            devices.append(f"trainer.{key}={trainer[key]}")
     own_data = not any(override.startswith("data=") for override in evaluate)
-    resolved = map(_with_weights, evaluate)
-    table_overrides = [
-        f"+{entry}" if own_data and entry.startswith("data.") else entry for entry in resolved
-    ]
+    table_overrides = []
+    for override in evaluate:
+        resolved = _with_weights(override, command)
+        adds_key = own_data and resolved.startswith("data.")
+        table_overrides.append(f"+{resolved}" if adds_key else resolved)
     packages = packages_of(training)
     sets_trust = any(override.startswith("trust=") for override in evaluate)
     trust = [f"trust=[{','.join(packages)}]"] if packages and not sets_trust else []
     return [f"ckpt={_as_value(weights)}", *devices, *trust, *table_overrides]
 
 
-def _with_weights(override: str) -> str:
+def _with_weights(override: str, command: Command) -> str:
     """Replace the hash of a training run in an override by the file of its weights."""
     key, _, value = override.partition("=")
-    if key not in OF_OTHER_ROWS:
+    if key not in command.other_weights:
         return override
     finished = runs.select_run.finished_with_hash(value)
     return f"{key}={_as_value(weights_of(*finished) if finished else UNKNOWN)}"
@@ -74,30 +76,26 @@ def _as_value(path: str) -> str:
     return path if re.fullmatch(r"[\w./?-]+", path) else quoted(path)
 
 
-def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
+def verify(training: DictConfig, command: Command, overrides: Sequence[str]) -> None:
     """Compose the evaluation's configuration with the training data, and check it against the signatures.
 
     Raise a ``ConfigError`` for an unknown option or an invalid value, or if overrides cannot be composed.
     """
-    from capsule_lab.config.check import check, check_evaluation
-
-    config = _composed(
-        by, tuple(override for override in overrides if not override.startswith(_WEIGHTS))
-    ).copy()
+    of_files = tuple(f"{key}=" for key in ("ckpt", *command.other_weights))  # differ by seed
+    others = tuple(override for override in overrides if not override.startswith(of_files))
+    config = _composed(command, others).copy()
     data_options = config.get("data") or {}
     if "_target_" not in data_options:
-        data = OmegaConf.create(
-            OmegaConf.to_container(training.data)
-        )  # no struct flag: `check` reports unknown keys
+        # no struct flag: `check` reports unknown keys
+        data = OmegaConf.create(OmegaConf.to_container(training.data))
         with open_dict(config):
             config.data = OmegaConf.merge(data, data_options)
-    check(config)
-    check_evaluation(config)
+    command.check(config)
 
 
 @functools.cache
-def _composed(by: str, overrides: tuple[str, ...]) -> DictConfig:
-    return compose(by, overrides)
+def _composed(command: Command, overrides: tuple[str, ...]) -> DictConfig:
+    return compose(command, overrides)
 
 
 def weights_of(directory: Path, result: dict[str, Any]) -> str:

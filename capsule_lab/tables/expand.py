@@ -15,14 +15,12 @@ from rich.console import Console
 from rich.progress import track
 
 from capsule_lab import runs
-from capsule_lab.config.compose import (
-    check_keys,
-    check_options,
-    compose,
-    groups,
-    quoted,
-    user_message,
-)
+from capsule_lab.config.check_options import check_options
+from capsule_lab.config.compose import compose
+from capsule_lab.config.declaration import Command
+from capsule_lab.config.folders import groups
+from capsule_lab.config.messages import user_message
+from capsule_lab.config.overrides import quoted
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
@@ -64,7 +62,7 @@ def expand(
     ):
         for column in table.columns:
             new: Sequence[Cell] = []
-            with _named_in_errors(row, column):
+            with _named_in_errors(row, column, table.commands.training):
                 if column.name in row.overrides:
                     new = _training_cells(options, row, column, cells)
                 elif column.name in row.evaluate:
@@ -84,13 +82,11 @@ def distinct(cells: Sequence[Cell]) -> list[Cell]:
 def verify(cell: Cell) -> None:
     """Check the cell's configuration; raise a ``TableError`` for an unknown option or an invalid value."""
     if isinstance(cell, EvaluationCell):
-        with _named_in_errors(cell.row, cell.column, cell.row.by):
-            evaluations.verify(cell.training.config, cell.row.by, cell.overrides)
+        with _named_in_errors(cell.row, cell.column, cell.by):
+            evaluations.verify(cell.training.config, cell.by, cell.overrides)
     elif isinstance(cell, TrainingCell):
-        from capsule_lab.config.check import check
-
-        with _named_in_errors(cell.row, cell.column):
-            check(cell.config)
+        with _named_in_errors(cell.row, cell.column, cell.by):
+            cell.by.check(cell.config)
 
 
 def merged(*lists: Sequence[str]) -> list[str]:
@@ -130,31 +126,41 @@ def _training_cells(
         chosen = tuple(
             merged(table.base, column.overrides, row.overrides[column.name], taken, overrides)
         )
-        config = _composed(chosen, composed)
+        config = _composed(table.commands.training, chosen, composed)
         if standin and "source" in config.config.data:
             chosen = tuple(merged(chosen, [STANDIN]))
-            config = _composed(chosen, composed)
+            config = _composed(table.commands.training, chosen, composed)
         fingerprint = runs.directories.config_hash(config.container(seed))
         labels = tuple(_labels(table, row, column, config, seed, fingerprint))
         seeded = (*chosen, f"seed={seed}")
         cells_of_row.append(
             TrainingCell(
-                row, column, seed, seeded, fingerprint, waits_for, config, labels, any_precision
+                row,
+                column,
+                seed,
+                seeded,
+                fingerprint,
+                waits_for,
+                table.commands.training,
+                config,
+                labels,
+                any_precision,
             )
         )
     return cells_of_row
 
 
-def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
+def _composed(training: Command, overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
     """Compose a configuration; overrides that differ only in values of keys share a composition."""
     if overrides not in composed:
-        config = _with_values(overrides, composed) or compose("train", overrides)
-        check_keys(config, "train")
+        config = _with_values(training, overrides, composed) or compose(training, overrides)
         composed[overrides] = SeededConfig(config)
     return composed[overrides]
 
 
-def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig | None:
+def _with_values(
+    training: Command, overrides: tuple[str, ...], composed: Composed
+) -> DictConfig | None:
     """Set the values in a composition of the chosen groups; return ``None`` if Hydra must compose all of it."""
     values = [
         entry
@@ -165,16 +171,12 @@ def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig |
     if not values or any(override.startswith(("+", "~")) for override in chosen):
         return None
     try:
-        config = _composed(chosen, composed).config.copy()
+        config = _composed(training, chosen, composed).config.copy()
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
-        check_options(config, "train")
-    except (
-        ConfigError,
-        HydraException,
-        OmegaConfBaseException,
-    ):  # composing all of it gives the error message
-        return None
+        check_options(config, training)
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return None  # composing all of it gives the error message
     return config
 
 
@@ -240,22 +242,25 @@ def _evaluation_cells(
             evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
         )
         container = training.composed.container(training.seed)
-        overrides = tuple(evaluations.command_overrides(container, row.by, evaluate, weights))
-        fingerprint = evaluations.fingerprint(container, row.by, evaluate)
+        command = table.commands.of(row)
+        overrides = tuple(evaluations.command_overrides(container, command, evaluate, weights))
+        fingerprint = evaluations.fingerprint(container, command, evaluate)
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
         cells_of_row.append(
-            EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate)
+            EvaluationCell(
+                row, column, seed, overrides, fingerprint, waits_for, command, training, evaluate
+            )
         )
     return cells_of_row
 
 
 @contextmanager
-def _named_in_errors(row: Row, column: Column, config_name: str = "train") -> Iterator[None]:
+def _named_in_errors(row: Row, column: Column, command: Command) -> Iterator[None]:
     """Add row and column to the message of a configuration error."""
     try:
         yield
     except Exception as error:
-        message = user_message(error, config_name)
+        message = user_message(error, command)
         if message is None:
             raise
         where = f"row {row.name}{column.name and f', column {column.name}'}"

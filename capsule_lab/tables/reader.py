@@ -9,12 +9,21 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from capsule_lab.config import plain_yaml
-from capsule_lab.config.compose import sweeps_dir
+from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.errors import TableError, closest, one_line, printable, suggest
-from capsule_lab.tables.schema import Column, Comparison, Content, Row, Seeds, Table, check_override
+from capsule_lab.tables.schema import (
+    Column,
+    Commands,
+    Comparison,
+    Content,
+    Row,
+    Seeds,
+    Table,
+    check_override,
+)
 
 
-def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
+def read(table: str | Path | None, commands: Commands, overrides: Sequence[str] = ()) -> Table:
     """Read a table by its name in ``sweeps/``, or from another file; its overrides may include a mistyped ``table=``.
 
     Raise a ``TableError`` if the table does not exist or is invalid.
@@ -47,10 +56,12 @@ def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
         if line.startswith("#")
     ]
     try:
-        checked = Content.model_validate(content)
+        checked = Content.model_validate(content, context=commands)
     except ValidationError as error:
         raise TableError(printable(f"{file}: {_message(error, content)}")) from error
-    return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head), file=file)
+    return Table.model_construct(
+        **dict(checked), name=file.stem, head="\n".join(head), file=file, commands=commands
+    )
 
 
 def select(

@@ -18,38 +18,40 @@
         note: a footnote
       - name: several_crops                    not trained: evaluates
         of: three_iterations                   the weights of that row with the same seed,
-        evaluate: [data.test_crops=13]         with these overrides of capsule_lab.evaluate; or a list per column
+        evaluate: [data.test_crops=13]         with these overrides of its command; or a list per column
       - name: attacked
         of: three_iterations
-        by: attack                             with overrides of ``attack``; shown in columns attack/…
+        by: attack                             measured by another command; shown in columns with its metrics
         evaluate: [attack=pgd]
         takes: {source: [cnn, checkpoint]}     weights of another row with the same seed; checkpoint_of_next_seed
                                                for the table's next seed, also of the row itself
-
-      - name: looked_into
-        of: three_iterations
-        by: analyse                            with overrides of ``analyse``; shown in columns analyse/…
-        evaluate: [what=couplings]
 
     comparisons:                              tests between rows, see ``capsule_lab.tables.comparisons``
       - {name: iterations, rows: [three_iterations], against: one_iteration, columns: [mnist], pairing: seed,
          unit: seeds, family: routing, margin: 0.1}
 
-A column with the metric ``attack/<epsilon>/<quantity>`` shows rows with ``by: attack``; a column with the metric
-``analyse/<number>`` or ``analyse/untrained/<number>`` shows rows with ``by: analyse``; other columns show all others.
+A column whose metric begins with a name that a command declares, such as ``attack/<epsilon>/<quantity>``, shows the
+rows that this command measures; other columns show all others.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 
-from capsule_lab.config.compose import evaluators
+from capsule_lab.config.declaration import Command
 from capsule_lab.errors import suggest
 
 _NOT_FOR_TRAINING = {
@@ -58,13 +60,6 @@ _NOT_FOR_TRAINING = {
         ("ckpt", "train.directory", "train.resume"),
         "leave it out, a table finds its runs and continues them",
     ),
-}
-OF_OTHER_ROWS = ("source", "baseline")
-"""Options of evaluations whose values are weights of other rows."""
-_OTHER_ROWS = "leave it out and name the row with takes: {KEY: [<row>, checkpoint]}"
-_NOT_FOR_EVALUATION = {
-    "ckpt": "leave it out and name the row with of:",
-    **{key: _OTHER_ROWS.replace("KEY", key) for key in OF_OTHER_ROWS},
 }
 CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
 """Weights of other rows for an evaluation; the first seed of a table follows its last."""
@@ -84,15 +79,62 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
     return text
 
 
+class Commands(NamedTuple):
+    """The commands that make the results of a table.
+
+    Attributes:
+        training: trains the rows with ``overrides``.
+        measuring: the commands for rows with ``of``, by name; one of them measures what training also tests.
+    """
+
+    training: Command
+    measuring: Mapping[str, Command]
+
+    @property
+    def default(self) -> Command:
+        """The command of a row without ``by``, which tests weights as training does."""
+        return next(each for each in self.measuring.values() if "test" in metrics_of(each))
+
+    def of(self, row: Row) -> Command:
+        """Return the command that measures a row."""
+        return self.measuring[row.by] if row.by else self.default
+
+    def show(self, row: Row, column: Column) -> bool:
+        """Return whether the row belongs to the column: it has the column's command, or only published values."""
+        first = column.metric.partition("/")[0]
+        commands = [each for each in self.measuring.values() if first in metrics_of(each)]
+        return not row.has_runs or self.of(row) in (commands or [self.default])
+
+    @property
+    def other_weights(self) -> list[str]:
+        """The options of evaluations whose values are weights of other rows."""
+        return sorted({key for each in self.measuring.values() for key in each.other_weights})
+
+
+def metrics_of(command: Command) -> tuple[str, ...]:
+    """Return the first parts of the names of the metrics that a command measures."""
+    return command.measures.metrics if command.measures else ()
+
+
 def _published(value: Any) -> Any:
     parts = value if isinstance(value, list) else [value]
     return dict(zip(("mean", "std"), parts, strict=True)) if len(parts) == 2 else {"mean": value}
 
 
-def _check_evaluator(by: str) -> str:
-    if by not in evaluators():
-        raise ValueError(suggest(by, evaluators()))
-    return by
+def _check_command(by: str, info: ValidationInfo) -> str:
+    """Return the name of a measuring command; an empty string for the default one."""
+    commands: Commands = info.context
+    if by not in commands.measuring:
+        raise ValueError(suggest(by, commands.measuring))
+    return "" if by == commands.default.name else by
+
+
+def _check_evaluation_override(text: str, info: ValidationInfo) -> str:
+    commands: Commands = info.context
+    refused = {"ckpt": "leave it out and name the row with of:"}
+    for key in commands.other_weights:
+        refused[key] = f"leave it out and name the row with takes: {{{key}: [<row>, checkpoint]}}"
+    return check_override(text, refused)
 
 
 class _Part(BaseModel):
@@ -121,9 +163,7 @@ Seeds = Annotated[
     AfterValidator(lambda seeds: tuple(dict.fromkeys(seeds))),
 ]
 Overrides = tuple[Annotated[str, AfterValidator(check_override)], ...]
-EvaluationOverrides = tuple[
-    Annotated[str, AfterValidator(partial(check_override, refused=_NOT_FOR_EVALUATION))], ...
-]
+EvaluationOverrides = tuple[Annotated[str, AfterValidator(_check_evaluation_override)], ...]
 PublishedValue = Annotated[Published, BeforeValidator(_published)]
 
 
@@ -141,17 +181,13 @@ class Column(_Part):
     metric: str
     statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
 
-    def shows(self, row: Row) -> bool:
-        """Return whether the row belongs to the column: it has the column's command, or only published values."""
-        command = self.metric.partition("/")[0]
-        return not row.has_runs or row.by == (command if command in evaluators() else "evaluate")
-
 
 class Row(_Part):
     """One line of a table: training, an evaluation of another row's weights, or only published values.
 
     ``overrides`` of training and of the evaluation (``evaluate``) are by column. ``takes``: keys of the configuration
-    whose values are metrics of a row above; ``of``: the row above whose weights are evaluated; ``by``: the command.
+    whose values are metrics of a row above; ``of``: the row above whose weights are evaluated; ``by``: the command,
+    empty for the one that tests weights as training does.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$", description=_NAME)
@@ -163,9 +199,7 @@ class Row(_Part):
     note: str = ""
     takes: Mapping[str, tuple[str, str]] = Field({}, description="key: [row, metric]")
     of: str = ""
-    by: Annotated[str, AfterValidator(_check_evaluator)] = Field(
-        "evaluate", description="a command"
-    )
+    by: Annotated[str, AfterValidator(_check_command)] = Field("", description="a command")
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
     @model_validator(mode="after")
@@ -175,14 +209,15 @@ class Row(_Part):
                 f"row {self.name} has {', '.join(sorted(self.model_fields_set))}; expected of and evaluate together "
                 "for an evaluation, overrides (and takes) for training, or neither"
             )
-        if self.by != "evaluate" and not self.of:
+        if self.by and not self.of:
             raise ValueError(
                 f"row {self.name} has by: {self.by}; expected of and evaluate beside it"
             )
         return self
 
     @model_validator(mode="after")
-    def _check_taken(self) -> Self:
+    def _check_taken(self, info: ValidationInfo) -> Self:
+        commands: Commands = info.context
         for key, (other, metric) in self.takes.items():
             if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(self.of):
                 expected = (
@@ -193,8 +228,8 @@ class Row(_Part):
                 raise ValueError(
                     f"row {self.name}: takes has {key}: [{other}, {metric}]; expected {expected}"
                 )
-            if self.of and key not in OF_OTHER_ROWS:
-                expected = f"{' or '.join(OF_OTHER_ROWS)} of an evaluation"
+            if self.of and key not in commands.other_weights:
+                expected = f"{' or '.join(commands.other_weights)} of an evaluation"
                 raise ValueError(f"row {self.name}: takes has {key}; expected {expected}")
         return self
 
@@ -352,6 +387,7 @@ class Table(Content):
     name: str
     head: str
     file: Path
+    commands: Commands
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

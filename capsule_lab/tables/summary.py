@@ -221,7 +221,7 @@ class Entry:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
+        """Names of the checks of ``capsule_studies.attacks.checks`` that fail in any run."""
         failed = [
             check
             for run in self.runs
@@ -271,7 +271,7 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     entries = []
     for column in table.columns:
         runs: dict[str, tuple[Run, ...]] = {}
-        shown = [row for row in table.rows if column.shows(row)]
+        shown = [row for row in table.rows if table.commands.show(row, column)]
         rows = [
             row
             for row in shown
@@ -328,7 +328,7 @@ def best_runs(entries: Sequence[Entry]) -> list[Run]:
     best = []
     first: dict[Overrides, Column] = {}
     for entry in entries:
-        if entry.row.by == "evaluate":
+        if not entry.row.by:
             first.setdefault(entry.column.overrides, entry.column)
     for column in first.values():
         runs = [run for entry in entries if entry.column == column for run in entry.runs]

@@ -1,4 +1,4 @@
-"""Curves that cannot be read count as missing; what is drawn of whole ones is in tests/test_figures.py."""
+"""Curves that cannot be read count as missing; what is drawn of whole ones is in tests/commands/test_figures.py."""
 
 import hashlib
 from pathlib import Path

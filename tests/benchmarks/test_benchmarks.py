@@ -15,7 +15,7 @@ from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling,
 from benchmarks.cases import Case, configuration
 from benchmarks.recorded_graphs import recorded_graphs
 from benchmarks.roofline import Work
-from capsule_lab.config.compose import options_of
+from capsule_lab.config.folders import options_of
 from capsule_lab.errors import ConfigError, RunError
 
 SMALL = [

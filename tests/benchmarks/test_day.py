@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks import archives, day, options
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import check_training as check
 from capsule_lab.config.build import time_limit
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
 from tests import conftest

@@ -8,8 +8,8 @@ import pytest
 
 from capsule_lab.callbacks import AtEqualError
 from capsule_lab.callbacks.at_equal_error import at_level
-from capsule_lab.config.compose import compose
-from capsule_lab.train import train
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CNN
 from tests.helpers.training import curves
 

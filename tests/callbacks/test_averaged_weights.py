@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.evaluate import evaluate
-from capsule_lab.train import train
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.tiers import whole_but
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights

@@ -17,7 +17,7 @@ from capsule_lab.callbacks import (
     checkpoints,
     pause_at,
 )
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from capsule_lab.errors import PauseError, RunError
 from capsule_lab.types import DataSpec
 

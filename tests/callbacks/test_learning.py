@@ -14,12 +14,12 @@ from torch import nn
 from capsule_lab.analysis.learning import measure_layers
 from capsule_lab.callbacks import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.learning import first_images
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import check_training as check
+from capsule_lab.commands.train import train
 from capsule_lab.config.build import build_data, build_module
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose
 from capsule_lab.layers import CoordinateClassCapsules
 from capsule_lab.networks import EMCaps
-from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet, small_em_caps

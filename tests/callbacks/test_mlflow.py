@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
-from capsule_lab.train import train
+from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, Cli, Tiny
 from tests.helpers.tables import write_table
 

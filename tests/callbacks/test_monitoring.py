@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, host_copy
 from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.callbacks.monitoring import layer_statistics
+from capsule_lab.commands.train import train
 from capsule_lab.config.build import build_data
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
-from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, Tiny, Trained
 from tests.helpers.networks import small_capsnet, small_em_caps

@@ -11,11 +11,11 @@ import torch
 from torchvision.transforms import v2
 
 from capsule_lab.callbacks import NotLearning
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from capsule_lab.data import AbstractDataModule, AbstractSource, Images
 from capsule_lab.losses import spread_loss
 from capsule_lab.schedules import Constant
-from capsule_lab.train import train
 from capsule_lab.types import Batch, DataSpec
 from tests.helpers import modules
 from tests.helpers.commands import NO_PICTURES

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from capsule_lab.callbacks import TimeToAccuracy
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import summary, train
 from capsule_lab.lit import lightning_internals
 from capsule_lab.metrics import ErrorRate
-from capsule_lab.train import summary, train
 from tests.helpers.clock import Clock
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import batch, loader, trainer

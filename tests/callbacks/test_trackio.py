@@ -33,7 +33,7 @@ def test_metrics_and_configuration_are_read_back(tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="trackio is not installed")
     folder = {"TRACKIO_DIR": str(tmp_path / "trackio")}
     options = ["debug=smoke", "data.source=standin", "seed=3", "train.directory=mine"]
-    ended = python("-m", "capsule_lab.train", "logger=trackio", *options, cwd=tmp_path, **folder)
+    ended = python("-m", "capsule_lab", "train", "logger=trackio", *options, cwd=tmp_path, **folder)
     assert ended.status == 0, ended.err
     assert (tmp_path / "mine" / "trackio_run").read_text().startswith("mine-")
     values, config = json.loads(python("-c", READ, cwd=tmp_path, **folder).out.splitlines()[-1])

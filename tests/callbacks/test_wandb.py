@@ -9,8 +9,8 @@ import wandb
 
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.callbacks.loggers import run_tags, with_names
-from capsule_lab.config.compose import compose
-from capsule_lab.train import train
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Cli, Tiny, python
 from tests.helpers.tables import write_table
 from tests.helpers.wandb_reader import read_offline

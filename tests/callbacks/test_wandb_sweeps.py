@@ -9,9 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import check_training as check
 from capsule_lab.config.build import build_without_weights
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose, sweeps_dir
+from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.runs.directories import config_hash
 from tests.helpers.commands import Trained
 
@@ -82,13 +83,9 @@ def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(
 def test_every_value_makes_another_run(sweep: dict[str, Any]) -> None:
     hashes = []
     for chosen in varied(sweep):
-        env, interpreter, option, program, *overrides = command_of(sweep, chosen)
-        assert [env, interpreter, option, program] == [
-            "/usr/bin/env",
-            "python",
-            "-m",
-            "capsule_lab.train",
-        ]
+        env, interpreter, option, program, name, *overrides = command_of(sweep, chosen)
+        assert [env, interpreter, option] == ["/usr/bin/env", "python", "-m"]
+        assert [program, name] == ["capsule_lab", "train"]
         config = compose("train", overrides)
         check(config)
         assert config.logger.wandb.mode == "online"

@@ -283,7 +283,7 @@ def _locks(place: tuple[Path, list[Process]], delays: list[float]) -> None:
 
 def _claim(folder: Path, claims: int) -> None:
     """Take the lock of one configuration ``claims`` times, and read its state in between."""
-    from capsule_lab.config.compose import compose
+    from capsule_lab.commands import compose
     from capsule_lab.errors import RunError
     from capsule_lab.runs import directories, lock
 

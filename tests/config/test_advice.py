@@ -15,8 +15,9 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from capsule_lab.commands import load, names
 from capsule_lab.config import build
-from capsule_lab.config.compose import commands, groups, option_files, options_of, own_options
+from capsule_lab.config.folders import groups, option_files, options_of
 from capsule_lab.config.options import function_options
 from capsule_lab.config.signatures import arguments_of
 from tests.helpers.commands import ROOT
@@ -66,7 +67,7 @@ def keys_of(node: Any, prefix: str) -> Iterator[str]:
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    found = {key for command in commands() for key in own_options(command)}
+    found = {key for command in names() for key in load(command).own_options}
     for group in groups():
         for option in function_options(group).values():
             found |= {f"{group}.{name}" for name in option.defaults}

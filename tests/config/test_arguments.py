@@ -8,8 +8,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
+from capsule_lab.commands import compose, load
 from capsule_lab.config.arguments import own_folders, prepared
-from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
+from capsule_lab.config.folders import options_of, search_path, searching
+from capsule_lab.config.overrides import as_argument
 from tests.helpers.commands import ROOT, Cli
 from tests.helpers.messages import one_sentence
 
@@ -33,7 +35,7 @@ def test_arguments_are_converted_to_those_of_hydra(monkeypatch: pytest.MonkeyPat
         "attack data.path=~/x -m": "-m +data.path='/home/me/x'",
     }.items():
         command, *arguments = typed.split()
-        assert prepared(arguments, command) == expected.split()
+        assert prepared(arguments, load(command)) == expected.split()
 
 
 def test_as_argument_quotes_any_path() -> None:

@@ -7,8 +7,8 @@ from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 
 ON_CPU = ("trainer.accelerator=cpu", "callbacks=none", "logger=none")

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from tests.helpers.compositions import composed_anew, composed_from_parts
 
 VALUES = [

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
+from capsule_lab.commands import compose
 from capsule_lab.config.check import _targets, check
-from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 
 

@@ -10,17 +10,12 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from capsule_lab.commands import compose, load, names
+from capsule_lab.commands.train import check_training as check
 from capsule_lab.config import build
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import (
-    commands,
-    compose,
-    conf_dir,
-    groups,
-    options_of,
-    overrides_of,
-    to_container,
-)
+from capsule_lab.config.compose import overrides_of
+from capsule_lab.config.composition import to_container
+from capsule_lab.config.folders import conf_dir, groups, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.types import DataSpec
 
@@ -130,17 +125,17 @@ def test_every_other_option_and_every_command_composes() -> None:
             config = compose("train", [choice, *WITHOUT_DEFAULT.get(choice, [])])
             check(config)
             to_container(config)
-    for command in commands():
-        check(compose(command))
+    for command in names():
+        load(command).check(compose(command))
     for option in options_of("attack"):
-        check(compose("attack", [f"attack={option}"]))
+        load("attack").check(compose("attack", [f"attack={option}"]))
     for option in options_of("what"):
-        check(compose("analyse", [f"what={option}"]))
+        load("analyse").check(compose("analyse", [f"what={option}"]))
 
 
 @pytest.mark.whole
 def test_every_monitor_is_measured() -> None:
-    """A module logs all of its metrics; ``tests/test_train.py`` checks the names that a run logs."""
+    """A module logs all of its metrics; ``tests/commands/test_train.py`` checks the names that a run logs."""
     text = "".join(file.read_text() for file in conf_dir().rglob("*.yaml"))
     monitors = {*re.findall(r"\bmonitor: ([\w/]+)", text)} - {"val/loss"}
     data = {"heinsen": "smallnorb"}  # of a size that this refuses in MNIST

@@ -1,6 +1,6 @@
 """Invalid arguments are refused in one sentence before anything is written; unusual valid ones are accepted.
 
-The tables in ``messages.yaml`` map arguments of ``python -m capsule_lab.train`` to the beginning of the message. After
+The tables in ``messages.yaml`` map arguments of ``capsule-lab train`` to the beginning of the message. After
 ``…`` the text may stand anywhere in the message. ``null``: the arguments are valid. The last table, ``others``, is of
 other commands, where RUN is a finished run.
 """
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose, user_message
+from capsule_lab.config.messages import user_message
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.lit.lightning_internals import MisconfigurationException
 from tests.helpers.commands import TINY, Cli, Trained, interpreter
@@ -40,7 +41,7 @@ def test_invalid_argument_is_refused_in_one_sentence(tmp_path: Path, table: str)
 
 
 def test_compose_and_train_raise_the_same_messages(tmp_path: Path) -> None:
-    from capsule_lab.train import train
+    from capsule_lab.commands.train import train
 
     for override, message in (
         ("seed=-1", TABLES["values"]["seed=-1"]),
@@ -74,7 +75,7 @@ def test_every_command_refuses_in_one_line_and_writes_nothing(
 
 @pytest.mark.whole
 def test_traceback_is_shown_only_with_hydra_full_error(tmp_path: Path) -> None:
-    misspelt = ("-m", "capsule_lab.train", "trainer.max_epoch=3")
+    misspelt = ("-m", "capsule_lab", "train", "trainer.max_epoch=3")
     one_sentence(interpreter(*misspelt, cwd=tmp_path))
     assert "Traceback" in interpreter(*misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1").err
     assert list(tmp_path.iterdir()) == []

@@ -1,33 +1,26 @@
 """No command ignores a key: it is unknown and refused, or it has an effect, or it is refused where it has none."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from capsule_lab.config.check import check_evaluation
-from capsule_lab.config.compose import (
-    commands,
-    compose,
-    default_options,
-    module_of,
-    options_of,
-    own_options,
-)
+from capsule_lab.commands import compose, load, names
+from capsule_lab.config.folders import default_options, options_of
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Cli, Trained
 from tests.helpers.messages import one_sentence
 from tests.helpers.records import records
 
-OTHERS = [name for name in commands() if name not in ("train", "report", "sweep")]
+OTHERS = [name for name in names() if name not in ("train", "report", "sweep")]
 """Commands that do not hand other keys on to the runs of a table; ``config.check`` has the keys of ``train``."""
 WEIGHTS = {"ckpt": "RUN", "run": "RUN", "images": "a.png", "out": "a.onnx", "name": "mnist"}
 
 
 def required(command: str) -> list[str]:
-    return [
-        f"{key}={WEIGHTS[key]}" for key, value in own_options(command).items() if value == "???"
-    ]
+    return [f"{option.key}={WEIGHTS[option.key]}" for option in load(command).required]
 
 
 @pytest.mark.parametrize("command", OTHERS)
@@ -48,19 +41,15 @@ def test_other_keys_of_a_table_are_checked_as_those_of_its_runs(cli: Cli, comman
 @pytest.mark.parametrize("command", OTHERS)
 def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
     """A key that no code names has no effect."""
-    module = ROOT.joinpath(*module_of(command).split("."))
-    own = [*module.rglob("*.py")] if module.is_dir() else [module.with_suffix(".py")]
-    shared = [
-        *(ROOT / "capsule_lab" / "studies").glob("*.py"),
-        ROOT / "capsule_lab" / "evaluate.py",
-    ]
-    is_measured = command in ("analyse", "attack", "evaluate")
-    code = "".join(file.read_text() for file in (*own, *(shared if is_measured else [])))
-    unread = [
-        key
-        for key in own_options(command)
-        if f"config.{key}" not in code and f'"{key}"' not in code
-    ]
+    files = [Path(inspect.getfile(load(command).function))]
+    if load(command).measures:
+        files += (ROOT / "capsule_studies").glob("*.py")
+        files.append(ROOT / "capsule_lab" / "commands" / "evaluate.py")
+    code = "".join(file.read_text() for file in files)
+    unread = []
+    for key in load(command).own_options:
+        if not re.search(rf"\b(?:config|options)\.{key}\b|[\"']{key}[\"']", code):
+            unread.append(key)
     assert command == "dataset" or unread == []
 
 
@@ -80,7 +69,8 @@ def test_option_of_dataset_reaches_its_data_set_or_is_refused(
     key, _, value = option.partition("=")
     monkeypatch.setattr("capsule_lab.config.build.build_data", built)
     monkeypatch.setattr(
-        "capsule_lab.dataset._render", lambda config: reached.append(f"{key}={config[key]}")
+        "capsule_lab.commands.dataset._render",
+        lambda options: reached.append(f"{key}={getattr(options, key)}"),
     )
     known = {
         "toynorb": ["directory", "size", "workers"],
@@ -100,9 +90,6 @@ def test_option_of_dataset_reaches_its_data_set_or_is_refused(
 REFUSED = {
     "export ckpt=RUN to=safetensors out=a reconstruction=true": "reconstruction=True has no effect with to=safetensors",
     "report table=smoke power=0.9": "power=0.9 has no effect without difference=",
-    "report table=smoke port=80": "port=80 has no effect without serve=true",
-    "report table=smoke serve=true out=there": "out=there has no effect with serve=true",
-    "report table=smoke serve=true difference=1": "difference=1 has no effect with serve=true",
     "evaluate ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
     "evaluate ckpt=RUN trainer.limit_val_batches=1": "trainer.limit_val_batches is 1, which has no effect here",
     "evaluate ckpt=RUN split=val trainer.limit_test_batches=1": "trainer.limit_test_batches is 1, which has no effect",
@@ -129,10 +116,13 @@ def test_option_without_effect_is_refused(cli: Cli, trained: Trained, words: str
 @pytest.mark.parametrize("command", ["analyse", "attack", "evaluate"])
 def test_recorded_commands_have_no_option_without_effect(command: str, tmp_path: Path) -> None:
     """Only the Trainer's options: the others need the weights."""
-    start = f".{command} "
+    start = re.compile(rf"[. ]{command} ")
     overrides = {
-        part for record in records() if start in record.command for part in record.command.split()
+        part
+        for record in records()
+        if start.search(record.command)
+        for part in record.command.split()
     }
     trainer = sorted(part for part in overrides if part.startswith("trainer."))
-    check_evaluation(compose(command, [*required(command), *trainer]))
+    load(command).check(compose(command, [*required(command), *trainer]))
     assert "trainer" in default_options(command)

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from capsule_lab.config import plain_yaml
-from capsule_lab.config.compose import sweeps_dir
+from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.errors import TableError
-from capsule_lab.tables import comparisons, reader
+from capsule_lab.tables import comparisons
 from capsule_lab.tables.schema import Comparison
 
 
@@ -82,7 +82,7 @@ def test_tables_of_this_repository_are_far_below_the_limit(file: Path) -> None:
 def test_table_that_expands_without_end_is_one_sentence(name: str) -> None:
     Path("mine.yaml").write_text(BOMBS[name])
     with pytest.raises(TableError, match=r"mine\.yaml cannot be read: "):
-        reader.read(Path("mine.yaml"))
+        read_table(Path("mine.yaml"))
 
 
 COMPARISON = Comparison.model_construct()

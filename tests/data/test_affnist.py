@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.evaluate import evaluate_checkpoint
+from capsule_lab.commands.train import train
 from capsule_lab.data import AffNISTDataModule
 from capsule_lab.data.formats import affnist as affnist_format
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from capsule_lab.errors import DataError, RunError
-from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs.checkpoints import check_same_source
-from capsule_lab.train import train
 from tests.helpers.affnist_files import IMAGES, LABELS, TRANSFORMS, count_as_real, write_affnist
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA
 from tests.helpers.data_modules import without_network

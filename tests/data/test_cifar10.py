@@ -7,8 +7,8 @@ import pytest
 import torch
 from torchvision import datasets
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10, transforms
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
 

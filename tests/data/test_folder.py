@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 
 from capsule_lab import runs
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
 from capsule_lab.data import PictureFolder
 from capsule_lab.data import folder as folder_of_pictures
 from capsule_lab.data.formats.pictures import open_picture, pictures_in
 from capsule_lab.data.loader import Rows
 from capsule_lab.errors import DataError
-from capsule_lab.evaluate import evaluate
-from capsule_lab.train import train
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, Cli, Tiny
 from tests.helpers.data_modules import trainer

@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from capsule_lab.commands import compose
 from capsule_lab.config.build import build_data
-from capsule_lab.config.compose import compose, options_of
+from capsule_lab.config.folders import options_of
 from capsule_lab.data import (
     AbstractDataModule,
     MNISTDataModule,

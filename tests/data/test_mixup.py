@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
+from capsule_lab.commands.train import train
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import EpochBatches, Images, InMemory
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.losses import cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss
-from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.training import curves, interrupted_and_resumed, results, weights

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torchvision import datasets
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from capsule_lab.data import SVHNDataModule, svhn
-from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES
 
 

@@ -16,15 +16,12 @@ from unittest import mock
 from hydra._internal import config_loader_impl, config_repository, defaults_list
 from omegaconf import OmegaConf
 
-from capsule_lab.config.compose import conf_dir
+from capsule_lab.config.folders import shipped_folders
 
 
 def _only_shipped(repo: Any) -> bool:
-    return all(
-        Path(source.path) == conf_dir()
-        for source in repo.get_sources()
-        if source.scheme() == "file"
-    )
+    files = [source.path for source in repo.get_sources() if source.scheme() == "file"]
+    return {*map(Path, files)} <= {*shipped_folders()}
 
 
 load, create = OmegaConf.load, defaults_list._create_defaults_list
@@ -59,7 +56,7 @@ def composed_from_parts() -> AbstractContextManager[None]:
 
     def load_once(file: Any) -> Any:
         name = Path(getattr(file, "name", file))
-        if not name.is_relative_to(conf_dir()):
+        if not any(name.is_relative_to(folder) for folder in shipped_folders()):
             return load(file)
         if name not in parsed:
             parsed[name] = pickle.dumps(load(file))

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose, head, option_files, options_of
+from capsule_lab.config.folders import head, option_files, options_of
 from tests.helpers.records import RESULTS, TRAIN, today, trainings
 
 TOLERANCE = 0.1

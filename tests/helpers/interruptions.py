@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
+from capsule_lab.commands.train import train
 from capsule_lab.errors import InterruptError
 from capsule_lab.system.signals import interruptible
-from capsule_lab.train import train
 from tests.helpers.training import checkpoint, curves, results, run
 
 HOOKS = (

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import yaml
 
+from capsule_lab.commands import compose, load
+from capsule_lab.commands.train import check_training as check
 from capsule_lab.config import build
 from capsule_lab.config.arguments import own_folders, prepared
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose, user_message
+from capsule_lab.config.messages import user_message
 from tests.helpers.commands import ROOT, TINY, TINY_DATA, Ended
 
 TABLES: dict[str, dict[str, str | None]] = yaml.safe_load(
@@ -33,7 +34,7 @@ def message_for(words: str, folder: Path) -> str | None:
     message = None
     try:
         own_folders(given)
-        overrides = prepared(given, "train")
+        overrides = prepared(given, load("train"))
         config = compose("train", overrides)
         check(config)
         data = default_data()
@@ -45,7 +46,7 @@ def message_for(words: str, folder: Path) -> str | None:
             module = build.build_module(config, data.spec)
         build.check_together(build.build_trainer(config, folder), module, data)
     except Exception as error:
-        message = user_message(error, "train", overrides)
+        message = user_message(error, load("train"), overrides)
         message = message or f"no sentence for {error!r}"
     assert "\n" not in (message or "")
     return message

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from capsule_lab.config.compose import conf_dir
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.pairwise import pairwise

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from capsule_lab.config.compose import described_options, option_files
+from capsule_lab.config.folders import described_options, option_files
 from tests.helpers.commands import ROOT
 
 PAGE = ROOT / "docs" / "switches.md"

@@ -1,7 +1,6 @@
 """Tables of tiny runs, and the files of finished runs and evaluations."""
 
 import functools
-import importlib
 import io
 import json
 import logging
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,8 +17,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from capsule_lab import runs
-from capsule_lab.launchers import DEADLINE_VARIABLE, Job
-from capsule_lab.runs.lock import LOG_VARIABLE
+from capsule_lab.__main__ import main
+from capsule_lab.launchers import Job
+from capsule_lab.system import protocol
 from capsule_lab.tables import expand
 from capsule_lab.tables.cells import EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.evaluations import result_file
@@ -98,13 +97,13 @@ def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path
     return file
 
 
-def call(module: ModuleType, *arguments: str) -> Ended:
-    """Run a command in this process, for fixtures with a wider scope than ``cli``."""
+def call(name: str, *arguments: str) -> Ended:
+    """Run a command in this process, for fixtures with a wider scope than ``cli``; without a name, the overview."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", [module.__name__, *arguments])
+        patch.setattr(sys, "argv", ["capsule-lab", *([name] if name else []), *arguments])
         try:
-            module.main()
+            main()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())
@@ -118,11 +117,11 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
         handlers = [*logging.getLogger().handlers]
         GlobalHydra.instance().clear()
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in {**job.environment, LOG_VARIABLE: "a.log"}.items():
+            for name, value in {**job.environment, protocol.LOG: "a.log"}.items():
                 patch.setenv(name, value)
             if deadline < math.inf:
-                patch.setenv(DEADLINE_VARIABLE, str(deadline))
-            ended = call(importlib.import_module(job.arguments[1]), *job.arguments[2:])
+                patch.setenv(protocol.DEADLINE, str(deadline))
+            ended = call(*job.arguments)
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
         logging.getLogger().handlers[:] = handlers
         sys.stdout.write(ended.out)

@@ -14,9 +14,9 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.callbacks import LastCheckpoint
+from capsule_lab.commands.train import train
 from capsule_lab.config import build
 from capsule_lab.errors import InterruptError
-from capsule_lab.train import train
 
 
 class SignalAt(Callback):

@@ -16,7 +16,8 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from capsule_lab.config.compose import compose, options_of
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import options_of
 from capsule_lab.layers import ConvCapsules, ConvStack, LinearPrimaryCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import AbstractRouting, EMRouting

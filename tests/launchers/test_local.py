@@ -12,9 +12,9 @@ import pytest
 from omegaconf import DictConfig
 
 from capsule_lab.errors import InterruptError
-from capsule_lab.launchers import DEADLINE_VARIABLE, PARENT_VARIABLE, Job, local
+from capsule_lab.launchers import Job, local
 from capsule_lab.launchers.local import LocalLauncher
-from capsule_lab.runs.lock import LOG_VARIABLE
+from capsule_lab.system import protocol
 from tests.helpers.commands import start
 
 
@@ -62,9 +62,9 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
         "broken": f"a run ended with status 3; its log is {logs / 'broken.log'}",
     }
     good, on_gpus = (json.loads((logs / f"{name}.log").read_text()) for name in ("good", "on_gpus"))
-    own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
+    own = {"EXTRA": "x", protocol.LOG: str(logs / "good.log"), protocol.PARENT: str(os.getpid())}
     assert own.items() <= good.items()
-    assert good[DEADLINE_VARIABLE] == str(deadline)
+    assert good[protocol.DEADLINE] == str(deadline)
     assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), (
         "two jobs at a time, one a GPU"
     )
@@ -144,7 +144,7 @@ def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as gone:
         gone.kill()
     with start(
-        "-m", "capsule_lab.train", cwd=tmp_path, **{PARENT_VARIABLE: str(gone.pid)}
+        "-m", "capsule_lab", "train", cwd=tmp_path, **{protocol.PARENT: str(gone.pid)}
     ) as process:
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGTERM, "")

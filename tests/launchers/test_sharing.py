@@ -13,7 +13,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.data import loader
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DeviceError, InterruptError
@@ -22,9 +23,9 @@ from capsule_lab.launchers.gpus import lock_gpus
 from capsule_lab.launchers.local import LocalLauncher
 from capsule_lab.runs import memory
 from capsule_lab.runs.memory import Estimate
-from capsule_lab.system.environment import PER_GPU_VARIABLE, hardware
+from capsule_lab.system import protocol
+from capsule_lab.system.environment import hardware
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, Cli, wait_for
 from tests.helpers.messages import one_sentence
@@ -98,7 +99,7 @@ def test_runs_know_their_share_of_the_processor_and_of_the_gpu(
     jobs = jobs_of(tmp_path, config, show, *"abcdef")
     LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
     environment = json.loads((tmp_path / "a.log").read_text())
-    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", PER_GPU_VARIABLE: "4"}
+    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", protocol.PER_GPU: "4"}
     assert {name: environment[name] for name in expected} == expected
 
 
@@ -108,7 +109,7 @@ def test_a_run_copies_its_images_if_they_fit_into_its_share(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1600, 1600))
     images = Images(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     for runs, expected in ((1, True), (4, True), (5, False)):
-        monkeypatch.setenv(PER_GPU_VARIABLE, str(runs))
+        monkeypatch.setenv(protocol.PER_GPU, str(runs))
         assert loader.fits(images, torch.device("cuda")) is expected
 
 
@@ -116,7 +117,7 @@ def test_a_record_says_that_a_gpu_was_shared(monkeypatch: pytest.MonkeyPatch) ->
     """A report compares times of the same hardware only."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     for runs, expected in (("1", "1 x a GPU"), ("4", "1 x a GPU, shared by 4 runs")):
-        monkeypatch.setenv(PER_GPU_VARIABLE, runs)
+        monkeypatch.setenv(protocol.PER_GPU, runs)
         assert hardware(torch.device("cuda")) == expected
 
 

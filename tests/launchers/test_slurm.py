@@ -13,11 +13,11 @@ import pytest
 import submitit
 from submitit.core.utils import JobPaths
 
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.launchers import slurm as launcher
 from capsule_lab.runs import lock
-from capsule_lab.system import slurm
+from capsule_lab.system import protocol, slurm
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import write_run, write_table
@@ -164,7 +164,7 @@ def test_process_of_a_job_becomes_the_command(
     assert {
         "EXTRA": "y",
         "LOCAL_RANK": "1",
-        lock.LOG_VARIABLE: str(paths.stdout),
+        protocol.LOG: str(paths.stdout),
     }.items() <= environment.items()
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables.cells import Cell
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read, select
+from capsule_lab.tables.reader import select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start, wait_for
 from tests.helpers.interruptions import differences
 from tests.helpers.tables import contents
@@ -64,7 +65,7 @@ def sweep(*more: str) -> list[str]:
         "hydra.launcher.cpus_per_task=1",
         f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}",
     ]
-    return ["-m", "capsule_lab.sweep", "table=smoke", "launcher=slurm", *options, *more]
+    return ["-m", "capsule_lab", "sweep", "table=smoke", "launcher=slurm", *options, *more]
 
 
 @pytest.mark.usefixtures("cluster")

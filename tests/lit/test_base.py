@@ -15,11 +15,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from capsule_lab import runs
+from capsule_lab.commands import compose
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import summary, train
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
-from capsule_lab.evaluate import evaluate
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit import ClassifierModule
 from capsule_lab.lit.metrics import SplitMetrics
@@ -33,7 +34,6 @@ from capsule_lab.losses import (
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
-from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer

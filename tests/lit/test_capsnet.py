@@ -2,8 +2,8 @@
 
 import torch
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.functional import in_unit_range
 from capsule_lab.losses import reconstruction_loss
 from capsule_lab.types import Batch

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from capsule_lab.commands.train import train
 from capsule_lab.config import build
-from capsule_lab.train import train
 from tests.helpers.commands import Tiny
 from tests.helpers.training import SMALL_MODELS
 

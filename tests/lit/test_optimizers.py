@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.config.compose import options_of
+from capsule_lab.commands.train import train
+from capsule_lab.commands.training import Training
+from capsule_lab.config.folders import options_of
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.networks import AbstractNetwork, BaselineCNN
-from capsule_lab.train import Training, train
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import classifier
 from tests.helpers.networks import small_capsnet, small_em_caps

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import summary, train
 from capsule_lab.errors import ConfigError
-from capsule_lab.train import summary, train
 from tests.helpers.commands import Cli
 from tests.helpers.training import interrupted_and_resumed, weights
 

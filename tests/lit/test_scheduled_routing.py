@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from capsule_lab import runs
+from capsule_lab.commands.train import train
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.networks import AbstractNetwork, EMCaps
 from capsule_lab.routing import AbstractRouting, DynamicRouting, NormalisedEMRouting
 from capsule_lab.schedules import Constant, Linear, Schedule
-from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import RATE, batch, classifier, loader, trainer
 from tests.helpers.networks import small_capsnet, small_em_caps

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsule_lab.callbacks.host_copy import HostCopies
+from capsule_lab.commands.train import train
 from capsule_lab.config import build
-from capsule_lab.train import train
 from tests.helpers.commands import Tiny
 from tests.helpers.tiers import whole_but
 from tests.helpers.training import SMALL_MODELS

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab.commands.train import train
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.schedules import Constant
-from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet

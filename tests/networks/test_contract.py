@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from capsule_lab import layers, networks, routing
-from capsule_lab.config.compose import compose, conf_dir
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.layers import (
     ConvStack,
     CoordinateClassCapsules,

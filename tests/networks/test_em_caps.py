@@ -10,7 +10,8 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from capsule_lab.config.compose import compose, conf_dir
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.layers import ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import EMRouting

@@ -12,7 +12,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from capsule_lab.config.compose import compose, conf_dir
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.routing.em_costs import INITIAL
 from tests.reference.em_loops import betas_of_the_loops, in_terms_of_the_loops  # noqa: F401
 

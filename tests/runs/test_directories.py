@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config.compose import compose, to_container
+from capsule_lab.commands import compose
+from capsule_lab.config.composition import to_container
 from capsule_lab.config.identity import config_hash
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories

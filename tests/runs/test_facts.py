@@ -10,14 +10,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import InterruptError
-from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import results
 from capsule_lab.runs.open_run import open as open_run
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import environment
-from capsule_lab.train import train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, Cli, Tiny, Trained, python
 from tests.helpers.training import SignalAt, run
 
@@ -232,7 +232,7 @@ def _no_network(*_: object) -> None:
 def test_evaluation_counts_its_images(
     trained: Trained, split: str, limits: dict[str, int], expected: dict[str, int]
 ) -> None:
-    from capsule_lab.config.compose import compose
+    from capsule_lab.commands import compose
 
     opened = open_run(trained.directory)
     trainer = compose(
@@ -287,7 +287,7 @@ def test_index_of_ready_weights_has_only_the_test_of_these_weights(a_copy: Path)
 @pytest.mark.whole
 def test_several_processes_count_all_images(tmp_path: Path) -> None:
     two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=32", "train.directory=two"]
-    ended = python("-m", "capsule_lab.train", *TINY, *NO_PICTURES, *two, cwd=tmp_path)
+    ended = python("-m", "capsule_lab", "train", *TINY, *NO_PICTURES, *two, cwd=tmp_path)
     assert ended.status == 0, ended.err
     result = json.loads((tmp_path / "two" / "metrics.json").read_text())
     assert {**counts(result), "val": 0} == {

@@ -15,11 +15,11 @@ import pytest
 
 from capsule_lab import runs
 from capsule_lab.analysis.curves import figures
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import CapsuleLabError
 from capsule_lab.tables import formats
 from capsule_lab.tables.comparisons import compared
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli, Trained
 from tests.helpers.tables import (

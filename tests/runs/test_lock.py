@@ -12,10 +12,10 @@ import pytest
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
-from capsule_lab.system import slurm
+from capsule_lab.system import protocol, slurm
 from tests.helpers.commands import Cli, Trained
 from tests.helpers.tables import RESULT, TINY
 
@@ -63,7 +63,7 @@ def test_failure_is_recorded_if_there_is_a_log_or_a_directory(
     created: bool,
 ) -> None:
     if log:
-        monkeypatch.setenv(lock.LOG_VARIABLE, log)
+        monkeypatch.setenv(protocol.LOG, log)
     if created:
         runs.directories.create_directory(
             runs.directories.choose_directory(config, "capsnet-mnist"), config
@@ -120,7 +120,7 @@ def test_folder_that_cannot_be_written_to_is_refused(
 def test_second_process_is_refused_and_changes_nothing(
     cli: Cli, config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
+    monkeypatch.setenv(protocol.LOG, "first.log")
     with lock.train_lock(config):
         before = sorted(Path().rglob("*"))
         ended = cli("train", *TINY)
@@ -145,7 +145,7 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     signum: int,
     requeued: bool,
 ) -> None:
-    monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
+    monkeypatch.setenv(protocol.LOG, "first.log")
     with pytest.raises(InterruptError), lock.train_lock(config):
         raise InterruptError("stopped", signum)
     queue.append("7")

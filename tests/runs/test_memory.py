@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from capsule_lab.commands import compose
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.runs import memory
 from capsule_lab.types import DataSpec
@@ -17,7 +17,7 @@ import torch
 from contextlib import nullcontext
 from pathlib import Path
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
 from capsule_lab.runs.memory import estimate
 from capsule_lab.types import DataSpec
 def status(name):

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.composition import to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit import CapsNetModule

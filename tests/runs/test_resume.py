@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from capsule_lab.errors import InterruptError
 from capsule_lab.system.signals import SIGNALS
-from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 from tests.helpers.interruptions import (
     Counting,

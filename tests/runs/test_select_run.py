@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.tables.cells import DONE, MISSING
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from tests.helpers.commands import Cli
 from tests.helpers.tables import TINY, write_run, write_table
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
 from capsule_lab.errors import ConfigError
-from capsule_lab.launchers import DEADLINE_VARIABLE
-from capsule_lab.train import train
+from capsule_lab.system import protocol
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
@@ -165,7 +165,7 @@ def test_run_is_not_tested_at_the_end_of_a_sweeps_budget(
 ) -> None:
     """The next command of the sweep continues it."""
     home("here")
-    monkeypatch.setenv(DEADLINE_VARIABLE, str(time.time() + 60))
+    monkeypatch.setenv(protocol.DEADLINE, str(time.time() + 60))
     result = run(compose("train", [*SLICE, *TESTED]), tmp_path / "run", TimeOver(7))
     assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
 

@@ -19,9 +19,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from capsule_lab import evaluate, figures, runs
+from capsule_lab import runs
+from capsule_lab.commands import compose, evaluate, figures
 from capsule_lab.config import build
-from capsule_lab.config.compose import compose, conf_dir
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.runs.trust import check_record, check_targets, is_part, targets
 from tests.helpers.commands import Trained

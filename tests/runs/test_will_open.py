@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from capsule_lab import runs
+from capsule_lab.commands.train import train
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import DataError, RunError
-from capsule_lab.train import train
 from tests.helpers.commands import TINY_CAPSNET, TINY_DATA, Cli, Tiny, Trained
 
 NAMES = (
@@ -203,7 +203,7 @@ def test_with_trust_in_safetensors_a_pickle_is_refused(
         f"{file} is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert"
         in ended.err
     )
-    assert f"python -m capsule_lab.export ckpt={file} to=safetensors" in ended.err
+    assert f"capsule-lab export ckpt={file} to=safetensors" in ended.err
     assert "Traceback" not in ended.err
 
 

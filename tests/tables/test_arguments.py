@@ -2,7 +2,8 @@
 
 import pytest
 
-from capsule_lab.config.compose import compose, quoted
+from capsule_lab.commands import compose
+from capsule_lab.config.overrides import quoted
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose, to_container
+from capsule_lab.commands import compose
+from capsule_lab.commands.tables import read_table as read
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs import lock
+from capsule_lab.system import protocol
 from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
-from capsule_lab.tables.reader import read
 from tests.helpers.tables import write_run
 
 ROWS = [
@@ -35,7 +37,7 @@ def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
 @pytest.mark.parametrize("number", [0, 3])
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
     program, *arguments = shlex.split(cells[number].command)
-    assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
+    assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab", "train"])
     assert (
         runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
     )
@@ -177,7 +179,7 @@ def test_failure_is_read_from_the_directory_if_there_is_no_lock_record(cells) ->
 
 
 def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(lock.LOG_VARIABLE, "somewhere.log")
+    monkeypatch.setenv(protocol.LOG, "somewhere.log")
     with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):
         raise RunError("no disk")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]

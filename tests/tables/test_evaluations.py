@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose, quoted
+from capsule_lab.commands import compose
+from capsule_lab.commands.tables import read_table as read
+from capsule_lab.config.overrides import quoted
 from capsule_lab.errors import TableError
-from capsule_lab.runs.results import RESULT_VARIABLE
+from capsule_lab.system import protocol
 from capsule_lab.tables.expand import distinct, expand, verify
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli
 from tests.helpers.tables import write_evaluation, write_run
@@ -57,7 +58,7 @@ def test_evaluation_uses_the_weights_that_the_run_tested(
     directory = write_run(expand(read(file))[0], weights_tested=tested)
     _, _, cell, _ = expand(read(file))
     assert cell.command == (
-        f"python -m capsule_lab.evaluate ckpt={directory / name} trainer.accelerator=cpu +data.eval_images=50"
+        f"capsule-lab evaluate ckpt={directory / name} trainer.accelerator=cpu +data.eval_images=50"
     )
     config = compose("evaluate", shlex.split(cell.command)[3:])
     assert (config.data.eval_images, config.trainer.accelerator) == (50, "cpu")
@@ -88,7 +89,7 @@ def test_fingerprint_covers_training_and_evaluation(table_file, evaluate: list[s
     verify(cell)
     assert cell.job.arguments == ("-m", "capsule_lab.evaluate", *cell.overrides)
     assert cell.job.environment == {
-        RESULT_VARIABLE: str(directory / "evaluations" / f"{cell.fingerprint}.json")
+        protocol.RESULT: str(directory / "evaluations" / f"{cell.fingerprint}.json")
     }
 
 

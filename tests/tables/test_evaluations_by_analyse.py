@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.tables.reader import read
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli
 from tests.helpers.tables import contents

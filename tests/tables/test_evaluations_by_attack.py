@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.studies.attack_tables import _over_seeds
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.figure import figures_by_command
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import best_runs, summarise
+from capsule_studies.attack_tables import _over_seeds
 from tests.helpers.commands import Cli
 from tests.helpers.tables import ATTACKED, contents, write_evaluation, write_run
 
@@ -65,13 +65,13 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
     assert transfer.command.startswith(
-        f"python -m capsule_lab.studies.attack ckpt={directory / best} "
+        f"capsule-lab attack ckpt={directory / best} "
     )
     assert transfer.command.endswith(f" source={source / best}")
     assert transfer.evaluate[-1] == f"source={other.fingerprint}", (
         "a hash does not depend on the path of the runs"
     )
-    assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
+    assert transfer.job.arguments == ("-m", "capsule_studies.commands.attack", *transfer.overrides)
 
 
 def test_checkpoint_of_next_seed_is_the_source_of_a_transfer(table_file) -> None:

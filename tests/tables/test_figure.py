@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables import formats
 from capsule_lab.tables.expand import STANDIN, expand
 from capsule_lab.tables.figure import error_against_time
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_run, write_table
 

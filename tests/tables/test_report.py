@@ -17,9 +17,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables import formats
 from capsule_lab.tables.expand import STANDIN, expand
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
 from tests.helpers.commands import ROOT, Cli, python
@@ -281,7 +281,7 @@ def test_report_in_every_format(file: Path, entries) -> None:
     ]  # fmt: skip
     frame = formats.runs_frame(entries)
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
-    assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
+    assert frame["command"].str.startswith("capsule-lab train ").all()
     assert frame["source"].tolist()[:3] == ["real", "real", "standin"]
     assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
 
@@ -457,7 +457,7 @@ def test_command_writes_every_format(cli: Cli, file: Path, tmp_path: Path) -> No
     names = ["mine.csv", "mine.html", "mine.md", "mine.tex"]  # no figure of times of a single row
     names += ["mine_runs.csv", "mine_runs.pdf", "mine_runs.png", "mine_runs.svg"]
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
-    assert "python -m capsule_lab.report" in (tmp_path / "there" / "mine.md").read_text()
+    assert "capsule-lab report" in (tmp_path / "there" / "mine.md").read_text()
     assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
 
 
@@ -498,7 +498,7 @@ def watch(event, arguments):
         sys.stderr.write(f"{event} {arguments}\\n")
 
 sys.addaudithook(watch)
-from capsule_lab import report
+from capsule_lab.commands import report
 from tests.helpers.compositions import composed_from_parts
 with composed_from_parts():
     report.main()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from capsule_lab import runs
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import TableError
 from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
 from capsule_lab.tables import scheduler
 from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from capsule_lab.tables.scheduler import run_table
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_evaluation, write_run

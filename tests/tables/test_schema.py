@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from capsule_lab.commands import compose
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.config.build import build_without_weights
-from capsule_lab.config.compose import compose, conf_dir, sweeps_dir
+from capsule_lab.config.folders import conf_dir, sweeps_dir
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
-from capsule_lab.tables.reader import read, select
+from capsule_lab.tables.reader import select
 from capsule_lab.tables.schema import Published
 from tests.helpers.tiers import whole_but
 

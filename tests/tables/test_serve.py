@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from capsule_lab.commands.tables import read_table as read
 from capsule_lab.runs import lock
 from capsule_lab.tables import serve
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from tests.helpers.commands import start, wait_for
 from tests.helpers.tables import write_run, write_table
 
@@ -32,7 +32,9 @@ def test_page_updates_in_a_browser_and_answers_no_other_machine(
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     file = write_table(tmp_path, seeds=[0])
     (cell,) = expand(read(file))
-    with start("-m", "capsule_lab.report", f"table={file}", "serve=true", cwd=tmp_path) as process:
+    with start(
+        "-m", "capsule_lab", "report", f"table={file}", "serve=true", cwd=tmp_path
+    ) as process:
         try:
             address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
             with playwright.sync_playwright() as started:

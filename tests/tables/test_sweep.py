@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import report, sweep
-from capsule_lab.launchers import DEADLINE_VARIABLE, local
+from capsule_lab.commands import sweep
+from capsule_lab.commands.tables import read_table as read
+from capsule_lab.launchers import local
 from capsule_lab.runs import lock
+from capsule_lab.system import protocol
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import (
     NO_PICTURES,
@@ -107,13 +108,13 @@ def test_run_pauses_when_the_budget_of_its_sweep_is_spent(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pause before the first step is no failure, unlike the end of ``trainer.max_time``."""
-    monkeypatch.setenv(DEADLINE_VARIABLE, str(time.time()))
-    monkeypatch.setenv(lock.LOG_VARIABLE, "a.log")
+    monkeypatch.setenv(protocol.DEADLINE, str(time.time()))
+    monkeypatch.setenv(protocol.LOG, "a.log")
     ended = cli("train", *TINY, "seed=0")
     assert (ended.status, ended.err) == (0, "")
     assert "PAUSED at step 0 of" in ended.out
-    monkeypatch.delenv(lock.LOG_VARIABLE)
-    monkeypatch.delenv(DEADLINE_VARIABLE)
+    monkeypatch.delenv(protocol.LOG)
+    monkeypatch.delenv(protocol.DEADLINE)
     ended = cli("train", *TINY, "seed=0", "train.resume=true", "trainer.max_time={seconds: 0.001}")
     assert ended.status == 2
     assert "ran out after" in ended.err
@@ -168,7 +169,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
             [cell.status for cell in cells],
             [(cell.error, cell.log or "") for cell in cells],
         )
-        shown = call(report, f"table={file}")
+        shown = call("report", f"table={file}")
         second = call(*command)
         yield Swept(folder, file, first, *seen, shown, second, contents(folder))
 

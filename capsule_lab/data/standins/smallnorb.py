@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class RenderedToys(AbstractSource):
     """The stand-in for smallNORB, in ``<directory>/toynorb/48x48``; rendered when it is first needed.
 
-    ``python -m capsule_lab.dataset name=toynorb size=48`` renders the same files. ``"full"`` is as large as smallNORB;
+    ``capsule-lab dataset name=toynorb size=48`` renders the same files. ``"full"`` is as large as smallNORB;
     ``"small"`` has 900 + 900 pairs, in ``toynorb/48x48-small``.
     """
 

@@ -1,0 +1,69 @@
+"""The commands: one file each, found by their configurations ``conf/<name>.yaml``.
+
+A package of another distribution adds its own with an entry point; see ``capsule_lab.config.folders``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from capsule_lab.config import compose as composing
+from capsule_lab.config import folders
+from capsule_lab.config.declaration import Command
+from capsule_lab.errors import ConfigError, suggest
+
+
+def names() -> list[str]:
+    """Return the names of the commands, sorted."""
+    return sorted(_packages())
+
+
+def module_of(name: str) -> str:
+    """Return the module of the command with this name; raise a ``ConfigError`` if there is none."""
+    package = _packages().get(name) if isinstance(name, str) else None
+    if package is None:
+        raise ConfigError(f"{name!r} is not a command; {suggest(str(name), names())}")
+    return f"{package}.{name}"
+
+
+def load(name: str) -> Command:
+    """Import the command with this name."""
+    command: Command = importlib.import_module(module_of(name)).main
+    return command
+
+
+@functools.cache
+def measuring() -> dict[str, Command]:
+    """Return the commands that measure weights, which a table can have in its rows, by name."""
+    commands = {name: load(name) for name in names()}
+    return {name: each for name, each in commands.items() if each.measures is not None}
+
+
+def compose(name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a command, as in a notebook: ``compose("train", ["model=em_caps"])``.
+
+    Args:
+        name: of the command.
+        overrides: as on the command line.
+
+    Raises:
+        ConfigError: if the command or a key does not exist, or a value has the wrong type.
+    """
+    return composing.compose(load(name), overrides)
+
+
+def _packages() -> dict[str, str]:
+    """Return the package of each command."""
+    found = {}
+    for package, folder in {__name__: folders.conf_dir(), **folders.extensions()}.items():
+        found |= dict.fromkeys(_names_in(folder), package)
+    return found
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [file.stem for file in folder.glob("[!_]*.yaml")]

@@ -1,0 +1,180 @@
+"""Compare two runs: ``capsule-lab compare "runs=[runs/a,runs/b]"``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from capsule_lab import runs
+from capsule_lab.commands.declare import command
+from capsule_lab.config import plain_yaml
+from capsule_lab.config.declaration import Options
+from capsule_lab.errors import ConfigError, RunError, one_line, printable
+from capsule_lab.system.files import expanded, read_regular
+from capsule_lab.system.terminal import aligned
+
+_DATA = ("provenance.name", "provenance.source", "provenance.test_images")
+_LARGEST = 200_000  # ours: bytes of a configuration; those of runs have 10 kB
+_FACTS = (*_DATA, "steps", "training_seconds", "parameters", "precision", "hardware", "commit")
+
+
+class CompareOptions(Options):
+    """Options of ``compare``."""
+
+    runs: list[str] | None = None
+    """Two run directories."""
+
+
+class _Compared(NamedTuple):
+    """One of the two runs: its directory, its configuration and its record by dotted key."""
+
+    directory: Path
+    record: dict[str, Any]
+    config: dict[str, Any]
+    facts: dict[str, Any]
+
+
+@command("compare", CompareOptions)
+def main(options: CompareOptions) -> None:
+    """Print the options that differ, the results, and a test of whether both networks get the same images wrong."""
+    names = list(options.runs or ())
+    if len(names) != 2:
+        raise ConfigError(
+            f"runs has {len(names)} entries; expected two run directories: runs=[runs/…,runs/…]"
+        )
+    first, second = (_read(name) for name in names)
+    directories = [first.directory.name, second.directory.name]
+    console = Console(highlight=False)
+    for title, rows in (
+        ("options", _options_that_differ(first, second)),
+        ("results", _metrics(first, second)),
+        ("facts", _facts_that_differ(first, second)),
+    ):
+        lines = aligned([[title, *directories], *rows]) if rows else [f"{title}: no difference"]
+        console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
+        console.print()
+    console.print(printable(_test(first, second)), soft_wrap=True, markup=False)
+
+
+def _read(name: str) -> _Compared:
+    directory = _directory(name)
+    record = _finished(directory)
+    config = dict(_flat(_config(directory)))
+    return _Compared(directory, record, config, dict(_flat(record)))
+
+
+def _options_that_differ(first: _Compared, second: _Compared) -> list[list[str]]:
+    """Return key and values of each option that differs, without copies of other options."""
+    rows = []
+    for key in sorted({*first.config, *second.config}):
+        is_copy = _is_copy(key, first.config) and _is_copy(key, second.config)
+        if not is_copy and first.config.get(key, "") != second.config.get(key, ""):
+            rows.append([key, _text(first.config.get(key, "")), _text(second.config.get(key, ""))])
+    return rows
+
+
+def _metrics(first: _Compared, second: _Compared) -> list[list[str]]:
+    """Return name and values of each metric of the test and of the validation."""
+    known = dict.fromkeys([*first.facts, *second.facts])
+    rows = []
+    for name in known:
+        if name.startswith(("test.", "val.")):
+            values = [run.facts.get(name) for run in (first, second)]
+            rows.append([name, *("" if value is None else f"{value:.4g}" for value in values)])
+    return sorted(rows, key=lambda row: not row[0].startswith("test."))
+
+
+def _facts_that_differ(first: _Compared, second: _Compared) -> list[list[str]]:
+    """Return name and values of the data, the costs and the code, where they differ."""
+    rows = []
+    for name in _FACTS:
+        values = [run.facts.get(name, "") for run in (first, second)]
+        if values[0] != values[1]:
+            rows.append([name, *map(_text, values)])
+    return rows
+
+
+def _flat(node: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted keys."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{parent}{name}.")
+        else:
+            yield f"{parent}{name}", value
+
+
+def _directory(name: object) -> Path:
+    path = expanded(str(name))
+    if not (path / "config.yaml").is_file():
+        raise RunError(
+            f"{path} is not a run directory; expected one with a config.yaml: capsule-lab list"
+        )
+    return path
+
+
+def _finished(directory: Path) -> dict[str, Any]:
+    record = runs.results.read_metrics(directory)
+    if record is None:
+        raise RunError(
+            f"{directory} has no metrics.json; expected a run that is finished: continue it first"
+        )
+    return record
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """Read a configuration, which may come from elsewhere."""
+    file = directory / "config.yaml"
+    try:
+        text = read_regular(file, inside=directory, most=_LARGEST).decode()
+        return dict(plain_yaml.parse(text))
+    except (ValueError, TypeError, OSError) as error:
+        raise RunError(
+            f"{file} cannot be read ({one_line(error)[:200]}); expected the one that train wrote"
+        ) from error
+
+
+def _is_copy(key: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a group of options in the network or the module repeats a group of its own."""
+    parent, _, option = key.partition(".")
+    return parent in ("model", "module") and config.get(option, "") == config.get(key, "")
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
+def _test(first: _Compared, second: _Compared) -> str:
+    """Return a test on the predictions for the test images: of McNemar, or a bootstrap if several show one object."""
+    from capsule_lab.tables.statistics import mcnemar, resampled_difference
+
+    one = runs.predictions.read(first.directory, first.record)
+    other = runs.predictions.read(second.directory, second.record)
+    if one is None or other is None:
+        return "no test: a run has no predictions.npz"
+    data = [[run.facts.get(key) for key in _DATA] for run in (first, second)]
+    if data[0] != data[1] or not np.array_equal(one.label, other.label):
+        return "no test: the runs were tested on different images"
+    if one.cluster is None:
+        answer = mcnemar(one.wrong, other.wrong)
+    else:  # several images of one object are no independent images
+        errors = one.wrong[None] * 100.0, other.wrong[None] * 100.0
+        answer = resampled_difference(*errors, one.cluster, paired=True)
+    only_first = int((one.wrong & ~other.wrong).sum())
+    only_second = int((other.wrong & ~one.wrong).sum())
+    return (
+        f"{only_first} images are wrong only in the first run, {only_second} only in the second: difference of errors "
+        f"{answer.estimate:+.2f} points ({answer.low:.2f} to {answer.high:.2f}), {_p_value(answer.p)} ({answer.test}); "
+        "a statement about kinds of networks needs several seeds of each: capsule-lab report"
+    )
+
+
+def _p_value(p: float | None) -> str:
+    return "no p value" if p is None else f"p = {p:.3g}"
+
+
+if __name__ == "__main__":
+    main()

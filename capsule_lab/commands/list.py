@@ -1,0 +1,135 @@
+"""List the runs: ``capsule-lab list``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from capsule_lab import runs
+from capsule_lab.commands.declare import command
+from capsule_lab.config.declaration import Count, Options
+from capsule_lab.errors import printable
+from capsule_lab.runs import lock
+from capsule_lab.system.terminal import aligned, differences
+
+HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
+_OPTIONAL = ("last written", "val error")
+"""Columns that are left out on a narrow terminal."""
+
+
+class ListOptions(Options):
+    """Options of ``list``."""
+
+    contains: Any = ""
+    """Only runs whose directory or overrides contain this text; with = in it, contains="'seed=3'"."""
+    last: Count = 50  # ours: a screen or two
+    """Maximum number of runs."""
+
+
+@command("list", ListOptions, first="contains")
+def main(options: ListOptions) -> None:
+    """Print a row for each run directory, the most recent last."""
+    files = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
+    described = {file.parent: runs.directories.read_overrides(file.parent) for file in files}
+    matching = [
+        run
+        for run in described
+        if str(options.contains) in f"{run.name} {shlex.join(described[run])}"
+    ]
+    matching = matching[-options.last :]
+    console = Console(highlight=False)
+    if not matching:
+        console.print(
+            f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False
+        )
+        return
+    shared, differing = differences([described[directory] for directory in matching])
+    results = {directory: runs.results.read_metrics(directory) or {} for directory in matching}
+    best = _best(results)
+    rows = [
+        [*_row(directory, results[directory], is_best=directory in best), shlex.join(overrides)]
+        for directory, overrides in zip(matching, differing, strict=True)
+    ]
+    lines = aligned([HEADINGS, *rows])
+    for left_out in _OPTIONAL if console.is_terminal or "COLUMNS" in os.environ else ():
+        if max(map(len, lines)) > console.width:
+            for row in rows:
+                row[HEADINGS.index(left_out)] = ""
+            lines = aligned([HEADINGS, *rows])
+    if any(" *" in row[HEADINGS.index("val error")] for row in rows):
+        lines.append("* lowest validation error of runs with the same data")
+    if shared:
+        lines.append(f"all runs have {shlex.join(shared)}")
+    console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
+
+
+def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
+    """Return the runs with the lowest validation error of their data, where there are several to choose from."""
+    errors: dict[str, dict[Path, float]] = defaultdict(dict)
+    for directory, result in results.items():
+        if "error" in result.get("val", {}):
+            errors[result["provenance"]["name"]][directory] = result["val"]["error"]
+    return {min(group, key=group.__getitem__) for group in errors.values() if len(group) > 1}
+
+
+def _row(directory: Path, result: Mapping[str, Any], *, is_best: bool) -> list[str]:
+    tested = result or runs.results.read_pause(directory) or {}
+    errors = [_error(tested.get("test", {})), _error(result.get("val", {}))]
+    limits = runs.results.limits_of_test(tested)
+    errors[0] += f" ({limits})" if errors[0] and limits else ""
+    errors[1] += " *" if is_best else ""
+    source = result.get("provenance", {}).get("source", "")
+    written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
+    state = result.get("status") or _unfinished(directory)
+    return [directory.name, state, *errors, source, written]
+
+
+def _error(metrics: Mapping[str, float]) -> str:
+    """Return the error, or the loss of a network without classes, as text."""
+    if "error" in metrics:
+        return f"{metrics['error']:.2f} %"
+    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
+
+
+def _unfinished(directory: Path) -> str:
+    beat = runs.results.read_heartbeat(directory)
+    done = "" if beat is None else f" {100 * beat.steps // max(beat.planned_steps, 1)} %"
+    if lock.is_alive(directory, beat):
+        if beat is None or not lock.is_recent(beat):
+            return "running"
+        ends = (
+            "" if beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
+        )
+        return f"running{done}{ends}"
+    if paused := runs.results.read_pause(directory):
+        return runs.results.describe_pause(paused)
+    ended = runs.results.read_status(directory)
+    if ended:
+        return str(ended["status"])
+    return f"killed at{done}, {_clock(beat.time)}" if beat else "not finished"
+
+
+def _clock(seconds: float) -> str:
+    """Return the time of a day, with the date if it is not today."""
+    try:
+        time = datetime.fromtimestamp(seconds)
+    except (OverflowError, ValueError, OSError):  # of a file that was changed
+        return "at an unknown time"
+    return time.strftime("%H:%M" if time.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
+
+
+def _written(config: Path) -> float:
+    """Return when the log or the configuration of a run was last written, in seconds since 1970."""
+    files = (config, config.with_name("train.log"))
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+
+if __name__ == "__main__":
+    main()

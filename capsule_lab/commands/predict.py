@@ -1,0 +1,175 @@
+"""Classify pictures with a trained network: ``capsule-lab predict ckpt=runs/… images=a.png,folder/``."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from omegaconf import ListConfig
+from pydantic import Field
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from capsule_lab import runs
+from capsule_lab.commands.declare import command
+from capsule_lab.config.check_options import check_effect
+from capsule_lab.config.declaration import Count, Options, Paths, Trusted, Weights
+from capsule_lab.errors import ConfigError, DataError, printable
+from capsule_lab.system.files import expanded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from capsule_lab.deploy.predictor import Prediction
+
+SHEET = 400  # ours: most pictures on a sheet, 20 rows of 20
+_ACROSS = 20  # ours
+
+
+class PredictOptions(Options):
+    """Options of ``predict``."""
+
+    ckpt: Weights
+    """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights."""
+    images: Paths
+    """Pictures and folders, separated by commas."""
+    to: Literal["table", "json", "csv"] = "table"
+    """json or csv: to the standard output, for other programs."""
+    top: Count = 3
+    """Classes that are printed for each picture."""
+    sheet: str | None = None
+    """A file for a picture of what the network sees, at most 400 pictures."""
+    polarity: Literal["auto", "dark_on_light", "light_on_dark"] = "auto"
+    """Of drawn digits: dark_on_light or light_on_dark if auto is wrong."""
+    trust: Trusted = Field([])
+    """Your own packages that the checkpoint may name, such as the one with your routing;
+    safetensors refuses files that must be unpickled."""
+
+
+@command("predict", PredictOptions, first="ckpt")
+def main(options: PredictOptions) -> None:
+    """Print the predictions for ``images``, then the pictures that cannot be read; with these, exit with 1."""
+    from capsule_lab.config import build
+    from capsule_lab.deploy.predictor import load  # torch and Lightning
+
+    for handler in logging.getLogger().handlers:  # of Hydra; only results belong to the output
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    build.quiet_lightning_logs()
+    predictor = load(options.ckpt, trust=options.trust)
+    if predictor.input_form["kind"] != "digit":
+        where = "on networks that were not trained on digits"
+        check_effect(options.config, main, where, ["polarity"])
+    seen: dict[str, Tensor] = {}
+    unreadable = []
+    for path in _pictures(options.images):
+        try:
+            seen[path] = predictor.prepare(path, polarity=options.polarity)
+        except DataError as error:
+            unreadable.append(str(error))
+    import torch
+
+    predictions = (
+        dict(zip(seen, predictor(torch.stack([*seen.values()])), strict=True)) if seen else {}
+    )
+    write = {"table": _print_table, "json": _print_json, "csv": _print_csv}[options.to]
+    write(predictions, options.top)
+    if options.sheet and seen:
+        _draw(seen, predictions, expanded(options.sheet))
+    for reason in unreadable:
+        sys.stderr.write(f"capsule_lab: {printable(reason)}\n")
+    if unreadable:
+        sys.exit(1)
+
+
+def _pictures(images: Any) -> list[str]:
+    """Return the paths of pictures, in place of a folder those in it."""
+    from capsule_lab.data.formats.pictures import pictures_in
+
+    paths = [
+        expanded(str(path)) for path in (images if isinstance(images, ListConfig) else [images])
+    ]
+    found = [
+        each for path in paths for each in (pictures_in(path) if path.is_dir() else [str(path)])
+    ]
+    if not found:
+        raise ConfigError(
+            f"there is no picture in {', '.join(map(str, paths))}; expected PNG, JPEG or the like"
+        )
+    return found
+
+
+def _print_table(predictions: dict[str, Prediction], top: int) -> None:
+    table = Table(
+        "picture", "class", "score", *(["then"] if top > 1 else []), box=None, pad_edge=False
+    )
+    for path, prediction in predictions.items():
+        others = ", ".join(
+            f"{name} {score:.3f}" for name, score in [*prediction.scores.items()][1:top]
+        )
+        cells = (path, prediction.name, f"{prediction.score:.3f}", *([others] if top > 1 else []))
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    Console(highlight=False).print(table)
+
+
+def _print_json(predictions: dict[str, Prediction], top: int) -> None:
+    rows = [
+        {
+            "picture": path,
+            "name": prediction.name,
+            "score": prediction.score,
+            "scores": dict([*prediction.scores.items()][:top]),
+            "pose": None if prediction.pose is None else prediction.pose.tolist(),
+        }
+        for path, prediction in predictions.items()
+    ]
+    sys.stdout.write(runs.files.json_text(rows, "the output", indent=2) + "\n")
+
+
+def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    number = min(top, max((len(each.scores) for each in predictions.values()), default=top))
+    columns = [
+        f"{column}_{place}" for place in range(1, number + 1) for column in ("name", "score")
+    ]
+    writer.writerow(["picture", *columns])
+    for path, prediction in predictions.items():
+        writer.writerow(
+            [path, *(value for item in [*prediction.scores.items()][:top] for value in item)]
+        )
+
+
+def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Path) -> None:
+    """Draw what the network received, with file and class below."""
+    import torch
+
+    from capsule_lab.analysis.plotting import Column, Group, picture_grid, plain_label
+
+    shown = [*seen][:SHEET]
+    images = torch.stack([seen[name] for name in shown])
+    low, high = min(0.0, float(images.min())), max(1.0, float(images.max()))
+    images = (images - low) / (high - low)
+    across = min(_ACROSS, len(shown))
+    down = math.ceil(len(shown) / across)
+    empty = (
+        torch.zeros_like(images[0]) if images.shape[1] != 3 else torch.ones_like(images[0])
+    )  # grey is drawn inverted
+    pictures = [*images, *[empty] * (across * down - len(shown))]
+    texts = [plain_label(f"{Path(name).name}: {predictions[name].name}") for name in shown]
+    below = [(text, "black") for text in texts] + [("", "black")] * (across * down - len(shown))
+    columns = [
+        Column("", pictures[column::across], below=below[column::across])
+        for column in range(across)
+    ]
+    title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"
+    title = title if len(seen) > SHEET else "pictures as the network sees them"
+    runs.files.save_figure(picture_grid([Group("", columns)], [""] * down, title=title), path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Run a paper's table: ``capsule-lab sweep table=smoke launcher=gpus``."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+
+from capsule_lab.commands.declare import command
+from capsule_lab.commands.tables import TableOptions, selected_table
+from capsule_lab.config.declaration import Group
+from capsule_lab.errors import ConfigError
+from capsule_lab.tables.arguments import budget_seconds, for_hydra
+
+
+class SweepOptions(TableOptions):
+    """Options of ``sweep``."""
+
+    budget: Any = None
+    """Time for training and evaluation, such as 9m; default: until all runs are complete."""
+    dry_run: bool = False
+    """Show the command and the status of every run without training."""
+    launcher: Group
+
+
+@command("sweep", SweepOptions, first="table", for_hydra=partial(for_hydra, options=SweepOptions))
+def main(options: SweepOptions) -> None:
+    """Train and evaluate the unfinished cells of ``table``; with ``dry_run``, only print them."""
+    from capsule_lab.launchers.slurm import SlurmLauncher
+    from capsule_lab.tables.scheduler import run_table, show_plan
+
+    deadline = math.inf
+    if options.budget is not None:
+        deadline = time.time() + budget_seconds(options.budget)
+    table = selected_table(options)
+    overrides = list(options.overrides)
+    if options.dry_run:
+        show_plan(table, overrides)
+        return
+    launcher = instantiate(HydraConfig.get().launcher)
+    if options.budget is not None and isinstance(launcher, SlurmLauncher):
+        raise ConfigError(
+            f"budget={options.budget} works only with launcher=basic and launcher=gpus; with launcher=slurm, set "
+            "hydra.launcher.timeout_min, after which a job is requeued and continues"
+        )
+    run_table(table, overrides, launcher.launch, deadline)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""The procedure of a training run: build everything, train, test, and write the result."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from capsule_lab import runs
+from capsule_lab.errors import PauseError
+from capsule_lab.system import protocol
+from capsule_lab.system.environment import command_line
+from capsule_lab.system.signals import interruptible
+
+log = logging.getLogger(__name__)
+
+_WHEN_INTERRUPTED = "training is complete; the same command with train.resume=true tests again"
+
+
+class Training:
+    """The parts of a run. They are built before the run directory, so that a mistake leaves no files behind."""
+
+    def __init__(
+        self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float
+    ) -> None:
+        import lightning as L
+
+        from capsule_lab import callbacks
+        from capsule_lab.config import build
+        from capsule_lab.runs import memory
+        from capsule_lab.system import environment
+
+        runs.directories.check_links(directory)
+        environment.commit()  # of the code imported now: the files may change during training
+        build.quiet_lightning_logs()
+        self.directory, self.overrides = directory, [*overrides]
+        self.data = build.build_data(config)
+        if runs.trust.refuses_pickles(config.get("trust")):
+            runs.check_has_no_pickles(self.data)
+        L.seed_everything(config.seed, workers=True, verbose=False)
+        self.config = config
+        memory.check_weights(self.config, self.data.spec)
+        self.module = build.build_module(self.config, self.data.spec)
+        left_of_sweep = float(os.environ.get(protocol.DEADLINE, math.inf)) - time.time()
+        own_deadline = start_time + build.time_limit(self.config.trainer)
+        deadline = min(own_deadline, time.monotonic() + left_of_sweep)
+        # not at the end of a sweep's budget, after which its next command continues
+        self.tests_at_limit = (
+            self.config.train.test == "last" and own_deadline == deadline < math.inf
+        )
+        with build.constructing("data"):
+            self.data.setup(
+                "fit"
+            )  # may download or render for minutes, so mistakes are found before
+        self.checkpoint = runs.checkpoints.checkpoint_to_resume(
+            self.config, directory, self.data.provenance
+        )
+        self.embed = callbacks.EmbedConfig(
+            self.config, self.data.provenance, self.data.spec, self.data.input_form
+        )
+        self.trainer = build.build_trainer(self.config, directory, self.embed)
+        build.check_together(self.trainer, self.module, self.data)
+        last = directory / "checkpoints" / "last.ckpt"
+        runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
+        memory.log_need(self.config, self.module, self.data.spec, self.trainer)
+        if deadline < math.inf:
+            callbacks.pause_at(self.trainer, deadline, completes_test=self.tests_at_limit)
+        self.timer = callbacks.TimeToAccuracy.of(self.trainer)
+        if self.timer:
+            self.timer.since = start_time
+
+    def run(self) -> dict[str, Any]:
+        """Train, test, and write ``metrics.json``; see ``train``."""
+        from capsule_lab import callbacks
+
+        runs.directories.create_directory(self.directory, self.config, self.overrides)
+        with (
+            runs.results.recording_failure(self.directory),
+            runs.files.logging_to(self.directory / "train.log"),
+        ):
+            log.info("%s on %s", type(self.module.network).__name__, self.data.provenance["name"])
+            log.info(
+                "writing to %s%s",
+                self.directory,
+                f", continuing {self.checkpoint}" if self.checkpoint else "",
+            )
+            log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
+            self.log_batch()
+            callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
+            failed = True
+            try:
+                result = self.fit() | self.time_to_accuracy() | self.test()
+                failed = False
+            except PauseError:
+                result = self.test_at_limit()
+                failed = False
+                return self.pause(result)
+            finally:
+                callbacks.close_loggers(self.trainer.loggers, failed=failed)
+            return self.record(result) if self.trainer.is_global_zero else {}
+
+    def log_batch(self) -> None:
+        """Log how many images a step has, if several processes share it."""
+        processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
+        if processes > 1:
+            log.info(
+                "a step has %d images: %d processes, data.batch_size=%d, trainer.accumulate_grad_batches=%d",
+                *(
+                    processes * self.data.batch_size * accumulated,
+                    processes,
+                    self.data.batch_size,
+                    accumulated,
+                ),
+            )
+
+    def fit(self) -> dict[str, Any]:
+        """Train; return ``training_result``."""
+        from capsule_lab.lit import lightning_internals
+
+        self.trainer.fit(
+            self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True
+        )
+        return self.training_result(
+            lightning_internals.stop_reason(self.trainer, self.module.total_steps)
+        )
+
+    def training_result(self, stopped_by: str) -> dict[str, Any]:
+        """Return why training ended, the last validation, which must be finite, and the best one, and the time."""
+        from capsule_lab import callbacks
+        from capsule_lab.lit import lightning_internals
+
+        embed = self.embed
+        runs.results.check_finite(embed.val, f"the last validation, at step {embed.val_step},")
+        path = runs.checkpoints.checkpoint_to_test("best", self.directory)
+        best = runs.checkpoints.read(path) if path and path.stem == "best" else None
+        at_equal_error = callbacks.AtEqualError.of(self.trainer)
+        passes = lightning_internals.passes(self.trainer)
+        return {
+            "stopped_by": stopped_by,
+            "val": embed.val,
+            "val_step": embed.val_step,
+            "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
+            "training_seconds": round(embed.seconds, 1),
+            "training_cpu_seconds": round(embed.cpu_seconds, 1)
+            if self.trainer.world_size == 1
+            else None,
+            "epochs": round(passes, 4),
+            **({"at_equal_error": at_equal_error.results()} if at_equal_error else {}),
+        }
+
+    def time_to_accuracy(self) -> dict[str, Any]:
+        """Return the record of ``TimeToAccuracy``, with the test error at each threshold."""
+        from capsule_lab import callbacks
+
+        if self.timer is None:
+            return {}
+        results, errors = self.timer.results(), {}
+        for threshold in self.timer.thresholds:
+            weights, step = (
+                callbacks.weights_reached(self.directory, threshold),
+                results[f"{threshold}/step"],
+            )
+            can_be_tested = (
+                step is not None and weights.is_file() and self.config.train.test != "none"
+            )
+            if can_be_tested and step not in errors:
+                with self._without_loggers():
+                    errors[step] = self._test_weights(weights)["error"]
+            results[f"{threshold}/test_error"] = errors.get(step)
+        return {"time_to_accuracy": results}
+
+    def test(self) -> dict[str, Any]:
+        """Test the weights that ``train.test`` names; return the metrics, and which weights were tested."""
+        weights = runs.checkpoints.checkpoint_to_test(self.config.train.test, self.directory)
+        if weights is None:
+            return {"test": {}, "weights_tested": None, "tested_step": None}
+        step = runs.checkpoints.read(weights)["global_step"]
+        tested = {
+            "test": self._test_weights(weights),
+            "weights_tested": weights.stem,
+            "tested_step": step,
+        }
+        predictions = self.module.test_predictions()
+        if predictions:
+            tested["predictions"] = runs.predictions.write(
+                self.directory, runs.predictions.FILE, predictions
+            )
+        return tested
+
+    def test_at_limit(self) -> dict[str, Any]:
+        """Test the weights of a paused run with ``train.test=last``; return the result, empty without a test."""
+        weights = runs.checkpoints.checkpoint_to_test("last", self.directory)
+        if not self.tests_at_limit or weights is None:
+            return {}
+        result = self.training_result("trainer.max_time")
+        with self._without_loggers():
+            test = self._test_weights(
+                weights, "training is saved; the same command with train.resume=true continues"
+            )
+        return {
+            **result,
+            "test": test,
+            "weights_tested": weights.stem,
+            "tested_step": self.trainer.global_step,
+        }
+
+    @contextmanager
+    def _without_loggers(self) -> Iterator[None]:
+        """Keep the metrics of this block from the loggers, which receive only the test of the finished run."""
+        loggers, self.trainer.loggers = self.trainer.loggers, []
+        try:
+            yield
+        finally:
+            self.trainer.loggers = loggers
+
+    def _test_weights(
+        self, weights: Path, when_interrupted: str = _WHEN_INTERRUPTED
+    ) -> dict[str, float]:
+        with interruptible(when_interrupted):
+            self.trainer.test(
+                self.module,
+                datamodule=self.data,
+                ckpt_path=weights,
+                weights_only=True,
+                verbose=False,
+            )
+        results: dict[str, float] = self.module.test_results()
+        runs.results.check_finite(results, f"the test of {weights}")
+        return results
+
+    def record(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``metrics.json``: the result, and everything needed to judge and to repeat it."""
+        record = {"status": "finished", **self.facts(result)}
+        runs.files.write_record(self.directory / runs.results.RESULT, record)
+        return record
+
+    def facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result, and everything needed to judge and to repeat it."""
+        from capsule_lab.system import environment
+
+        trainer = self.trainer
+        return {
+            "name": self.config.get("name"),
+            "overrides": self.overrides,
+            **result,
+            "image_counts": runs.results.image_counts(self.module, self.data),
+            "provenance": self.data.provenance,
+            "parameters": sum(p.numel() for p in self.module.network.parameters()),
+            "steps": trainer.global_step,
+            "planned_steps": self.module.total_steps,
+            "seed": self.config.seed,
+            "config_hash": runs.directories.config_hash(self.config),
+            **environment.of_this_process(),
+            **environment.facts_of_trainer(trainer),
+            **{name: _joined(values) for name, values in self.embed.trained_with.items()},
+            "curves": runs.files.sha256(self.directory / "metrics.csv"),
+        }
+
+    def pause(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the progress, and the result of a test, to the run directory and log it; return both.
+
+        On later ranks, return an empty dict.
+        """
+        if not self.trainer.is_global_zero:
+            return {}
+        steps, planned = self.trainer.global_step, self.module.total_steps
+        tested = self.facts(result) if result else {}
+        runs.results.write_pause(self.directory, steps, planned, tested)
+        resume_command = command_line("train.resume=true")
+        log.info(
+            "PAUSED at step %d of %d because the time is over; to continue: %s",
+            steps,
+            planned,
+            resume_command,
+        )
+        status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
+        return {**tested, **status, "new_steps": steps - self.embed.steps_before}
+
+
+def _joined(values: Sequence[str | None]) -> str | None:
+    """Return the values of a run that continued elsewhere as one text, or the only value."""
+    return values[0] if len(values) == 1 else "; ".join(map(str, values))

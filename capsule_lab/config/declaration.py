@@ -1,0 +1,178 @@
+"""What a command declares beside its code: its options, and what a table needs to have it in a row.
+
+``config``, ``runs`` and ``tables`` are given these objects and know no command by name. The commands themselves, and
+how they are found, are in ``capsule_lab.commands``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from annotated_types import Ge, Lt
+from omegaconf import DictConfig
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+MISSING = "???"
+"""OmegaConf's text for a value that has no default."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Words for error messages: what an option expects, where its type does not say it."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Mark of an option that is a configuration group, whose default is in ``conf/<command>.yaml``."""
+
+
+@dataclass(frozen=True)
+class _Weights(Expected):
+    """Mark of an option that takes the weights of a network."""
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """Mark of an option that takes several paths, separated by commas."""
+
+
+Count = Annotated[int, Ge(1)]
+Seed = Annotated[int, Ge(0), Lt(2**32)]  # numpy's limit
+Weights = Annotated[str, _Weights("a run, a file or the name of ready weights")]
+Trusted = list[str] | str | None
+Paths = Annotated[Any, _Paths()]
+Group = Annotated[Any, _Group()]
+
+
+class Option(NamedTuple):
+    """One key of a command.
+
+    Attributes:
+        key: dotted, such as ``train.resume``.
+        default: its default; ``MISSING`` if it must be given.
+        annotation: its type; ``Any`` if the command checks it when it reads it.
+        description: a sentence.
+    """
+
+    key: str
+    default: Any
+    annotation: Any
+    description: str
+
+
+class Options(BaseModel):
+    """Options of a command: a field for each key, with its default, and a sentence below it.
+
+    Fields of the type ``Group`` are configuration groups. An option without a default must be given.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True, arbitrary_types_allowed=True)
+
+    _config: DictConfig = PrivateAttr()
+
+    @property
+    def config(self) -> DictConfig:
+        """The composed configuration from which the options were read."""
+        return self._config
+
+    @classmethod
+    def read(cls, config: DictConfig) -> Any:
+        """Return the options in a composed configuration, whose values ``check_options`` has checked."""
+        values = {name: config[name] for name in cls.model_fields if name in config}
+        options = cls.model_construct(**values)
+        options._config = config
+        return options
+
+    @classmethod
+    def own(cls) -> list[Option]:
+        """Return the options outside configuration groups, those of nested models by dotted key."""
+        return list(_options_of(cls, ""))
+
+
+def _options_of(model: type[Options], prefix: str) -> Iterator[Option]:
+    annotations = get_type_hints(model, include_extras=True)
+    for name, field in model.model_fields.items():
+        annotation = annotations[name]
+        if isinstance(annotation, type) and issubclass(annotation, Options):
+            yield from _options_of(annotation, f"{prefix}{name}.")
+        elif not has_mark(annotation, _Group):
+            default = MISSING if field.is_required() else field.default
+            description = " ".join((field.description or "").split())
+            yield Option(f"{prefix}{name}", default, annotation, description)
+
+
+def has_mark(annotation: Any, mark: type) -> bool:
+    """Return whether an annotation, or a part of it, is ``Annotated`` with an object of this type."""
+    return any(isinstance(each, mark) for each in marks_of(annotation))
+
+
+def marks_of(annotation: Any) -> Iterator[Any]:
+    """Yield what annotates a type or a part of it: ``Ge(1)`` of ``Annotated[int, Ge(1)] | None``."""
+    yield from getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        yield from marks_of(part)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a command that measures weights declares, so that a table can have it in a row.
+
+    Attributes:
+        result: the schema of its record.
+        metrics: first parts of the names of its metrics, ``test`` of ``test/error``, which columns of a table name.
+        devices: arguments of ``lightning.Trainer`` that a table takes over from the training of the weights.
+        figures: returns figures, by name, of the entries of a table.
+    """
+
+    result: type[BaseModel]
+    metrics: tuple[str, ...]
+    devices: tuple[str, ...]
+    figures: Callable[[Sequence[Any]], dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: ``capsule-lab <name> key=value …``.
+
+    Attributes:
+        name: its name, also that of ``conf/<name>.yaml``, which has its help text and its configuration groups.
+        options: its options.
+        function: is called with the options, and returns the record of a result or ``None``.
+        check: raises a ``ConfigError`` if a composed configuration cannot work, before anything long begins.
+        first: the option that a word without a key probably is, as in ``capsule-lab evaluate runs/…``.
+        for_hydra: converts the arguments of the command line to arguments for Hydra.
+        measures: what it measures, if tables can have it in a row.
+    """
+
+    name: str
+    options: type[Options]
+    function: Callable[[Any], Mapping[str, Any] | None]
+    check: Callable[[DictConfig], None]
+    first: str = ""
+    for_hydra: Callable[[Sequence[str]], list[str]] = list
+    measures: Measurement | None = None
+
+    @property
+    def own_options(self) -> dict[str, Option]:
+        """The options outside configuration groups, by dotted key."""
+        return {option.key: option for option in self.options.own()}
+
+    @property
+    def required(self) -> list[Option]:
+        """The options without a default."""
+        return [option for option in self.options.own() if option.default == MISSING]
+
+    @property
+    def paths(self) -> list[str]:
+        """The options that take several paths, separated by commas."""
+        return [option.key for option in self.options.own() if has_mark(option.annotation, _Paths)]
+
+    @property
+    def other_weights(self) -> list[str]:
+        """The options for weights of other networks, to compare with or to take something from."""
+        optional = [option for option in self.options.own() if option.default != MISSING]
+        return [option.key for option in optional if has_mark(option.annotation, _Weights)]

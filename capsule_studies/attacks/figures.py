@@ -1,0 +1,181 @@
+"""Figures of attacks: accuracy or success against epsilon, and images before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from capsule_lab.analysis.curves import legend_below, look
+from capsule_lab.analysis.plotting import Column, Group, add_heading, name_of_class, picture_grid
+from capsule_lab.runs.results import short_name
+from capsule_studies.attacks.evaluation import Measured
+from capsule_studies.attacks.gradient import Box
+from capsule_studies.attacks.kind import kind_of
+from capsule_studies.attacks.summary import by_epsilon
+
+_ACROSS = 3  # ours: panels side by side
+_TITLE = 36  # ours: characters per line of a panel's title
+_UNITS = {"input": "in units of the network's input", "grey_levels": "in grey levels of 255"}
+
+
+def accuracy_figure(
+    results: Sequence[Mapping[str, Any]],
+    networks: Sequence[str] = (),
+    attacks: Sequence[str] = (),
+    published: Sequence[Mapping[float, float]] = (),
+    numbered: Sequence[str] = (),
+) -> Figure:
+    """Draw records of the command ``attack`` as curves of accuracy, or of success for targeted attacks.
+
+    Each attack has a panel, and each network a curve of the same style in all panels. Bands are the intervals in the
+    records: Wilson's interval of one run, or minimum and maximum of several seeds.
+
+    Args:
+        results: records in one space; all with targets, or none.
+        networks, attacks: names for each record; default: its run and weights, and ``attack_of``.
+        published: for each record, percentages by epsilon, drawn as pale points.
+        numbered: networks in the order of their styles, to share styles between figures; default: ``networks``.
+    """
+    networks = networks or [weights_of(result) for result in results]
+    attacks = attacks or [attack_of(result) for result in results]
+    looks = {
+        network: look(number)
+        for number, network in enumerate(dict.fromkeys([*numbered, *networks]))
+    }
+    titles = [*dict.fromkeys(attacks)]
+    labels = [_strength_of(result) for result in results]
+    across, down = min(_ACROSS, len(titles)), -(-len(titles) // _ACROSS)
+    size = (6.4, 4.4) if len(titles) == 1 else (3.4 * across, 2.8 * down)  # inches
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, sharey=True, sharex=len({*labels}) == 1)
+    panels = dict(zip(titles, axes.flat, strict=False))
+    for axis in axes.flat[len(titles) :]:
+        axis.remove()
+    for number, (result, network, attack) in enumerate(
+        zip(results, networks, attacks, strict=True)
+    ):
+        axis = panels[attack]
+        _draw(axis, result, network, looks[network], published[number] if published else {})
+        axis.set_title(fill(attack, _TITLE) if across > 1 else attack, fontsize="medium")
+        axis.set_xlabel(labels[number], fontsize="small")
+        axis.tick_params(labelbottom=True, labelsize="small")
+    quantity = (
+        "classified as the target, % of images"
+        if results[0]["targeted"]
+        else "accuracy, % of images"
+    )
+    for axis in axes[:, 0]:
+        axis.set(ylabel=quantity, ylim=(-2, 102))
+    legend_below(figure)
+    data = "; ".join(dict.fromkeys(map(images_of, results)))
+    add_heading(figure, f"{data}. Bands: 95 % intervals, or minimum and maximum of several seeds")
+    return figure
+
+
+def _draw(
+    axis: Axes,
+    result: Mapping[str, Any],
+    network: str,
+    style: dict[str, Any],
+    published: Mapping[float, float],
+) -> None:
+    key = "success" if result["targeted"] else "accuracy"
+    curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
+    if not result["targeted"] and 0.0 not in curve.index:
+        curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - result[result["split"]]["error"]
+    curve = curve.sort_index()
+    axis.plot(curve.index, curve[key], label=network, markersize=5, fillstyle="none", **style)
+    if {"lowest", "highest"} <= {*curve.columns}:
+        axis.fill_between(
+            curve.index, curve.lowest, curve.highest, color=style["color"], alpha=0.15, linewidth=0
+        )
+        if len(curve) == 1:  # which has no band
+            axis.vlines(curve.index, curve.lowest, curve.highest, color=style["color"], linewidth=1)
+    axis.update_datalim([(0, 50)])
+    axis.plot(
+        [*published], [*published.values()], markersize=6, alpha=0.3, **(style | {"linestyle": ""})
+    )
+    axis.grid(alpha=0.3)
+
+
+def sheet(
+    measured: Measured,
+    target: int | None,
+    box: Box,
+    result: Mapping[str, Any],
+    classes: Sequence[str] = (),
+) -> Figure:
+    """Draw the original images and, for each epsilon, the change, scaled to the full range, and the attacked images.
+
+    The predicted class is written under each image.
+    """
+    images = measured.clean.pictures
+    low, high = box if box.high < torch.inf else (images.min().item(), images.max().item())
+    rows, pictures, predictions = (
+        ["original"],
+        [(images - low) / (high - low)],
+        [measured.clean.found.tolist()],
+    )
+    for (epsilon, other), answers in measured.attacked.items():
+        if epsilon and other == target:
+            change = answers.pictures - images
+            rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]
+            pictures.append(change / (2 * change.abs().max().clamp(min=1e-9)) + 0.5)
+            pictures.append((answers.pictures - low) / (high - low))
+            predictions += [[], answers.found.tolist()]
+    if images.shape[1] == 2:  # a stereo pair, side by side
+        pictures = [torch.cat([*picture.split(1, 1)], 3) for picture in pictures]
+    columns = []
+    for number, label in enumerate(measured.labels[: len(images)].tolist()):
+        texts = [name_of_class(classes, labels[number]) if labels else "" for labels in predictions]
+        name = name_of_class(classes, label)
+        below = [(text, "black" if text in ("", name) else "red") for text in texts]
+        columns.append(
+            Column(f"label {name}", [picture[number] for picture in pictures], below=below)
+        )
+    note = (
+        "Under each image: the predicted class, red if it is wrong. "
+        f"Numbers are {_strength_of(result)}. In the changes, grey is no change."
+    )
+    return picture_grid([Group("", columns)], rows, note=note)
+
+
+def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
+    """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
+    path = Path(result[key])
+    return ", ".join(
+        [*path.parts[-3:-2], path.name]
+    )  # not only of runs: a record may have any text
+
+
+def images_of(result: Mapping[str, Any]) -> str:
+    """Describe the attacked images: ``1,000 test images of stand-in for MNIST``."""
+    return f"{result['images']:,} {result['split']} images of {short_name(result['provenance'])}"
+
+
+def attack_of(result: Mapping[str, Any], source: str = "") -> str:
+    """Describe the attack: ``PGD in L2``, ``BIM against equal couplings``.
+
+    ``source`` is the name of the network of a transfer attack; default: its run and weights.
+    """
+    options = result["options"]
+    parts = [kind_of(options).label, *([options["kind"]] if "kind" in options else [])]
+    parts += ["in L2"] if options.get("norm") == "l2" else []
+    parts += ["against equal couplings"] if result["couplings"] == "equal" else []
+    parts += [f"against {source or weights_of(result, 'source')}"] if result["source"] else []
+    return " ".join(parts)
+
+
+def _strength_of(result: Mapping[str, Any]) -> str:
+    """Describe what the strength of an attack is."""
+    of_change = (
+        "epsilon, the length of the change" if result["options"].get("norm") == "l2" else "epsilon"
+    )
+    return kind_of(result["options"]).unit or f"{of_change}, {_UNITS[result['space']]}"

@@ -1,0 +1,193 @@
+"""The network of a run under attack, in the space of its input or of grey levels before preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.networks import reconstructs
+from capsule_lab.runs.open_run import Run, stored_batches
+from capsule_lab.types import Batch
+from capsule_studies.attacks.evaluation import Attacked, LogitsOf, Prepared
+from capsule_studies.attacks.gradient import GREY_LEVELS, UNIT, Box
+from capsule_studies.images import StudyImages, on_device
+from capsule_studies.measures.reconstruction_detection import (
+    threshold,
+    winning_reconstruction_error,
+)
+from capsule_studies.names import name_of
+
+if TYPE_CHECKING:
+    from capsule_lab.lit import AbstractClassifierModule
+
+
+Space = Literal["input", "grey_levels"]
+
+
+class AttackedRun(Attacked):
+    """A run's network in evaluation mode on a device, with images; no gradients of parameters (a third of the time).
+
+    Args:
+        source: the run whose network is used to craft the images; ``None`` is the same run.
+        couplings: ``"equal"`` crafts the images on the network with equal couplings.
+
+    Attributes:
+        preprocess: maps the space of the attack to the network's input.
+        keeps_errors: whether reconstruction errors are measured; the network needs a decoder.
+    """
+
+    keeps_errors = False
+
+    def __init__(
+        self,
+        run: Run,
+        images: StudyImages,
+        space: Space,
+        *,
+        source: Run | None = None,
+        couplings: str = "trained",
+    ) -> None:
+        self.run = run
+        self.preprocess = (lambda pixels: pixels) if space == "input" else images.preprocessed
+        evaluated, crafting = (
+            candidate.network.eval().requires_grad_(requires_grad=False).to(images.device)
+            for candidate in (run, source or run)
+        )
+        crafted_with = logits_of(crafting, self.preprocess)
+        if couplings == "equal":
+            crafted_with = equal_couplings(crafting)(crafted_with)
+        super().__init__(
+            prepare(images, space),
+            logits_of(evaluated, self.preprocess),
+            crafted_with,
+            self._training_loss,
+        )
+
+    def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and, if ``keeps_errors``, the squared reconstruction errors of the winning class."""
+        if not self.keeps_errors:
+            return super().logits_and_errors(images)
+        inputs = self.preprocess(images)
+        output = self.run.network(inputs)
+        return output.logits, winning_reconstruction_error(self.run.network, inputs, output=output)
+
+    def _training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Compute the classification loss that the network was trained with, a mean over images."""
+        inputs = self.preprocess(images)
+        module = cast("AbstractClassifierModule", self.run.module)
+        (loss,) = module.classification_term(
+            Batch(inputs, labels, labels), self.run.network(inputs), {}
+        ).values()
+        return loss
+
+
+def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> LogitsOf:
+    """Return a function from images in the space of an attack to the network's logits."""
+
+    def logits(images: Tensor) -> Tensor:
+        values: Tensor | None = network(preprocess(images)).logits
+        if values is None:
+            raise ConfigError(
+                f"{type(network).__name__} gives no logits with this routing; an attack needs them"
+            )
+        return values
+
+    return logits
+
+
+def check_same_data(run: Run, other: Run) -> None:
+    """Check that two runs were trained on the same data, from the same source (real or stand-in)."""
+    own_data, other_data = (
+        {
+            "image_shape": tuple(candidate.spec.image_shape),
+            "num_classes": candidate.spec.num_classes,
+            "data": name_of(candidate.config.data),
+            "source": candidate.provenance["source"],
+        }
+        for candidate in (run, other)
+    )
+    if own_data != other_data:
+        raise RunError(
+            f"{other.checkpoint} was trained on {other_data}, {run.checkpoint} on {own_data}; "
+            "expected runs on the same data"
+        )
+
+
+def detection_threshold(run: Run, data: Any) -> float | None:
+    """Return the reconstruction error that 5 % of the validation images exceed (Frosst, Sabour and Hinton 2018).
+
+    It is ``None`` for a network without a decoder, or data without validation images.
+    """
+    network: Any = run.network
+    if not reconstructs(run.network):
+        return None
+    device = next(network.parameters()).device
+    errors = []
+    for name, stored in stored_batches(data, "val"):
+        with torch.no_grad():
+            seen = data.transform_batch(on_device(stored, device), name).images
+            errors.append(winning_reconstruction_error(network, seen))
+    return threshold(torch.cat(errors)) if errors else None
+
+
+def prepare(images: StudyImages, space: Space) -> list[Prepared]:
+    """Return the batches in the space of an attack.
+
+    In ``"input"``, pixels are those of the network's input: bounded by [0, 1] if all images are in this range, because
+    preprocessing divides by 255; unbounded if it standardises, as in Hinton 2018. In ``"grey_levels"``, pixels are
+    those of the stored image, 0 to 255, and preprocessing is part of the attacked function.
+    """
+    if space == "grey_levels":
+        images.check_preprocessing("space=input")
+        return [
+            Prepared(
+                batch.images.float(),
+                batch.labels,
+                batch.key,
+                GREY_LEVELS,
+                torch.ones(len(batch.labels)),
+            )
+            for _, batch in images.stored
+        ]
+    unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
+    prepared = []
+    for (_, stored), seen in zip(images.stored, images.seen, strict=True):
+        per_unit = (
+            torch.full((len(stored.labels),), 255.0)
+            if unit
+            else grey_levels_per_unit(stored.images, seen.images)
+        )
+        prepared.append(
+            Prepared(seen.images, stored.labels, stored.key, UNIT if unit else Box(), per_unit)
+        )
+    return prepared
+
+
+def grey_levels_per_unit(
+    stored: Shaped[Tensor, "batch channel height width"],
+    seen: Float[Tensor, "batch channel rows columns"],
+) -> Float[Tensor, " batch"]:
+    """Return the grey levels per unit of the network's input: for standardised images, their standard deviation.
+
+    The inverse is the slope of the line from the stored image's central pixels to the pixels of the network's input;
+    ``nan`` if they are on no line, as for composed or moved images.
+    """
+    height, width = seen.shape[2:]
+    top, left = (
+        (stored.shape[2] - height) // 2,
+        (stored.shape[3] - width) // 2,
+    )  # as transforms.centre_corner
+    centre = stored[:, :, top : top + height, left : left + width]
+    if centre.shape != seen.shape:
+        return seen.new_full((len(seen),), torch.nan)
+    grey, values = (pixels.flatten(1).double() for pixels in (centre, seen))
+    grey, values = grey - grey.mean(1, keepdim=True), values - values.mean(1, keepdim=True)
+    slope = (grey * values).sum(1) / grey.square().sum(1).clamp(min=1e-9)
+    off = (values - slope[:, None] * grey).abs().amax(1)
+    return torch.where((off < 1e-3) & (slope > 0), 1 / slope, torch.nan).to(seen)

@@ -1,0 +1,76 @@
+"""The Square attack, which queries logits and needs no gradient, so that masked gradients do not stop it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.data.transforms import element_keys, random_bits
+from capsule_lab.errors import check_number
+from capsule_studies.attacks.gradient import UNIT, Box
+from capsule_studies.attacks.kind import attack
+
+_HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+"""The queries, of 10,000, after which the share of changed pixels is halved (Andriushchenko et al. 2020, section 4)."""
+
+
+@attack("square", queries=True)
+def square(
+    objective: Any,
+    images: Float[Tensor, "batch channel height width"],
+    epsilon: float,
+    key: Int64[Tensor, " batch"],
+    box: Box = UNIT,
+    *,
+    queries: int = 5000,  # Croce and Hein 2020
+    share: float = 0.8,  # Andriushchenko et al. 2020, of MNIST
+) -> Float[Tensor, "batch channel height width"]:
+    """Change random squares, without gradients (Andriushchenko et al. 2020).
+
+    The attack begins with vertical stripes. Each query changes one square of an image by plus or minus epsilon, with a
+    random sign per channel, and keeps it if it increases the objective's ``success``. Queries end at the first success.
+
+    Args:
+        queries, share: largest number of queries for each image; share of the pixels in the first squares.
+    """
+    check_number("queries", queries, 1)
+    check_number("share", share, 0, 1, above=0)
+    low = torch.maximum(images - epsilon, images.clamp(max=box.low))
+    high = torch.minimum(images + epsilon, images.clamp(min=box.high))
+    channels, height, width = images.shape[1:]
+    with torch.no_grad():
+        best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
+        value = objective.success(best)
+        for query in range(1, queries):
+            rest = (value <= 0).nonzero()[:, 0]
+            if not len(rest):
+                break
+            halvings = sum(query * 10_000 // queries > number for number in _HALVED_AT)
+            side = min(max(round((share / 2**halvings * height * width) ** 0.5), 1), height, width)
+            inside = _window(key[rest], query, side, height, width)
+            corner = torch.where(
+                _flips(key[rest], 4 * query + 3, (channels, 1, 1)), high[rest], low[rest]
+            )
+            proposed = torch.where(inside[:, None], corner, best[rest])
+            reached = objective.at(rest).success(proposed)
+            better = reached > value[rest]
+            best[rest[better]], value[rest[better]] = proposed[better], reached[better]
+    return best
+
+
+def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
+    """Return which pixels are in a square at a random place of each image, ``(batch, height, width)``."""
+    top = random_bits(key, 4 * query + 1) % (height - side + 1)
+    start = random_bits(key, 4 * query + 2) % (width - side + 1)
+    rows = torch.arange(height, device=key.device) - top[:, None]
+    columns = torch.arange(width, device=key.device) - start[:, None]
+    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[
+        :, None, :
+    ]
+
+
+def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    return (random_bits(element_keys(key, shape), stream) & 1).bool()

@@ -1,0 +1,126 @@
+"""The record of an attack: percentages with intervals, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from capsule_lab.tables.statistics import interval_over_images
+from capsule_studies.attacks.evaluation import Answers, Measured
+from capsule_studies.measures.calibration import brier_score, reliability
+from capsule_studies.measures.reconstruction_detection import area_under_roc
+
+Record = dict[str, float | None]
+
+
+def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
+    """Map ``<epsilon>/<quantity>`` to a number; percentages are of all images unless stated otherwise.
+
+    =================== ==================================================================================
+    accuracy, error     images classified right or wrong, including images that were wrong before
+    lowest, highest     95 % interval (Wilson 1927) of the accuracy; with targets, of the success
+    success             images classified as the target; without targets, as any class but the label
+    success_of_right    the same, of images that were right before and whose label is not the target
+    success_of_class_3  the success with target 3
+    mean_change         mean change of a pixel in units of the space; ``mean_grey_levels``: in grey levels of 255
+    calibration_error   expected calibration error (Guo 2017) of the softmax in percent; ``brier``: its Brier score
+    detected            images whose reconstruction error is above the threshold (Frosst 2018)
+    undetected_error    images that are classified wrong and not detected
+    detection_area      area under the ROC curve of detecting attacked images, in percent
+    =================== ==================================================================================
+
+    With targets, each quantity is a mean over them. ``threshold`` is the reconstruction error above which an image
+    counts as attacked; ``None`` if there is none.
+    """
+    record: Record = {}
+    for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
+        by_target = {
+            target: answers
+            for (other, target), answers in measured.attacked.items()
+            if other == epsilon
+        }
+        quantities = _of_budget(measured, by_target, threshold)
+        record |= {f"{epsilon:g}/{key}": value for key, value in quantities.items()}
+    return record
+
+
+def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
+    """Group the result of ``of_budgets`` by epsilon."""
+    parts: dict[float, Record] = {}
+    for name, value in record.items():
+        epsilon, _, key = name.partition("/")
+        parts.setdefault(float(epsilon), {})[key] = value
+    return parts
+
+
+def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
+    """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
+    record = {
+        "error": _percent(~measured.was_right),
+        **_calibration(measured.clean.logits, measured.labels),
+    }
+    if threshold is not None:
+        record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
+    return record
+
+
+def _of_budget(
+    measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None
+) -> Record:
+    labels, targets = measured.labels, list(by_target)
+    targeted = targets != [None]
+    right = torch.cat([answers.found == labels for answers in by_target.values()])
+    reached = {
+        target: answer.found != labels if target is None else answer.found == target
+        for target, answer in by_target.items()
+    }
+    success = torch.cat([*reached.values()])
+    counts = [
+        measured.was_right if target is None else measured.was_right & (labels != target)
+        for target in targets
+    ]
+    of_right = success[torch.cat(counts)]
+    logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
+    grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
+    lowest, highest = interval_over_images(
+        int((success if targeted else right).sum()) // len(targets), len(labels)
+    )
+    record: Record = {
+        "accuracy": _percent(right),
+        "error": _percent(~right),
+        "lowest": lowest,
+        "highest": highest,
+        "success": _percent(success),
+        "success_of_right": _percent(of_right) if len(of_right) else None,
+        "mean_change": change.double().mean().item(),
+        "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
+        **_calibration(logits, labels.repeat(len(targets))),
+    }
+    if threshold is not None:
+        detected = errors > threshold
+        record |= {
+            "detected": _percent(detected),
+            "undetected_error": _percent(~right & ~detected),
+            "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
+        }
+    if targeted:
+        record |= {
+            f"success_of_class_{target}": _percent(reached_it)
+            for target, reached_it in reached.items()
+        }
+    return record
+
+
+def _calibration(
+    logits: Float[Tensor, "images class"], labels: Int64[Tensor, " images"]
+) -> dict[str, float]:
+    probabilities = logits.double().softmax(1)
+    error = 100 * reliability(probabilities, labels).expected_error
+    return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
+
+
+def _percent(which: Bool[Tensor, " some"]) -> float:
+    return 100 * which.double().mean().item()

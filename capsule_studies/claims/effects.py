@@ -1,0 +1,243 @@
+"""The difference that decides a claim, from the records in results/."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy.stats import t as student
+
+from capsule_lab.tables import statistics
+from capsule_lab.tables.statistics import Difference
+from capsule_studies.claims.read import RESULTS
+
+PLANNED, AFTER, UNKNOWN = "planned", "after the fact", "plan not verifiable"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What results/plans.csv knows about a comparison, and which lines of its report belong to the family.
+
+    Attributes:
+        label: ``PLANNED``, ``AFTER`` or ``UNKNOWN``.
+        margin: the margin in the table; ``None`` without one.
+        seeds: number of seeds in the table.
+        commits: commits of the runs.
+        missing: those that do not exist in the repository.
+        family: name of the family that Holm's method corrects; empty for a comparison that is not planned.
+        line: the comparison in its family.
+        family_p: p values of no difference of all comparisons in the family, by line.
+    """
+
+    label: str = AFTER
+    margin: float | None = None
+    seeds: int = 0
+    commits: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    family: str = ""
+    line: int = 0
+    family_p: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The difference that decides a claim: first sample minus second.
+
+    Attributes:
+        found: difference, interval, p value, standard error and degrees of freedom.
+        paired: whether runs with the same seed are compared.
+        real: whether the data are real, not a stand-in.
+        other: the test with the other pairing, for two kinds of networks with the same seeds; the larger p counts.
+        p_of_report: p of no difference after the correction of the report, if the difference comes from one.
+    """
+
+    found: Difference
+    paired: bool
+    real: bool = True
+    plan: Plan = Plan()
+    other: Difference | None = None
+    p_of_report: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of runs of the smaller sample, or of pairs."""
+        return min(self.found.counts)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval."""
+        assert self.found.low is not None
+        return self.found.low
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95 % interval."""
+        assert self.found.high is not None
+        return self.found.high
+
+    @property
+    def tests(self) -> list[Difference]:
+        """The test of the table, and the one with the other pairing."""
+        return [self.found] if self.other is None else [self.found, self.other]
+
+    @property
+    def p(self) -> float:
+        """P value of no difference."""
+        return max(test.p for test in self.tests if test.p is not None)
+
+    def p_of_smaller(self, claim: dict[str, Any]) -> float:
+        """Return the p value of a difference in the claimed direction that matters; small if there is none."""
+        return max(_p_of_smaller(test, claim) for test in self.tests)
+
+
+def sign(claim: dict[str, Any]) -> int:
+    """Return the sign of the difference that the claim predicts."""
+    return {"less": -1, "more": 1}[claim["expects"]]
+
+
+def effect_of(claim: dict[str, Any]) -> Effect:
+    """Compute the effect of a claim from the records."""
+    if "comparison" in claim:
+        return _of_report(**claim["comparison"])
+    first, second, paired = _sample(claim["first"]), claim["second"], claim.get("paired", False)
+    if not isinstance(second, dict):  # a number
+        second, paired, other = pd.Series(float(second), first.index), True, None
+    else:
+        second = _sample(second)
+        other = (
+            _other_test(first, second, paired=paired) if _are_different_networks(claim) else None
+        )
+    if paired:
+        seeds = first.index.intersection(second.index)
+        first, second = first[seeds], second[seeds]
+    compare = statistics.paired_difference if paired else statistics.unpaired_difference
+    found = compare([*first], [*second])
+    if found.low is None or found.high is None or found.p is None:
+        raise ValueError(
+            f"{claim['claim']} has samples without a deviation; expected several different values"
+        )
+    return Effect(
+        found, paired, claim.get("source", _source(claim["first"])) == "real", other=other
+    )
+
+
+def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
+    frame = read_csv(RESULTS / f"{file}_comparisons.csv")
+    chosen = frame[(frame["comparison"] == name) & frame["first"].str.startswith(row)]
+    chosen = chosen[chosen["first_column"].str.startswith(column)]
+    if len(chosen) != 1:
+        raise ValueError(
+            f"{file}_comparisons.csv has {len(chosen)} lines of {name}, {row!r}, {column!r}; expected one"
+        )
+    line = chosen.iloc[0]
+    found = _difference(line)
+    paired = "paired" in line["test"] or found.error_of_clusters > 0
+    different = line["first"] != line["second"] and "t-test" in line["test"]
+    other = _other_test(*_samples(file, line), paired=paired) if different else None
+    plan = _plan(file, frame, line)
+    return Effect(found, paired, line["source"] == "real", plan, other, float(line["p_holm"]))
+
+
+def _difference(line: pd.Series) -> Difference:
+    number = {
+        name: float(line[name] or "nan")
+        for name in ("difference", "low", "high", "p", "error", "df")
+    }
+    return Difference(
+        number["difference"],
+        number["low"],
+        number["high"],
+        number["p"],
+        (int(line["n_first"]), int(line["n_second"])),
+        line["test"],
+        equivalent=line["equivalent"] or None,
+        error=number["error"],
+        df=number["df"],
+        error_of_clusters=float(line["error_of_clusters"]),
+    )
+
+
+def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
+    plans = read_csv(RESULTS / "plans.csv")
+    known = plans[(plans["table"] == file) & (plans["comparison"] == line["comparison"])].iloc[0]
+    label = {"yes": PLANNED, "no": AFTER, "unknown": UNKNOWN}[known["planned"]]
+    family = line["family"] or line["comparison"]
+    name = "family" if line["family"] else "comparison"
+    members = frame[(frame[name] == family) & (frame["source"] == line["source"])]
+    return Plan(
+        label,
+        float(line["margin"]) if line["margin"] else None,
+        int(known["seeds_planned"]),
+        tuple(known["commits_of_runs"].split()),
+        tuple(known["missing_commits"].split()),
+        f"{file}/{family}/{line['source']}" if label == PLANNED else "",
+        int(line.name),
+        {int(index): float(p) for index, p in members["p"].items() if p},
+    )
+
+
+def _samples(file: str, line: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Return the values of both rows of a comparison by seed."""
+    runs = read_csv(RESULTS / f"{file}_runs.csv")
+    runs = runs[(runs["status"] == "done") & (runs["source"] == line["source"])]
+    found = []
+    for side in ("first", "second"):
+        of_row = runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])]
+        found.append(pd.Series(of_row["value"].astype(float).to_numpy(), of_row["seed"]))
+    return found[0], found[1]
+
+
+def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference | None:
+    """Return Welch's test in place of a paired one, or the reverse; ``None`` if the seeds are not the same."""
+    if sorted(first.index) != sorted(second.index) or len(first) < 2:
+        return None
+    compare = statistics.unpaired_difference if paired else statistics.paired_difference
+    found = compare([*first], [*second[first.index]])
+    return found if found.error else None
+
+
+def _are_different_networks(claim: dict[str, Any]) -> bool:
+    keys = ("file", "row", "network")
+    return any(claim["first"].get(key) != claim["second"].get(key) for key in keys)
+
+
+def _sample(source: dict[str, str]) -> pd.Series:
+    """Return the values of a row of a file of runs by seed.
+
+    ``value`` names the column of values; ``minus`` another column of the same runs, which is subtracted.
+    """
+    frame = pd.read_csv(RESULTS / source["file"])
+    for key in ("column", "row", "network"):
+        if key in source:
+            exact = frame[key] == source[key]
+            frame = frame[
+                exact if exact.any() else frame[key].astype(str).str.startswith(source[key])
+            ]
+    if "status" in frame:
+        frame = frame[frame["status"] == "done"]
+    if frame.empty or frame["seed"].duplicated().any():
+        raise ValueError(f"{source} has {len(frame)} runs; expected one of each seed")
+    values = frame.set_index("seed")[source.get("value", "value")].astype(float)
+    if "minus" not in source:
+        return values
+    subtracted = {key: value for key, value in source.items() if key != "minus"}
+    return values - _sample({**subtracted, "column": source["minus"]})
+
+
+def _source(sample: dict[str, str]) -> str:
+    frame = read_csv(RESULTS / sample["file"])
+    return str(frame["source"].iloc[0]) if "source" in frame else "real"
+
+
+def _p_of_smaller(test: Difference, claim: dict[str, Any]) -> float:
+    towards = sign(claim) * test.estimate
+    return float(student.cdf((towards - claim["smallest"]) / test.error, test.df))
+
+
+@functools.cache
+def read_csv(file: Path) -> pd.DataFrame:
+    """Return a file of results; empty cells are empty strings."""
+    return pd.read_csv(file, keep_default_na=False)

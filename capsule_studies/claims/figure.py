@@ -1,0 +1,108 @@
+"""Draws the difference of every claim."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from capsule_studies.claims.effects import sign
+from capsule_studies.claims.page import title
+from capsule_studies.claims.verdicts import (
+    HOLDS,
+    NOT,
+    OPEN,
+    OPPOSITE,
+    OPPOSITE_OPEN,
+    OPPOSITE_SMALL,
+    SMALL,
+    UNDECIDED,
+    Judged,
+)  # fmt: skip
+
+COLOURS = {
+    HOLDS: "#1b7837",
+    OPEN: "#5aae61",
+    SMALL: "#8c8c8c",
+    OPPOSITE: "#c51b7d",
+    OPPOSITE_OPEN: "#de77ae",
+    OPPOSITE_SMALL: "#b08fa8",
+    NOT: "#f1a340",
+    UNDECIDED: "#404040",
+}
+_WIDEST = 8.0  # differences are drawn up to this multiple of the smallest one that matters
+_MOST_LETTERS = 125  # of a claim
+
+
+def figure(every: list[Judged]) -> Figure:
+    """Draw every difference with its interval, in units of the smallest difference that matters.
+
+    The claimed direction is to the right. Intervals that reach beyond the axis end in an arrow.
+    """
+    topics = [each.claim["topic"] for each in every]
+    order = list(dict.fromkeys(topics))
+    heights = [row + 1.6 * (order.index(topic) + 1) for row, topic in enumerate(topics)]
+    drawn = Figure(figsize=(12, 0.19 * heights[-1] + 1))
+    below, above = (inches / drawn.get_figheight() for inches in (0.5, 0.5))
+    axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
+    axes.axvspan(-1, 1, color="0.93", linewidth=0)
+    axes.axvline(0, color="0.6", linewidth=0.7)
+    text: dict[str, Any] = {
+        "va": "center",
+        "ha": "right",
+        "size": 7.5,
+        "transform": axes.get_yaxis_transform(),
+    }
+    for each, height in zip(every, heights, strict=True):
+        _draw(axes, each, height)
+        axes.text(-0.015, height, _shortened(each), color=COLOURS[each.verdict], **text)
+    for topic in order:
+        axes.text(
+            -0.015,
+            heights[topics.index(topic)] - 1.1,
+            topic,
+            **{**text, "size": 8, "weight": "bold"},
+        )
+    axes.set_xlim(-1.05 * _WIDEST, 1.05 * _WIDEST)
+    axes.set_ylim(heights[-1] + 0.8, heights[0] - 1.8)
+    axes.set_yticks([])
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    unit = "in units of the smallest one that matters; 95 % interval"
+    axes.set_xlabel(f"difference in the claimed direction, {unit}", size=8)
+    keys = [
+        Line2D([], [], color=colour, marker="o", markersize=4, label=verdict)
+        for verdict, colour in COLOURS.items()
+    ]
+    drawn.legend(handles=keys, loc="upper left", ncols=4, fontsize=8, frameon=False)
+    return drawn
+
+
+def _draw(axes: Axes, each: Judged, height: float) -> None:
+    scale, colour = sign(each.claim) / each.claim["smallest"], COLOURS[each.verdict]
+    effect = each.effect
+    low, high = sorted((scale * effect.low, scale * effect.high))
+    middle = scale * effect.found.estimate
+    inside = [max(-_WIDEST, min(value, _WIDEST)) for value in (low, high)]
+    axes.plot(inside, [height, height], color=colour, linewidth=1.4, solid_capstyle="butt")
+    for end in {math.copysign(_WIDEST, value) for value in (low, high) if abs(value) > _WIDEST}:
+        axes.plot([end], [height], "<" if end < 0 else ">", color=colour, markersize=4)
+    if abs(middle) <= _WIDEST:
+        axes.plot([middle], [height], "o", color=colour, markersize=4)
+
+
+def _shortened(each: Judged) -> str:
+    """Return the title of a claim; a last parenthesis and the label of a stand-in are never cut."""
+    claim = each.claim["claim"]
+    label = title(each).removeprefix(claim)
+    if len(claim + label) <= _MOST_LETTERS:
+        return claim + label
+    start, _, end = claim.rpartition(" (")
+    if not claim.endswith(")."):
+        start, end = claim, ""
+    tail = (f" ({end}" if end else "") + label
+    return textwrap.shorten(start, _MOST_LETTERS - len(tail), placeholder=" …") + tail

@@ -1,0 +1,167 @@
+"""Analyse a trained network: ``capsule-lab analyse ckpt=runs/… what=…``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from omegaconf import DictConfig
+from pydantic import Field
+from rich.table import Table
+from rich.text import Text
+
+from capsule_lab import runs
+from capsule_lab.commands.declare import command
+from capsule_lab.commands.evaluate import check_outputs
+from capsule_lab.config.declaration import Count, Group, Measurement
+from capsule_lab.errors import printable
+from capsule_studies.names import name_of
+from capsule_studies.study import (
+    StudyInput,
+    StudyOptions,
+    StudyOutput,
+    StudyResult,
+    check_study,
+    run_study,
+    show_and_keep,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+    from capsule_lab.networks import AbstractNetwork
+    from capsule_studies.images import StudyImages
+    from capsule_studies.subject import Subject
+
+_PREFIXES = {"trained": "", "untrained": "untrained/"}
+_SPLITS = {"val": "validation", "test": "test"}
+
+
+class AnalyseOptions(StudyOptions):
+    """Options of ``analyse``."""
+
+    split: Literal["test", "val"] = "val"
+    """The test set, or the validation images."""
+    images: Count | None = 200
+    """A stratified sample of the split; null: all."""
+    untrained: bool = True
+    """Also analyse the network before training, as a control."""
+    what: Group
+
+
+class AnalyseResult(runs.results.Evaluation):
+    """The fields of a record that reports read."""
+
+    analyse: runs.results.Quantities = Field({})
+
+
+@command(
+    "analyse",
+    AnalyseOptions,
+    check=check_study,
+    first="ckpt",
+    measures=Measurement(AnalyseResult, metrics=("analyse",), devices=("accelerator",)),
+)
+def main(options: AnalyseOptions) -> dict[str, Any]:
+    """Analyse ``ckpt``, print the numbers, and write them with figures to the run."""
+    outcome = analyse(options.config)
+    show_and_keep(outcome, [table(outcome.result)], options.logger, pdf=True)
+    return outcome.result
+
+
+def analyse(config: DictConfig) -> StudyOutput:
+    """Answer a question about a run's network, and about the same network before training; see ``study.run_study``."""
+    return run_study(config, main, "what", "analyses", _find)
+
+
+def _find(setting: StudyInput) -> StudyResult:
+    from capsule_studies.images import StudyImages
+    from capsule_studies.subject import open_subject
+
+    config, run = setting.config, setting.run
+    images = StudyImages(setting.data, config.split, setting.device)
+    trained = open_subject(run, run.network, images)
+    check_outputs(run, _outputs(trained))
+    answers = {"trained": setting.function(trained)}
+    if config.untrained:
+        answers["untrained"] = setting.function(
+            open_subject(run, _untrained(run, images, config.seed), images)
+        )
+
+    def figures(result: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
+        from capsule_lab.analysis.plotting import add_heading
+
+        source = runs.results.short_name(run.provenance)
+        data = f"{result['images']} {_SPLITS[config.split]} images of {source}"
+        endings = {"trained": (f"step {run.step}", ""), "untrained": ("untrained", "_untrained")}
+        for weights, answer in answers.items():
+            state, ending = endings[weights]
+            for name, figure in answer.draw().items():
+                add_heading(figure, f"{run.directory.name}, {state}, {data}")
+                yield f"{stem}_{name}{ending}", figure
+
+    rows = [
+        {"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows
+    ]
+    numbers = {
+        f"{_PREFIXES[weights]}{name}": value if math.isfinite(value) else None
+        for weights, answer in answers.items()
+        for name, value in answer.numbers.items()
+    }
+    return StudyResult({"analyse": numbers}, trained.batches, figures, rows)
+
+
+def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
+    """Yield the network's outputs for all images: class scores, or poses and presences if it does not classify."""
+    from capsule_lab.networks import AbstractPairNetwork
+
+    network: Any = subject.network
+    if isinstance(network, AbstractPairNetwork):
+        for batch in subject.batches:
+            yield from network.recognise(batch.images)
+    else:
+        yield subject.outputs().ranking
+
+
+def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork:
+    """Build the run's network with new weights; its batch normalisation has the statistics of these images."""
+    import torch
+    from torch.optim.swa_utils import update_bn
+
+    from capsule_lab.config import build
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network: AbstractNetwork = build.build_module(run.config, run.spec).network
+    update_bn([batch.images for batch in images.seen], network.to(images.device))
+    return network
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return a table of the numbers of the trained network and, if there is one, of the untrained network."""
+    title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
+    numbers_table = Table(title=Text(printable(title)), title_justify="left")
+    numbers_table.add_column("")
+    numbers = result["analyse"]
+    columns = {
+        name: prefix
+        for name, prefix in _PREFIXES.items()
+        if any(key.startswith(prefix) for key in numbers)
+    }
+    for name in columns:
+        numbers_table.add_column(name, justify="right")
+    for key in (key for key in numbers if not key.startswith(_PREFIXES["untrained"])):
+        values = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
+        numbers_table.add_row(key, *("" if value is None else f"{value:.4g}" for value in values))
+    if None in numbers.values():
+        numbers_table.caption = (
+            "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        )
+        numbers_table.caption_justify = "left"
+    return numbers_table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Attack a trained network: ``capsule-lab attack ckpt=runs/…``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from omegaconf import DictConfig
+from pydantic import Field, model_validator
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from capsule_lab import runs
+from capsule_lab.commands.declare import command
+from capsule_lab.commands.evaluate import check_outputs
+from capsule_lab.config.check_options import check_effect
+from capsule_lab.config.declaration import Count, Group, Measurement, Weights
+from capsule_lab.errors import ConfigError, printable
+from capsule_studies.attacks.kind import PIXEL_STRENGTHS, kind_of
+from capsule_studies.names import name_of
+from capsule_studies.study import (
+    StudyInput,
+    StudyOptions,
+    StudyOutput,
+    StudyResult,
+    check_study,
+    run_study,
+    show_and_keep,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsule_lab.tables.summary import Entry
+    from capsule_studies.attacks.evaluation import Measured
+    from capsule_studies.attacks.session import AttackedRun
+
+_COLUMNS = {
+    "success_of_right": "success on images right before attack %",
+    "mean_grey_levels": "mean change, grey levels",
+    "calibration_error": "calibration error %",
+    "detected": "detected %",
+}
+"""Headings of the printed quantities, which ``summary.of_budgets`` defines."""
+_CPU_BATCH = (
+    128  # ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500
+)
+_FOR_THRESHOLD = 1000  # ours: validation images, 50 of which are above the threshold
+
+
+class AttackOptions(StudyOptions):
+    """Options of ``attack``."""
+
+    source: Weights | None = None
+    """Create the images against this network instead (a transfer attack)."""
+    couplings: Literal["trained", "equal"] = "trained"
+    """Couplings of the network that images are created against;
+    equal: every parent gets an equal share of each child."""
+    baseline: Weights | None = None
+    """Another run, such as a CNN, for the checks of gradient size and of transfer."""
+    split: Literal["test", "val"] = "test"
+    """The test set, or the validation images."""
+    images: Count | None = 1000
+    """A stratified sample of the split; null: all."""
+    epsilons: list[float] | None = None
+    """Default: depends on the range of pixels, see docs/guides/attacks.md."""
+    space: Literal["input", "grey_levels"] = "input"
+    """input: pixels as the network receives them; grey_levels: before preprocessing."""
+    objective: Literal["cross_entropy", "margin", "training"] = "cross_entropy"
+    """The loss of the logits that the attack increases; or margin, training (the network's own loss)."""
+    targeted: bool = False
+    """true: use every class in turn as the target."""
+    checks: bool = True
+    """Check for masked gradients; takes about as long as the attack."""
+    check_images: Count = 200
+    """Number of images for the checks."""
+    attack: Group
+
+
+class AttackResult(runs.results.Evaluation):
+    """The fields of a record that reports and their figures read."""
+
+    attack: runs.results.Quantities = Field({})
+    targeted: bool = False
+    space: Literal["input", "grey_levels"] = "input"
+    source: str | None = None
+    options: dict[str, Any] = Field({})
+    split: Literal["test", "val"] = "test"
+    images: runs.results.Count = 0
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        """Check that an attack has, as ``<epsilon>/<name>``, the quantities of its curves for each epsilon."""
+        if not self.attack or "targeted" not in self.model_fields_set:
+            return self  # it is not drawn
+        needed = {"space", "couplings", "source", "options", "split", "images"}
+        if missing := needed - self.model_fields_set:
+            raise ValueError(f"an attack without {', '.join(sorted(missing))}")
+        drawn = ["accuracy", "success"] if self.targeted else ["accuracy"]
+        for epsilon in {key.partition("/")[0] for key in self.attack}:
+            curves = {f"{epsilon}/{name}" for name in drawn}
+            if not math.isfinite(float(epsilon)) or not curves <= {*self.attack}:
+                raise ValueError(
+                    f"an attack with epsilon {epsilon} without {', '.join(sorted(curves))}"
+                )
+        clean = self.test if self.split == "test" else self.val
+        if "error" not in clean or "_target_" not in self.options:
+            raise ValueError(
+                f"an attack without its name, or without the error of unchanged {self.split} images"
+            )
+        return self
+
+
+def _check(config: DictConfig) -> None:
+    """Raise a ``ConfigError`` if options of ``attack`` do not fit together."""
+    check_study(config)
+    epsilons = config.epsilons
+    if epsilons is not None and len(set(filter(math.isfinite, epsilons))) < max(1, len(epsilons)):
+        raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
+    if config.objective != "training":
+        return
+    for name, without_effect in (("source", None), ("couplings", "trained"), ("targeted", False)):
+        if config[name] != without_effect:
+            what = "labels, not targets" if name == "targeted" else "the attacked network"
+            raise ConfigError(
+                f"objective=training works only with {what}; expected objective=cross_entropy or margin with "
+                f"{name}={config[name]}"
+            )
+
+
+def _figures_of_table(entries: Sequence[Entry]) -> dict[str, Figure]:
+    from capsule_studies.attack_tables import accuracy_under_attack
+
+    return accuracy_under_attack(entries)
+
+
+@command(
+    "attack",
+    AttackOptions,
+    check=_check,
+    first="ckpt",
+    measures=Measurement(
+        AttackResult, metrics=("attack",), devices=("accelerator",), figures=_figures_of_table
+    ),
+)
+def main(options: AttackOptions) -> dict[str, Any]:
+    """Attack ``ckpt``, print accuracy and checks, and write both with figures to the run."""
+    outcome = attack(options.config)
+    show_and_keep(outcome, tables(outcome.result), options.logger)
+    return outcome.result
+
+
+def attack(config: DictConfig) -> StudyOutput:
+    """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.run_study``."""
+    return run_study(config, main, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
+
+
+def _attacked(setting: StudyInput) -> StudyResult:
+    from capsule_studies.attacks import checks, session, summary
+    from capsule_studies.images import StudyImages
+
+    config, run, function = setting.config, setting.run, setting.function
+    _check_effects(config)
+    others = {
+        name: runs.open(config[name], trust=config.trust)
+        for name in ("source", "baseline")
+        if config[name]
+    }
+    for other in others.values():
+        session.check_same_data(run, other)
+    images = StudyImages(setting.data, config.split, setting.device)
+    source = others.get("source")
+    attacked = session.AttackedRun(
+        run, images, config.space, source=source, couplings=config.couplings
+    )
+    check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
+    threshold = None
+    if config.split == "test":
+        few = run.data_with(
+            {**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)}
+        )
+        threshold = session.detection_threshold(run, few)
+    attacked.keeps_errors = threshold is not None
+    epsilons = _epsilons(config, attacked)
+    targets = [*range(run.spec.num_classes)] if config.targeted else [None]
+    start_time = time.monotonic()
+    with _progress(attacked, "attacking", len(epsilons) * len(targets)):
+        measured = attacked.measure(function, config.objective, epsilons, targets)
+    seconds = time.monotonic() - start_time
+    verdicts = []
+    if _is_checked(config):
+        baseline = others.get("baseline")
+        judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
+        options = {"images": config.check_images, "baseline": judge}
+        with _progress(attacked, "checking", None):
+            results = checks.checks(attacked, function, config.objective, epsilons, **options)
+            verdicts = [check._asdict() for check in results]
+    result = {
+        config.split: summary.of_clean(measured, threshold),
+        "attack": summary.of_budgets(measured, threshold),
+        "seconds": round(seconds, 2),
+        "checks": verdicts,
+        **{
+            name: str(others[name].checkpoint) if name in others else None
+            for name in ("source", "baseline")
+        },
+        **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
+    }
+    return StudyResult(
+        result, attacked.batches, functools.partial(_figures, run, attacked, measured)
+    )
+
+
+def _is_checked(config: DictConfig) -> bool:
+    """Return whether the checks for masked gradients run, which need the gradient of the attacked network itself."""
+    is_other = config.targeted or config.source or config.couplings == "equal"
+    return bool(config.checks and kind_of(config.attack).along_gradients and not is_other)
+
+
+def _check_effects(config: DictConfig) -> None:
+    """Raise a ``ConfigError`` for an option that this attack does not use."""
+    kind, name = kind_of(config.attack), f"with attack={name_of(config.attack)}"
+    if not kind.along_gradients:
+        check_effect(config, main, f"{name}, which follows no gradient", ["objective"])
+    if not (kind.along_gradients or kind.queries):
+        check_effect(config, main, f"{name}, which uses no network", ["source", "couplings"])
+    if not _is_checked(config):
+        without_effect = ["baseline", "check_images"]
+        check_effect(config, main, "without checks of this attack", without_effect)
+
+
+def _figures(
+    run: runs.Run, attacked: AttackedRun, measured: Measured, record: Mapping[str, Any], stem: str
+) -> Iterator[tuple[str, Figure]]:
+    from capsule_lab.analysis.plotting import add_heading
+    from capsule_studies.attacks.figures import (
+        accuracy_figure,
+        attack_of,
+        images_of,
+        sheet,
+        weights_of,
+    )
+    from capsule_studies.measures.calibration import reliability, reliability_figure
+
+    yield f"attack_{stem}", accuracy_figure([record])
+    target = 0 if record["targeted"] else None
+    answers = {"original": measured.clean}
+    answers |= {
+        f"epsilon {epsilon:g}": answer
+        for (epsilon, to), answer in measured.attacked.items()
+        if epsilon and to == target
+    }
+    bins = {
+        key: reliability(answer.logits.double().softmax(1), measured.labels)
+        for key, answer in answers.items()
+    }
+    aim = "" if target is None else f" towards class {target}"
+    for name, figure in (
+        ("attacked", sheet(measured, target, attacked.batches[0].box, record, run.spec.classes)),
+        ("reliability", reliability_figure(bins)),
+    ):
+        add_heading(figure, f"{weights_of(record)}: {attack_of(record)}{aim}, {images_of(record)}")
+        yield f"{name}_{stem}", figure
+
+
+def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
+    """Return the configured strengths or the attack's defaults; strengths must not exceed the range of the pixels."""
+    strengths = kind_of(config.attack).strengths
+    is_length, in_grey_levels = config.attack.get("norm") == "l2", config.space == "grey_levels"
+    box, shape = attacked.batches[0].box, attacked.batches[0].images.shape[1:]
+    if config.epsilons is not None:
+        epsilons = [float(epsilon) for epsilon in config.epsilons]
+    elif is_length:
+        epsilons = [(255 if in_grey_levels else 1) * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
+    else:
+        pixels = "grey_levels" if in_grey_levels else "unit" if box.high == 1 else "standardised"
+        epsilons = [*(strengths or PIXEL_STRENGTHS[pixels])]
+    span = box.high - box.low
+    if not math.isfinite(span):
+        span = max((batch.images.max() - batch.images.min()).item() for batch in attacked.batches)
+    most = span * shape.numel() ** 0.5 if is_length else span
+    wrong = [] if strengths else [epsilon for epsilon in epsilons if not 0 <= epsilon <= most]
+    if wrong:
+        raise ConfigError(
+            f"epsilons contains {wrong[0]:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
+            f"{shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
+        )
+    return epsilons
+
+
+def tables(result: Mapping[str, Any]) -> list[Table]:
+    """Return tables of the accuracy at each epsilon and of the results of the checks."""
+    from capsule_studies.attacks.figures import attack_of, images_of
+    from capsule_studies.attacks.summary import by_epsilon
+
+    clean = 100 - result[result["split"]]["error"]
+    title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
+    budgets = by_epsilon(result["attack"])
+    first = "success" if result["targeted"] else "accuracy"
+    known = {
+        key for record in budgets.values() for key, value in record.items() if value is not None
+    }
+    columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
+    accuracies = Table(
+        title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    if "mean_grey_levels" in columns:
+        accuracies.caption = (
+            "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
+        )
+        accuracies.caption_justify = "left"
+    for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
+        longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
+        accuracies.add_column(
+            heading, justify="right", width=len(longest)
+        )  # otherwise rich truncates words
+    for epsilon, record in budgets.items():
+        numbers = ["" if record.get(key) is None else f"{record[key]:.1f}" for key in columns]
+        bounds = f"{record['lowest']:.1f} to {record['highest']:.1f}"
+        accuracies.add_row(f"{epsilon:g}", f"{record[first]:.1f}", bounds, *numbers)
+    if not result["checks"]:
+        return [accuracies]
+    verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
+    for check in result["checks"]:
+        verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
+        verdicts.add_row(
+            check["name"],
+            verdict,
+            check["found"],
+            style="red" if check["passed"] is False else None,
+        )
+    return [accuracies, verdicts]
+
+
+@contextmanager
+def _progress(attacked: AttackedRun, task: str, passes: int | None) -> Iterator[None]:
+    """Show a progress bar on a terminal, with the remaining time if the number of passes is known."""
+    total = (
+        None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
+    )
+    console = Console(stderr=True)
+    columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        step = bar.add_task("", total=total)
+        attacked.on_step = lambda images: bar.advance(step, images)
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Write the page of the explorer: ``capsule-lab explorer ckpt=runs/… out=explorer.html``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from rich.console import Console
+
+from capsule_lab.commands.declare import command
+from capsule_lab.config.declaration import Options, Trusted, Weights
+from capsule_lab.system.files import expanded
+from capsule_studies.explorer import show
+
+
+class ExplorerOptions(Options):
+    """Options of ``explorer``."""
+
+    ckpt: Weights
+    """A run directory (its best checkpoint), a .ckpt or .safetensors file, or the name of ready weights;
+    a network of digits of 28x28."""
+    beside: list[str] | str | None = None
+    """Another network or several: an EMCaps for the view of EM routing, a CNN for the comparison."""
+    out: str = "explorer.html"
+    """The page, one file that needs no network."""
+    precision: Literal["f16", "f32"] = "f16"
+    """f32: twice the size."""
+    trust: Trusted = Field([])
+    """Your own packages that the checkpoints may name, such as the one with your routing;
+    safetensors refuses files that must be unpickled."""
+
+
+@command("explorer", ExplorerOptions, first="ckpt")
+def main(options: ExplorerOptions) -> None:
+    """Write the page for ``ckpt`` and the networks ``beside`` it, and print its path and size."""
+    from capsule_lab.config import build  # torch and Lightning
+
+    build.quiet_lightning_logs()
+    names = [options.beside] if isinstance(options.beside, str) else options.beside or []
+    out = expanded(options.out)
+    show(options.ckpt, *names, precision=options.precision, trust=options.trust).save(out)
+    text = f"written to {out} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser"
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A short feature vector for each image, the pose of the label's capsule or a CNN's last features; linear maps of them.
+
+A single linear map for all images: how much of the change of a pose it explains, and whether such maps form a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from capsule_lab.types import Batch
+from capsule_studies.subject import Subject
+
+_COMPONENTS = 16  # ours: as many as a pose has
+
+Poses = Float[Tensor, "image dim"]
+Matrix = Float[Tensor, "dim dim"]
+Features = Callable[[Sequence[Batch]], Float[Tensor, "image component"]]
+
+
+def pose_features(subject: Subject) -> Features:
+    """Return a function from batches to one vector per image, in float64.
+
+    If class capsules have poses, it is the pose of the label's capsule: with the label given, classification plays no
+    role. Otherwise, it is 16 principal components of the input of the last layer with weights.
+    """
+    output = subject.outputs(subject.batches[:1])
+    if output.capsules is not None and output.capsules.poses.shape[2]:
+        return lambda batches: label_poses(subject, batches)
+    components = principal_components(last_features(subject, subject.batches))
+    return lambda batches: components(last_features(subject, batches))
+
+
+def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image dim"]:
+    """Return the pose of each label's capsule, in float64."""
+    capsules = subject.outputs(batches).capsules
+    assert capsules is not None
+    return of_label(capsules.poses, torch.cat([batch.labels for batch in batches])).double()
+
+
+def of_label(
+    values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]
+) -> Float[Tensor, "image ..."]:
+    """Select the value of each image's label from the values of all classes."""
+    return values[torch.arange(len(labels), device=labels.device), labels]
+
+
+def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
+    """Return the input of the network's last layer with weights."""
+    layers = [
+        module for module in subject.network.modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    kept: list[Tensor] = []
+    with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
+        subject.outputs(batches)
+    return torch.cat(kept)
+
+
+class LinearMap(NamedTuple):
+    """``after ~ before @ matrix + shift``, fitted to one half of the images and evaluated on the other.
+
+    Errors, of the prediction and of ``before`` itself, are squared distances relative to those of the mean.
+    """
+
+    matrix: Matrix
+    error: float
+    identity_error: float
+
+
+def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
+    """Fit a ridge regression of poses in float64 on every second image; the penalty shrinks to the identity, not to 0.
+
+    The penalty is in units of the mean variance of ``before``.
+    """
+    fitted, judged = slice(0, None, 2), slice(1, None, 2)
+    mean = before[fitted].mean(0)
+    centred, change = before[fitted] - mean, after[fitted] - before[fitted]
+    shift = change.mean(0)
+    size = centred.square().sum(0).mean().clamp_min(torch.finfo(before.dtype).tiny)
+    gram = centred.t() @ centred + ridge * size * torch.eye(before.shape[1]).to(before)
+    matrix = torch.linalg.solve(gram, centred.t() @ (change - shift))
+    predicted = before[judged] + (before[judged] - mean) @ matrix + shift
+    target = after[judged]
+    spread = (target - target.mean(0)).square().sum()
+    return LinearMap(
+        matrix + torch.eye(len(matrix)).to(matrix),
+        float((predicted - target).square().sum() / spread),
+        float((before[judged] - target).square().sum() / spread),
+    )
+
+
+def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | None = None) -> float:
+    """Return the distance of ``first`` and then ``second`` from ``both``, over the distance of that from the identity.
+
+    ``unit`` replaces ``both`` in the denominator if ``both`` is the identity.
+
+    >>> turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.1], [-0.1, 0.0]]))
+    >>> round(group_law(turn, turn, turn @ turn), 4)
+    0.0
+    """
+    identity = torch.eye(len(both)).to(both)
+    return float(
+        (first @ second - both).norm() / ((both if unit is None else unit) - identity).norm()
+    )
+
+
+def principal_components(
+    features: Float[Tensor, "image feature"], components: int = _COMPONENTS
+) -> Callable[[Float[Tensor, "other feature"]], Float[Tensor, "other component"]]:
+    """Return a function that projects onto the first principal components of these features, in float64."""
+    mean = features.double().mean(0)
+    _, _, directions = torch.linalg.svd(features.double() - mean, full_matrices=False)
+    return lambda others: (others.double() - mean) @ directions[:components].t()

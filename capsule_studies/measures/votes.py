@@ -1,0 +1,101 @@
+"""Do votes agree? Distances of votes from the poses of their parents, and the effect of shifts and shuffling.
+
+Hinton 2018, figure 2: distances ``d_ij = |V_ij - mu_j|`` over all components, coordinates included, weighted by the
+couplings that were used for ``mu_j``. Functions take votes as returned by ``LayerTrace.votes``.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.types import RoutingTrace
+from capsule_studies.measures.couplings import Couplings, Labels
+from capsule_studies.measures.features import of_label
+from capsule_studies.measures.reconstruction_detection import area_under_roc
+
+Votes = Float[Tensor, "image child parent dim"]
+Poses = Float[Tensor, "image parent dim"]
+Activations = Float[Tensor, "image child"]
+
+
+def vote_distances(votes: Votes, poses: Poses) -> Couplings:
+    """Return the Euclidean distance of each vote from its parent's pose, not in units of its standard deviation."""
+    return (votes - poses.unsqueeze(1)).norm(dim=3)
+
+
+def weighted_means(votes: Votes, couplings: Couplings, activations: Activations) -> Poses:
+    """Return the means of the votes, weighted by ``a_i R_ij``, before any further step of a routing."""
+    weights = couplings * activations.unsqueeze(2)
+    return torch.einsum("bij,bijd->bjd", weights, votes) / weights.sum(1).unsqueeze(2)
+
+
+def mean_distances(
+    distances: Couplings, couplings: Couplings, activations: Activations
+) -> Float[Tensor, "image parent"]:
+    """Return the mean distance of each parent's votes, weighted by ``a_i R_ij``; NaN for a parent without mass."""
+    return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
+
+
+def tightness(
+    means: Float[Tensor, "image parent"], labels: Labels
+) -> tuple[Float[Tensor, " image"], Int64[Tensor, " image"]]:
+    """Return the smallest mean distance of a wrong class over that of the label, and the label's rank, from 1.
+
+    If the ratio is above 1, the label's cluster is the tightest.
+    """
+    of_labels = of_label(means, labels)
+    others = means.scatter(1, labels.unsqueeze(1), torch.inf)
+    return others.amin(1) / of_labels, (others < of_labels.unsqueeze(1)).sum(1) + 1
+
+
+def shuffled_auc(
+    votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels
+) -> float:
+    """Measure how well the label's mean distance separates an image's votes from shuffled votes: 0.5 chance, 1 always.
+
+    In the shuffled set, each child's vote, coupling and activation come from a random image of the same class, drawn
+    for each child; poses are again weighted means. The result is the area under the ROC curve, by distance, of shuffled
+    against true images. Images that are the only one of their class are left out; NaN if there are no others.
+    """
+    generator = torch.Generator().manual_seed(0)
+    images, children = activations.shape
+    donor = torch.zeros(images, children, dtype=torch.int64)
+    on_cpu = labels.cpu()
+    for label in on_cpu.unique():
+        rows = (on_cpu == label).nonzero().squeeze(1)
+        drawn = torch.rand(len(rows), children, generator=generator).argsort(
+            0
+        )  # a permutation for each child
+        donor[rows] = rows[drawn]
+    several = (labels.unsqueeze(1) == labels).sum(1) > 1
+    child = torch.arange(children, device=votes.device).expand(images, -1)
+    parent = labels.unsqueeze(1).expand(-1, children)  # the label of the image whose place it is
+    means = []
+    for rows in (
+        torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children),
+        donor.to(votes.device),
+    ):
+        mine = votes[rows, child, parent]  # [image child dim]
+        weights = (trace.couplings[rows, child, parent] * activations[rows, child]).unsqueeze(2)
+        pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+        distances = (mine - pose).norm(dim=2, keepdim=True)
+        means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
+    true, shuffled = (similarity[several & similarity.isfinite()] for similarity in means)
+    return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
+
+
+def common_displacement(
+    before: Float[Tensor, "child dim"],
+    after: Float[Tensor, "child dim"],
+    weights: Float[Tensor, " child"],
+) -> float:
+    """Return the share of the votes' movement that is common to all: 1 if they move together, 0 if not at all.
+
+    ``1 - sum w |delta_i - delta_mean|^2 / sum w |delta_i|^2`` with the weighted mean of ``delta_i = after - before``.
+    """
+    delta = after - before
+    mean = (weights.unsqueeze(1) * delta).sum(0) / weights.sum()
+    moved = (weights * delta.square().sum(1)).sum()
+    return float(1 - (weights * (delta - mean).square().sum(1)).sum() / moved)

@@ -1,0 +1,231 @@
+"""Do children choose a parent, does the choice depend on the image, and does it affect the error?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.analysis.plotting import label_log_axis, panels, sequential_colours
+from capsule_lab.analysis.trace import LayerTrace
+from capsule_lab.errors import check_number
+from capsule_lab.routing import AbstractRouting, DynamicRouting
+from capsule_studies.measures import couplings as measures
+from capsule_studies.subject import Answer, Subject, error_percent, question
+
+_ENTRIES = (
+    2**26
+)  # ours: 256 MiB of couplings; larger layers are measured at equally spaced children
+_BINS = 50  # ours
+_NARROWEST = 1e-6  # ours: couplings in float32 within a smaller range are equal
+
+
+@question()
+def couplings(subject: Subject, *, iterations: int | None = None) -> Answer:
+    """Measure couplings (entropy, T-score, D-score, static share, class information, starvation) and the routing gain.
+
+    See ``capsule_studies.measures.couplings`` for definitions. Measures are per layer and iteration; D-scores are
+    those of hidden layers, whose activations no loss separates. ``class_information_of_shuffled_labels`` is the level
+    of chance; ``<layer>/gradient_norm`` is the norm of the first batch's cross-entropy gradient by the layer's weights.
+    The routing gain is the error with equal couplings minus the network's error. Means over all routing layers after
+    the last iteration: ``t_score``, ``routing_std``; over hidden layers: ``d_score``, ``dead_share``.
+
+    Args:
+        iterations: routing iterations in place of those of training; Sabour 2017, appendix A, uses ten.
+    """
+    with _iterations(subject.network, iterations):
+        subject = replace(subject)  # drops cached traces
+        numbers: dict[str, float] = {}
+        for name, layer in subject.traces.items():
+            numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
+        numbers.pop(f"{name}/d_score")
+        numbers |= {
+            f"{name}/gradient_norm": value for name, value in _gradient_norms(subject).items()
+        }
+        last = [f"{name}/{len(layer.iterations)}" for name, layer in subject.traces.items()]
+        for key in ("t_score", "routing_std", "d_score", "dead_share"):
+            layers = [*subject.traces][:-1] if key in ("d_score", "dead_share") else last
+            values = [numbers[f"{name}/{key}"] for name in layers]
+            numbers[key] = sum(values) / len(values) if values else math.nan
+        error, equal = error_percent(subject.outputs(), subject.labels), math.nan
+        with (
+            suppress(ValueError),
+            equal_couplings(subject.network),
+        ):  # NaN for a routing without equal couplings
+            equal = error_percent(subject.outputs(), subject.labels)
+        numbers |= {
+            "error": error,
+            "error_with_equal_couplings": equal,
+            "routing_gain": equal - error,
+        }
+    return Answer(numbers, draw=partial(_figures, subject.traces))
+
+
+@contextmanager
+def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
+    if iterations is None:
+        yield
+        return
+    check_number("iterations", iterations, 1)
+    with ExitStack() as stack:
+        for routing in (
+            module for module in network.modules() if isinstance(module, AbstractRouting)
+        ):
+            if "iterations" not in routing.scheduled:
+                name = type(routing).__name__
+                raise ValueError(
+                    f"iterations is {iterations}, but {name} has none; expected null, or another network"
+                )
+            options = routing.scheduled_options()
+            stack.callback(options.update, iterations=options["iterations"])
+            options["iterations"] = iterations
+        yield
+
+
+def _gradient_norms(subject: Subject) -> dict[str, float]:
+    """Return gradient norms by capsule layer, from the image upwards; NaN for a layer without weights."""
+    network, batch = subject.network, subject.batches[0]
+    norms = {}
+    with torch.enable_grad():
+        loss = torch.nn.functional.cross_entropy(
+            network.forward(batch.images).ranking, batch.labels
+        )
+        for name, layer in network.capsule_layers().items():
+            weights = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            options: dict[str, Any] = {
+                "retain_graph": True,
+                "allow_unused": True,
+                "materialize_grads": True,
+            }
+            gradients = (
+                torch.autograd.grad(loss, weights, **options) if weights else [loss * math.nan]
+            )
+            norms[name] = math.sqrt(
+                sum(float(gradient.double().square().sum()) for gradient in gradients)
+            )
+    return norms
+
+
+def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
+    """Return all measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
+    labels, classes = subject.labels, subject.num_classes
+    shuffled = labels[
+        torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
+    ]
+    couplings, activations, seen = _measured_children(layer)
+    numbers: dict[str, Tensor | float] = {}
+    before: Tensor | None = None
+    for number, (iteration, shares) in enumerate(
+        zip(layer.iterations, couplings, strict=True), start=1
+    ):
+        std = shares.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
+        measured: dict[str, Tensor | float] = {
+            "entropy": measures.child_entropy(shares, seen).nanmean(),
+            "weighted_entropy": measures.weighted_entropy(shares, activations, seen),
+            "t_score": measures.t_score(shares, seen),
+            "static_share": measures.static_share(shares, seen),
+            "routing_std": (std if seen is None else std[seen]).mean(),
+            "class_information": measures.class_information(shares, labels, classes),
+            "class_information_of_shuffled_labels": measures.class_information(
+                shares, shuffled, classes
+            ),
+            "starved_share": measures.starved_share(layer.mass(number - 1)),
+            **measures.count_trees(shares, labels),
+        }
+        if layer.routing.competing == "children":  # their couplings do not sum to one for a child
+            measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
+        if before is not None:
+            measured["argmax_changes"] = (
+                (before.argmax(2) != shares.argmax(2)).to(before.dtype).mean()
+            )
+        adds = (
+            isinstance(layer.routing, DynamicRouting) and layer.routing.options["update"] == "add"
+        )
+        if adds and layer.windows is None:
+            measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
+        numbers |= {f"{number}/{key}": value for key, value in measured.items()}
+        before = shares
+    numbers["d_score"] = measures.d_score(layer.parents.activations)
+    numbers["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
+    numbers["distance_from_orthogonal"] = math.nan
+    if (weight := layer.transformations) is not None and weight.numel():
+        numbers["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
+    return {key: float(value) for key, value in numbers.items()}
+
+
+def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
+    """Return for the measured children: couplings ``(image, child, parent)`` of each iteration, activations, ``seen``.
+
+    If parents compete within each position, a child has one set of couplings per position, and each counts as a child.
+    """
+    if layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy"):
+        of_iterations = (_of_windows(layer, iteration.couplings) for iteration in layer.iterations)
+        return of_iterations, _of_windows(layer, layer.present), None
+    chosen, seen = _children(layer), layer.seen()
+    measured = slice(None) if chosen is None else chosen
+    of_iterations = (layer.couplings(number, chosen) for number in range(len(layer.iterations)))
+    return (
+        of_iterations,
+        layer.children.activations[:, measured],
+        None if seen is None else seen[measured],
+    )
+
+
+def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:
+    """Reshape ``(image position, place, …)`` so that each position's view of a child is a separate child."""
+    assert layer.windows is not None
+    return values.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
+
+
+def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
+    """Return the children that are measured; ``None`` for all, if their couplings fit the limit."""
+    images, children = layer.children.activations.shape
+    room = max(_ENTRIES // (images * layer.parents.activations.shape[1]), 1)
+    if children <= room:
+        return None
+    return torch.linspace(0, children - 1, room, device=layer.present.device).long()
+
+
+def _figures(layers: Mapping[str, LayerTrace]) -> Mapping[str, Figure]:
+    """Draw the histogram of all couplings of each layer over their range, with one line for each iteration."""
+    size = (max(4.2 * len(layers), 6.0), 3.6)
+    figure, (axes,) = panels(
+        1, len(layers), size, "all couplings of the images, over the range that they have"
+    )
+    for axis, (name, layer) in zip(axes, layers.items(), strict=True):
+        chosen, seen, every = _children(layer), layer.seen(), []
+        for number in range(len(layer.iterations)):
+            couplings = layer.couplings(number, chosen).detach().float().cpu()
+            if seen is not None:  # all others are 0
+                couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
+            every.append(couplings.flatten())
+        low, high = (
+            min(float(values.min()) for values in every),
+            max(float(values.max()) for values in every),
+        )
+        low, high = (low, high) if high - low > _NARROWEST else (0, 1)
+        edges = torch.linspace(low, high, _BINS + 1).numpy()
+        for number, (values, colour) in enumerate(
+            zip(every, sequential_colours(len(every)), strict=True), start=1
+        ):
+            shares = torch.histc(values, _BINS, low, high) / len(values)
+            axis.stairs(
+                shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5
+            )
+        axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
+        label_log_axis(axis)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+        axis.ticklabel_format(axis="x", useOffset=False)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+    return {"histograms": figure}

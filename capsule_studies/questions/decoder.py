@@ -1,0 +1,203 @@
+"""Which information about an image does the pose of a class capsule contain?
+
+A decoder is fitted to the poses of a frozen network (Sabour 2017, sections 4.1 and 5.1), so that networks can be
+compared, including networks without a decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from capsule_lab.analysis.perturbation import (
+    DEVIATIONS,
+    Steps,
+    change_of_rows,
+    offsets_grid,
+    perturbed_reconstructions,
+)
+from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.reconstructions import (
+    first_of_each_class,
+    reconstruction_sheet,
+    select_images,
+)
+from capsule_lab.errors import check_number, check_widths
+from capsule_lab.functional import in_unit_range
+from capsule_lab.layers import Decoder
+from capsule_lab.losses import reconstruction_loss
+from capsule_lab.networks.base import decode_one
+from capsule_lab.types import CapsuleOutput
+from capsule_studies.measures.features import of_label
+from capsule_studies.subject import Answer, Subject, question
+
+_BATCH = 128  # Sabour 2017, official code
+_PICTURES = 16  # ours: images of the sheet of reconstructions
+
+
+@dataclass
+class _Decoding:
+    """A decoder of scaled poses, with the interface that figures need."""
+
+    decoder: nn.Module | None
+
+    def reconstruct(self, output: Any, classes: Int64[Tensor, " batch"]) -> Tensor:
+        assert self.decoder is not None
+        return decode_one(self.decoder, output.capsules.poses, classes)
+
+
+@question()
+def decoder(
+    subject: Subject,
+    *,
+    training_images: int = 10_000,
+    epochs: int = 20,
+    learning_rate: float = 0.001,
+    hidden: Sequence[int] = (512, 1024),  # Sabour 2017, figure 2
+    seed: int = 0,
+) -> Answer:
+    """Measure how well images can be decoded from their label's pose, and what each pose component changes in them.
+
+    The decoder of Sabour 2017 is fitted by Adam to poses of training images, each component in units of its root mean
+    square; the capsules are frozen. ``squared_error``: mean over pixels of held-out images, in [0, 1];
+    ``class_mean_squared_error``: error of the mean training image of the class, which uses the label alone;
+    ``explained``: ``1 - squared_error / class_mean_squared_error``, the information of the pose beyond the class.
+
+    The rows contain, by class and component, ``change``: mean squared change of a pixel when two standard deviations
+    are added or subtracted.
+
+    Args:
+        training_images, epochs, learning_rate: options of the fit.
+        hidden: widths of the decoder's hidden layers.
+        seed: seed of its weights and of the order of images.
+    """
+    for name, value in {"training_images": training_images, "epochs": epochs}.items():
+        check_number(name, value, 1)
+    check_number("learning_rate", learning_rate, above=0)
+    check_widths("what=decoder", hidden=hidden)
+    output: Any = subject.outputs()
+    if output.capsules is None or not output.capsules.poses.shape[2]:
+        name = type(subject.network).__name__
+        raise ValueError(
+            f"{name} has no poses to decode; expected a network of class capsules with poses"
+        )
+    training = list(subject.training(training_images))
+    labels = torch.cat([batch.labels for batch in training])
+    images = in_unit_range(torch.cat([batch.images for batch in training]))
+    outputs: Any = subject.outputs(training)
+    poses = of_label(outputs.capsules.poses, labels)  # [image dim]
+    size = poses.square().mean(0).sqrt()
+    size = size.where(size > 0, 1.0)  # not centred: the decoder masks other classes with 0
+    decoding = _Decoding(
+        _fit(outputs.capsules.poses / size, labels, images, hidden, epochs, learning_rate, seed)
+    )
+    held_out = in_unit_range(subject.images)
+    output = output._replace(capsules=output.capsules._replace(poses=output.capsules.poses / size))
+    with torch.no_grad():
+        decoded = decoding.reconstruct(output, subject.labels)
+    means = torch.stack(
+        [pictures.mean(0) for pictures in _of_classes(images, labels, subject.num_classes, 1)]
+    )
+    error = float((decoded - held_out).square().mean())
+    of_means = float((means[subject.labels] - held_out).square().mean())
+    spread = torch.stack(
+        [poses.std(0) for poses in _of_classes(poses / size, labels, subject.num_classes, 2)]
+    )
+    tweaked, rows = {}, []
+    for number in first_of_each_class(subject.labels, output.ranking.argmax(1) == subject.labels):
+        chosen = subject.labels.new_tensor([number])
+        label = int(subject.labels[number])
+        steps = Steps(DEVIATIONS, spread[label])
+        (pictures,) = perturbed_reconstructions(
+            decoding, select_images(output, chosen), subject.labels[chosen], steps
+        )
+        tweaked[label] = pictures  # [dim offset c h w]
+        name = name_of_class(subject.classes, label)
+        for component, change in enumerate(_change(pictures)):
+            rows.append({"class": name, "component": component, "change": float(change)})
+    numbers = {
+        "squared_error": error,
+        "class_mean_squared_error": of_means,
+        "explained": 1 - error / of_means if of_means else float("nan"),
+    }
+    return Answer(numbers, rows, partial(_figures, subject, decoding, output, tweaked))
+
+
+def _of_classes(values: Tensor, labels: Tensor, classes: int, least: int) -> list[Tensor]:
+    """Return the values of each class; for classes with fewer than ``least`` images, all values."""
+    by_class = [values[labels == label] for label in range(classes)]
+    return [
+        values_of_class if len(values_of_class) >= least else values for values_of_class in by_class
+    ]
+
+
+def _fit(
+    poses: Tensor,
+    labels: Tensor,
+    images: Tensor,
+    hidden: Sequence[int],
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+) -> Decoder:
+    channel, height, width = images.shape[1:]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fitted = Decoder(
+            poses.shape[1], poses.shape[2], (channel, height, width), hidden=hidden
+        ).to(poses.device)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(fitted.parameters(), lr=learning_rate)
+    with torch.enable_grad():
+        for _ in range(epochs):
+            for batch in (
+                torch.randperm(len(images), generator=generator).to(poses.device).split(_BATCH)
+            ):
+                optimizer.zero_grad()
+                reconstruction_loss(
+                    decode_one(fitted, poses[batch], labels[batch]), images[batch]
+                ).backward()
+                optimizer.step()
+    return fitted
+
+
+def _change(pictures: Float[Tensor, "dim offset channel height width"]) -> Float[Tensor, " dim"]:
+    """Return the mean squared change of a pixel by the smallest and the largest offset."""
+    middle = pictures[:, pictures.shape[1] // 2].unsqueeze(1)
+    return (pictures[:, [0, -1]] - middle).square().flatten(1).mean(1)
+
+
+def _figures(
+    subject: Subject, decoding: _Decoding, output: CapsuleOutput, tweaked: Mapping[int, Tensor]
+) -> Mapping[str, Figure]:
+    images, labels = subject.images[:_PICTURES], subject.labels[:_PICTURES]
+    shown = select_images(output, torch.arange(len(labels)))
+    figures = {
+        "reconstructions": reconstruction_sheet(
+            decoding, shown, images, labels, names=subject.classes
+        )
+    }
+    if tweaked:
+        names = {label: f"class {name_of_class(subject.classes, label)}" for label in tweaked}
+        label, pictures = next(iter(tweaked.items()))
+        title = f"{names[label]}: in each row, one component of the pose changed, in standard deviations of the class"
+        components = [f"component {number}" for number in range(len(pictures))]
+        figures["components"] = offsets_grid(pictures, components, title, Steps(DEVIATIONS))
+        strongest = {
+            label: int(change_of_rows(pictures[None]).argmax())
+            for label, pictures in tweaked.items()
+        }
+        pictures = torch.stack(
+            [tweaked[label][component] for label, component in strongest.items()]
+        )
+        rows = [f"{names[label]}, component {component}" for label, component in strongest.items()]
+        title = "of each class, the component of the pose that changes the image most, in standard deviations"
+        figures["strongest"] = offsets_grid(pictures, rows, title, Steps(DEVIATIONS))
+    return figures

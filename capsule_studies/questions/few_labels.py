@@ -1,0 +1,240 @@
+"""How well do about 25 labels name clusters of a network's features? (last slide of a talk by Hinton)"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.networks import AbstractPairNetwork
+from capsule_lab.types import Batch
+from capsule_studies.measures.factor_analysers import (
+    FactorAnalysers,
+    fit_factor_analysers,
+    posterior,
+)
+from capsule_studies.subject import Answer, Subject, question
+
+Features = Literal["capsules", "presences", "poses", "code", "pixels"]
+_LEAST_VARIANCE = 1e-4  # ours: dimensions with a smaller variance are uninformative
+_CHUNK = 1000  # ours: images at a time
+_STRATIFIED = (2, 3)  # ours: labels of each class, 20 and 30 for ten classes
+
+
+@question(of_pairs=True)
+def few_labels(
+    subject: Subject,
+    *,
+    features: Features = "capsules",
+    training_images: int = 50000,
+    principal: int = 90,
+    components: int = 25,
+    factors: int = 5,
+    labels: int = 25,
+    draws: int = 5,
+    restarts: int = 10,
+    steps: int = 50,
+    neighbours: bool = True,
+    probe: bool = True,
+    seed: int = 0,
+) -> Answer:
+    """Measure the error in percent of classifying held-out images by a mixture of factor analysers and few labels.
+
+    The mixture is fitted to training images without labels. Each component then gets a class in one of three ways; an
+    image gets the class of its components, weighted by their responsibilities:
+
+    - ``asked``: one label per component: that of the training image with the highest density under the component;
+    - ``drawn``: ``labels`` random training images: a component gets the class with the highest responsibility; a
+      component that is not the most responsible one for any of them gets the class of the nearest one that is;
+    - ``drawn_<n>_per_class``: the same with ``n`` images of each class.
+
+    ``<way>/error`` is the mean over draws, each with a new mixture; ``<way>/deviation`` is the standard deviation. For
+    comparison, with the labels of ``drawn``: ``nearest/error``, of the class of the labelled image with the nearest
+    pixels; and ``probe/error``, of a logistic regression of the features on all labels: what the features allow.
+    ``log_likelihood`` is the mean over training images.
+
+    Args:
+        subject: a network whose input includes a change of its images; with ``features="pixels"`` any network.
+        features: input of the mixture: ``"capsules"``, presences and poses times presences; ``"presences"`` or
+            ``"poses"`` alone; ``"code"``, of an auto-encoder without capsules; ``"pixels"``, principal components.
+        training_images: largest number of training images.
+        principal: number of principal components of the pixels.
+        components, factors, restarts, steps: see ``fit_factor_analysers``.
+        labels: number of labels of ``drawn``.
+        draws: number of draws of labels and mixtures.
+        neighbours, probe: whether ``nearest`` and ``probe`` are computed.
+        seed: seed of the draws.
+    """
+    check_choice("features", features, get_args(Features))
+    for name, value in {
+        "training_images": training_images,
+        "draws": draws,
+        "labels": labels,
+    }.items():
+        check_number(name, value, 1)
+    training = subject.training(training_images)
+    known = torch.cat([batch.labels for batch in training]).cpu()
+    truth = subject.labels.cpu()
+    fitted, held_out = _standardised(*_features(subject, features, training, principal))
+    seen, looked_at = _pixels(training), _pixels(subject.batches)
+    errors: dict[str, list[float]] = {}
+    likelihoods = []
+    for draw in range(draws):
+        own_seed = seed * draws + draw
+        fit = fit_factor_analysers(
+            fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed
+        )
+        likelihoods.append(fit.log_likelihoods[-1])
+        of_training, of_images = (
+            _log_joint(points, fit.mixture).cpu() for points in (fitted, held_out)
+        )
+        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
+        by_way = {
+            way: torch.zeros(len(truth), subject.num_classes)
+            .index_add(1, named, of_images.softmax(1))
+            .argmax(1)
+            for way, named in _named_by_way(
+                of_training, known, order, labels, fit.mixture, subject.num_classes
+            ).items()
+        }
+        if neighbours:
+            nearest = torch.cat(
+                [
+                    torch.cdist(part, seen[order[:labels]]).argmin(1)
+                    for part in looked_at.split(_CHUNK)
+                ]
+            )
+            by_way["nearest"] = known[order[:labels]][nearest]
+        for way, each in by_way.items():
+            errors.setdefault(way, []).append(_error(each, truth))
+    numbers = {
+        "log_likelihood": statistics.fmean(likelihoods),
+        "dimensions": float(fitted.shape[1]),
+    }
+    for name, values in errors.items():
+        numbers[f"{name}/error"] = statistics.fmean(values)
+        if len(values) > 1:
+            numbers[f"{name}/deviation"] = statistics.stdev(values)
+    if probe:
+        regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
+        classes = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
+        numbers["probe/error"] = _error(classes, truth)
+    return Answer(numbers)
+
+
+def _pixels(batches: Sequence[Batch]) -> Float[Tensor, "image pixel"]:
+    return torch.cat([batch.images for batch in batches]).flatten(1).cpu()
+
+
+def _error(predicted: Int64[Tensor, " image"], truth: Int64[Tensor, " image"]) -> float:
+    return 100 * float((predicted != truth).double().mean())
+
+
+def _features(
+    subject: Subject, features: Features, training: Sequence[Batch], principal: int
+) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
+    if features == "pixels":
+        first, second = (_pixels(batches).numpy() for batches in (training, subject.batches))
+        pca = PCA(min(principal, *first.shape), random_state=0).fit(first)
+        fitted, held_out = (
+            torch.from_numpy(pca.transform(pixels)).to(subject.images) for pixels in (first, second)
+        )
+        return fitted, held_out
+    network, instead = (
+        subject.network,
+        "expected model=transforming_autoencoder, or what.features=pixels",
+    )
+    subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
+    if (features == "code") == bool(network.capsules):
+        expected = "capsules, presences or poses" if network.capsules else "code"
+        kind = type(network).__name__
+        raise ValueError(
+            f"features is {features!r}, but the network is a {kind}; expected {expected}, or pixels"
+        )
+    return _of_network(network, features, training), _of_network(network, features, subject.batches)
+
+
+@torch.no_grad()
+def _of_network(
+    network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]
+) -> Tensor:
+    """Return features; poses are multiplied by presences, since the pose of an absent capsule is meaningless."""
+    features_of_batches = []
+    for batch in batches:
+        poses, presences = network.recognise(batch.images)
+        there = presences.unsqueeze(2)
+        parts = {
+            "capsules": [there, there * poses],
+            "presences": [there],
+            "poses": [poses],
+            "code": [poses],
+        }[features]
+        features_of_batches.append(torch.cat(parts, 2).flatten(1))
+    return torch.cat(features_of_batches).float()
+
+
+def _standardised(
+    fitted: Float[Tensor, "fitted dim"], held_out: Float[Tensor, "image dim"]
+) -> tuple[Float[Tensor, "fitted kept"], Float[Tensor, "image kept"]]:
+    """Standardise by mean and deviation of the training images; drop dimensions that hardly vary."""
+    deviation, mean = torch.std_mean(fitted, dim=0, correction=0)
+    kept: Bool[Tensor, " dim"] = deviation.square() >= _LEAST_VARIANCE
+    if not kept.any():
+        raise ValueError("no feature varies over the training images; expected a trained network")
+    deviation, mean = deviation[kept], mean[kept]
+    return (fitted[:, kept] - mean) / deviation, (held_out[:, kept] - mean) / deviation
+
+
+def _log_joint(
+    points: Float[Tensor, "point dim"], mixture: FactorAnalysers
+) -> Float[Tensor, "point component"]:
+    return torch.cat([posterior(chunk, mixture).log_joint for chunk in points.split(4 * _CHUNK)])
+
+
+def _named_by_way(
+    log_joint: Tensor,
+    known: Tensor,
+    order: Tensor,
+    labels: int,
+    mixture: FactorAnalysers,
+    classes: int,
+) -> dict[str, Int64[Tensor, " component"]]:
+    """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
+    drawn = {"drawn": order[:labels]}
+    by_class = [order[known[order] == label] for label in range(classes)]
+    drawn |= {
+        f"drawn_{count}_per_class": torch.cat([each[:count] for each in by_class])
+        for count in _STRATIFIED
+    }
+    named = {
+        way: _named(log_joint, known, chosen, mixture, classes) for way, chosen in drawn.items()
+    }
+    return {"asked": known[log_joint.argmax(0)], **named}
+
+
+def _named(
+    log_joint: Float[Tensor, "point component"],
+    known: Tensor,
+    chosen: Tensor,
+    mixture: FactorAnalysers,
+    classes: int,
+) -> Int64[Tensor, " component"]:
+    """Return the class of each component: the class of the labelled images for which it is responsible."""
+    shares = log_joint[chosen].softmax(1)
+    votes = torch.zeros(classes, shares.shape[1]).index_add(
+        0, known[chosen], shares
+    )  # [class component]
+    responsible = (
+        torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
+    )
+    named = votes.argmax(0)
+    means = mixture.means.cpu()
+    nearest = torch.cdist(means, means[responsible]).argmin(1)
+    return torch.where(responsible, named, named[responsible.nonzero()[:, 0][nearest]])

@@ -1,0 +1,198 @@
+"""Do poses move with the image, even beyond the shifts of training? (Hinton, Krizhevsky and Wang 2011)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.plotting import Column, Group, image_rows, panels, picture_grid
+from capsule_lab.errors import check_widths
+from capsule_lab.lit import pair_metrics
+from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
+from capsule_studies.subject import Answer, Subject, question
+
+_SHOWN = 16  # ours: number of images in the sheet
+_ACROSS = 3  # ours: capsules side by side
+_FIELDS = 10  # Hinton 2011, from memory: of 20 generation units
+_SEEN = 0.1  # Hinton 2011, from memory: presence above which a pose is drawn
+_CAPSULES = 9  # Hinton 2011, figure 2, from memory
+_SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
+
+
+@question(of_pairs=True)
+def poses(
+    subject: Subject,
+    *,
+    shifts: Sequence[int] = (1, 2, 3, 4, 5),
+    degrees: Sequence[int] = (10, 20, 40),
+) -> Answer:
+    """Compute ``pair_metrics`` of images and their copies, for each strength of the change.
+
+    For a network with shifts as input, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. For a
+    network with matrices as input, ``rotation_<degrees>/<quantity>``: copies are rotated in both directions.
+    ``reconstruction`` is the squared error per image of the drawn copies. Beyond the training range, it extrapolates.
+    """
+    subject.check_network(
+        AbstractPairNetwork, "takes no change of images; expected model=transforming_autoencoder"
+    )
+    check_widths("what", shifts=shifts, degrees=degrees)
+    network = subject.network
+    numbers: dict[str, float] = {}
+    shifted = network.pose == "translation"
+    for strength in shifts if shifted else degrees:
+        copies = _shifted(subject, strength) if shifted else _turned(subject, strength)
+        measured = _measured(subject, network, copies)
+        numbers |= {
+            f"{'shift' if shifted else 'rotation'}_{strength}/{key}": value
+            for key, value in measured.items()
+        }
+    return Answer(numbers, draw=partial(_figures, subject, network))
+
+
+OfCapsules = Float[Tensor, "image capsule"]
+_Copies = list[tuple[Float[Tensor, "image channel height width"], Tensor]]
+"""Pairs of copies of all images and the change that these copies have in common."""
+
+
+def _shifted(subject: Subject, shift: int) -> _Copies:
+    right = subject.changes["translation"]
+
+    def down(images: Tensor, strength: float) -> Tensor:
+        return right(images.mT, strength).mT
+
+    return [
+        (_copy(subject, change, sign * shift), torch.tensor(way) * float(sign * shift))
+        for change, way in ((right, (1, 0)), (down, (0, 1)))
+        for sign in (-1, 1)
+    ]
+
+
+def _turned(subject: Subject, degrees: int) -> _Copies:
+    """Rotate images in both directions; the change is in the image plane or, for views, of the camera, with y up."""
+    down = -1 if "azimuth" in subject.factors else 1
+    copies = []
+    for angle in (-degrees, degrees):
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
+        copies.append((_copy(subject, subject.changes["rotation"], angle), change))
+    return copies
+
+
+def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
+    return torch.cat([batch.images for batch in subject.changed(change, float(strength))])
+
+
+@torch.no_grad()
+def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -> dict[str, float]:
+    metrics = {
+        name: metric.to(subject.images.device)
+        for name, metric in pair_metrics.pair_metrics(network).items()
+    }
+    squared = pairs = 0.0
+    for images, change in copies:
+        changes = change.to(images).expand(len(images), *change.shape)
+        output = network(subject.images, changes)
+        pair_metrics.update_pair_metrics(metrics, network, subject.images, changes, images, output)
+        squared += float((output.images - images).square().sum())
+        pairs += len(images)
+    measured = {"reconstruction": squared / pairs}
+    for metric in metrics.values():
+        measured |= {name: float(value) for name, value in metric.compute().items()}
+    return measured
+
+
+@torch.no_grad()
+def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Figure]:
+    if not isinstance(network, TransformingAutoencoder):
+        return {}
+    poses, presences = network.recognise(subject.images)
+    capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()
+    figures = (
+        {}
+        if network.window is not None
+        else {"generative_fields": generative_fields(network, capsules)}
+    )
+    if network.pose != "translation":
+        return figures
+    right = subject.changes["translation"]
+    moved = {
+        shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)
+    }
+    recognised = {shift: network.recognise(images) for shift, images in moved.items()}
+    across = {shift: recognised[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
+    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
+    means = torch.stack([poses.mean(0) for _, poses in recognised.values()]).cpu()
+    figures["presence"] = presence_curve([*recognised], means, capsules)
+    first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
+    changes = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
+    figures["images"] = image_rows(
+        {"image": first, "drawn": network(first, changes).images, "3 to the right": copies}
+    )
+    return figures
+
+
+def shift_scatter(
+    poses: OfCapsules,
+    moved: Mapping[int, OfCapsules],
+    presences: OfCapsules,
+    capsules: Int64[Tensor, " chosen"],
+) -> Figure:
+    """Draw x of images against x of their shifted copies, ideally lines parallel to the diagonal, offset by the shift.
+
+    Only images with a presence above 0.1 are drawn, as in figure 2 of Hinton 2011.
+    """
+    down = -(-len(capsules) // _ACROSS)
+    figure, every = panels(down, _ACROSS, (3.0 * _ACROSS, 3.0 * down), "")
+    for axes in every.flat[len(capsules) :]:
+        axes.set_visible(False)
+    for axes, capsule in zip(every.flat, capsules.tolist(), strict=False):
+        seen = presences[:, capsule] > _SEEN
+        x = poses[seen, capsule]
+        ends = torch.stack([x.min(), x.max()]) if len(x) else x
+        for number, (shift, after) in enumerate(moved.items()):
+            label = f"{shift:+d} pixels"
+            axes.plot(x, after[seen, capsule], ".", color=f"C{number}", markersize=3, label=label)
+            axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
+        axes.set(
+            title=f"capsule {capsule}, in {int(seen.sum())} images",
+            xlabel="x, pixels",
+            ylabel="x of the copy",
+        )
+        axes.legend(fontsize="small")
+    return figure
+
+
+def generative_fields(
+    network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]
+) -> Figure:
+    """Draw the outgoing weights of the first generation units of capsules without windows; grey is 0."""
+    weights = (
+        network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)
+    )  # [k g c h w]
+    largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
+    pictures = 0.5 + weights / largest / 2
+    columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
+    return picture_grid(
+        [Group("generation unit", columns)], [f"capsule {number}" for number in capsules.tolist()]
+    )
+
+
+def presence_curve(
+    shifts: Sequence[int],
+    presences: Float[Tensor, "shift capsule"],
+    capsules: Int64[Tensor, " chosen"],
+) -> Figure:
+    """Draw the presence of capsules in images moved to the right; a horizontal line means invariance."""
+    figure, ((axes,),) = panels(1, 1, (6.0, 4.0), "")
+    for capsule in capsules.tolist():
+        axes.plot(shifts, presences[:, capsule], marker=".", label=str(capsule))
+    axes.plot(shifts, presences.mean(1), color="black", linewidth=2, label="mean of all")
+    axes.set(xlabel="shift to the right, pixels", ylabel="presence, mean over images", ylim=(0, 1))
+    axes.legend(title="capsule", fontsize="small", ncols=2)
+    return figure

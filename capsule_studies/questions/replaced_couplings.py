@@ -1,0 +1,215 @@
+"""Is routing a computation or a constant: what happens if the couplings of an image are replaced by others?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from capsule_lab.analysis.equal_couplings import EqualCouplings
+from capsule_lab.errors import check_number
+from capsule_lab.networks import AbstractCapsuleNetwork
+from capsule_lab.routing import AbstractRouting, Normaliser
+from capsule_lab.types import Batch
+from capsule_studies.subject import Answer, Subject, question
+
+Couplings = Tensor
+"""Couplings of a layer, ``(row, parent, child)``; the sizes differ between layers."""
+Source = Couplings | Literal["own", "equal"]
+"""Couplings to use in a routing: its own ones, equal shares, or given ones."""
+Replacement = Callable[[Sequence[Couplings], Int64[Tensor, " image"]], Sequence[Source]]
+"""Function from the own couplings of each routing for a batch, and the labels of the images, to their replacements."""
+
+
+@question()
+def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
+    """Measure the error with the network's couplings of the last iteration, and with others, in all iterations.
+
+    - ``own/error``: with the network's own couplings, computed in every iteration;
+    - ``mean``: with their mean over ``training`` images, the same for every image; ``exchanged``: with this mean, but
+      each parent has the couplings of the next parent;
+    - ``same_class``, ``other_class``: with those of another image in the batch that has the same label, or another;
+    - ``equal``: with equal shares for the parents that compete for a child;
+    - ``<…>/error_reestimated``: the same after the running statistics of batch normalisations within the routings were
+      estimated again, on the training images with the replaced couplings; only if there are such normalisations;
+    - ``kept_by_mean``: share of the gain by routing that the mean keeps, ``(equal - mean) / (equal - own)``;
+      ``kept_by_mean_reestimated``: with new statistics in all three;
+    - ``distance_of_own_from_mean``, ``distance_of_mean_from_equal``: total variation, a mean over images and children.
+
+    Routings whose couplings do not come from the normaliser that they receive keep their own couplings.
+    """
+    check_number("training", training, 1)
+    subject.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
+    if any(routing.competing == "children" for routing in _routings(subject.network)):
+        raise ValueError(
+            "couplings sum to one over the children of a parent; expected a routing with equal shares"
+        )
+    images = subject.training(training)
+    original = copy.deepcopy(subject.network)  # statistics of the subject's network change
+    means = _means(original, images)
+    replacements: dict[str, Replacement] = {
+        "own": lambda *_: ["own"] * len(means),
+        "mean": lambda _, labels: [_repeated(mean, len(labels)) for mean in means],
+        "exchanged": lambda _, labels: [_repeated(mean.roll(1, 1), len(labels)) for mean in means],
+        "same_class": partial(_of_others, same=True),
+        "other_class": partial(_of_others, same=False),
+        "equal": lambda *_: ["equal"] * len(means),
+    }
+    kinds = nn.BatchNorm1d, nn.BatchNorm2d
+    norms = [
+        norm
+        for routing in _routings(subject.network)
+        for norm in routing.modules()
+        if isinstance(norm, kinds)
+    ]
+    numbers: dict[str, float] = {}
+    for name, replacement in replacements.items():
+
+        def ranking(batch: Batch, replacement: Replacement = replacement) -> Tensor:
+            _, own = _forward(original, batch.images)
+            return _forward(subject.network, batch.images, replacement(own, batch.labels))[0]
+
+        numbers[f"{name}/error"] = _error(subject.batches, ranking)
+        if norms:
+            with _reestimating(norms) as finish:
+                for batch in images:
+                    ranking(batch)
+                finish()
+                numbers[f"{name}/error_reestimated"] = _error(subject.batches, ranking)
+    for ending in ("", "_reestimated") if norms else ("",):
+        own, mean, equal = (numbers[f"{name}/error{ending}"] for name in ("own", "mean", "equal"))
+        numbers[f"kept_by_mean{ending}"] = (
+            (equal - mean) / (equal - own) if equal != own else float("nan")
+        )
+    return Answer({**numbers, **_distances(original, means, subject.batches)})
+
+
+class _Replaced(EqualCouplings):
+    """Normaliser that returns other couplings, and keeps those of the last iteration."""
+
+    def __init__(self, normaliser: Normaliser, source: Source, rows: int) -> None:
+        super().__init__(normaliser)
+        self.source, self.last = source, torch.empty(0)
+        self.rows_per_image = rows  # so that `kernels.run_routing.route` does not split the batch
+
+    def __call__(self, log_couplings: Tensor) -> Tensor:
+        if isinstance(self.source, Tensor):
+            self.last = self.source.to(log_couplings.dtype)
+        else:
+            self.last = (
+                self.normaliser(log_couplings)
+                if self.source == "own"
+                else super().__call__(log_couplings)
+            )
+        return self.last
+
+
+def _routings(network: nn.Module) -> list[AbstractRouting]:
+    return [module for module in network.modules() if isinstance(module, AbstractRouting)]
+
+
+@torch.no_grad()
+def _forward(
+    network: Any, images: Tensor, sources: Sequence[Source] = ()
+) -> tuple[Tensor, list[Couplings]]:
+    """Return the ranking, and the couplings of the last iteration of each routing; by default with its own ones."""
+    made: dict[AbstractRouting, _Replaced] = {}
+
+    def hook(
+        source: Source, routing: AbstractRouting, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        rows = len(inputs[0] if isinstance(inputs[0], Tensor) else inputs[0].poses)
+        made[routing] = _Replaced(options.get("normalise") or Normaliser(), source, rows)
+        return inputs, {**options, "normalise": made[routing]}
+
+    routings = _routings(network)
+    with ExitStack() as stack:
+        for index, routing in enumerate(routings):
+            own: Any = partial(hook, sources[index] if sources else "own")
+            stack.callback(routing.register_forward_pre_hook(own, with_kwargs=True).remove)
+        ranking = network.forward(images).ranking
+    return ranking, [made[routing].last for routing in routings]
+
+
+def _means(network: Any, images: Sequence[Batch]) -> list[Couplings]:
+    """Return the mean couplings of each routing over images; a convolutional layer has a row for each position."""
+    total = sum(len(batch.labels) for batch in images)
+    sums: list[Any] = [0.0] * len(_routings(network))
+    for batch in images:
+        couplings = _forward(network, batch.images)[1]
+        sums = [
+            before + of_layer.double().unflatten(0, (len(batch.labels), -1)).sum(0)
+            for before, of_layer in zip(sums, couplings, strict=True)
+        ]
+    return [of_layer / total for of_layer in sums]
+
+
+def _repeated(mean: Float[Tensor, "position parent child"], images: int) -> Couplings:
+    return mean.repeat(images, 1, 1)
+
+
+def _of_others(
+    own: Sequence[Couplings], labels: Int64[Tensor, " image"], *, same: bool
+) -> Sequence[Couplings]:
+    """Return the couplings of another image with the same label (its own if there is none), or with another label."""
+    order = labels.argsort(stable=True)
+    sizes = labels.unique(return_counts=True)[1]
+    within = torch.cat([part.roll(1) for part in order.split(sizes.tolist())])
+    others = (
+        within if same else order.roll(int(sizes.max()))
+    )  # beyond all images with the same label
+    source = torch.empty_like(order).scatter(0, order, others)
+    return [couplings.unflatten(0, (len(labels), -1))[source].flatten(0, 1) for couplings in own]
+
+
+@contextmanager
+def _reestimating(norms: Sequence[Any]) -> Iterator[Callable[[], None]]:
+    """Estimate running statistics anew, until the yielded function is called; restore the former ones at the end."""
+    before = [(norm, copy.deepcopy(norm.state_dict()), norm.momentum) for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+        norm.train()
+
+    def finish() -> None:
+        for norm in norms:
+            norm.eval()
+
+    try:
+        yield finish
+    finally:
+        finish()
+        for norm, state, momentum in before:
+            norm.load_state_dict(state)
+            norm.momentum = momentum
+
+
+def _error(batches: Sequence[Batch], ranking: Callable[[Batch], Tensor]) -> float:
+    wrong = sum(int((ranking(batch).argmax(1) != batch.labels).sum()) for batch in batches)
+    return 100 * wrong / sum(len(batch.labels) for batch in batches)
+
+
+def _distances(
+    network: Any, means: Sequence[Couplings], batches: Sequence[Batch]
+) -> Mapping[str, float]:
+    """Return distances between couplings; those of a child sum to one."""
+    children = sum(float(mean.sum()) for mean in means)
+    own = 0.0
+    for batch in batches:
+        for couplings, mean in zip(_forward(network, batch.images)[1], means, strict=True):
+            own += float((couplings - _repeated(mean, len(batch.labels))).abs().sum()) / 2
+    images = sum(len(batch.labels) for batch in batches)
+    equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))[1]
+    apart = sum(
+        float((mean - shares).abs().sum()) / 2 for mean, shares in zip(means, equal, strict=True)
+    )
+    return {
+        "distance_of_own_from_mean": own / images / children,
+        "distance_of_mean_from_equal": apart / children,
+    }

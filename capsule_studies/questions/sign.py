@@ -1,0 +1,34 @@
+"""Can the network distinguish an image from its negative? (Peer 2021)"""
+
+from __future__ import annotations
+
+from capsule_studies.subject import Answer, Subject, error_percent, question
+
+
+@question()
+def sign(subject: Subject) -> Answer:
+    """Evaluate the network on ``-x`` in place of ``x``, and on the photographic negative.
+
+    Routing without a bias cannot distinguish votes from their negatives; whether the whole network can depends on the
+    layers before, which are asymmetric because of ReLUs and biases. ``same_predictions`` is the percentage of images
+    with the same predicted class.
+
+    Args:
+        subject: any network, with pixels in [0, 1] or standardised.
+    """
+    clean = subject.outputs()
+    numbers = {"error": error_percent(clean, subject.labels)}
+    images = subject.images
+    changed = {
+        "negated": -images,
+        "photographic_negative": float(images.max()) + float(images.min()) - images,
+    }
+    for name, negative in changed.items():
+        output = subject.outputs(subject.with_images(negative))
+        same = (output.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
+        numbers |= {
+            f"{name}/error": error_percent(output, subject.labels),
+            f"{name}/same_predictions": 100 * float(same),
+            f"{name}/mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
+        }
+    return Answer(numbers)

@@ -1,0 +1,222 @@
+"""Is there a parse tree: does a class depend on the children that routing assigns to it, and are they the right ones?
+
+In Sabour 2017, couplings carve a tree out of the network. Here the tree is drawn and tested in three ways: by silencing
+its branches; by its similarity for images of one class and its movement with the image; and by comparison with the
+activations of children and the lengths of their votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64, Shaped
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+
+from capsule_lab.analysis.plotting import name_of_class, panels, sequential_colours
+from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
+from capsule_lab.errors import check_number
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.types import Votes
+from capsule_studies.measures.features import of_label
+from capsule_studies.measures.parse_tree import (
+    ACTIVE,
+    draw_graph,
+    draw_on_image,
+    parse,
+    receptive_centres,
+)
+from capsule_studies.subject import Answer, Subject, question
+
+_PIXELS = 4.0  # ours: shift of the images
+
+
+@question()
+def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
+    """Measure the tree under each image's predicted class.
+
+    Edges connect active children (activation above 0.1) to the parent with the largest coupling; weights: ``a_i R_ij``.
+
+    - ``mass_in_tree``: share of the class capsule's mass on edges of the tree; ``branches``: their number;
+    - ``drop_of_tree``: drop of the class's probability, in points, when the heaviest branches, together a share of
+      ``silenced`` of its mass, are silenced; ``drop_of_votes``: the same for as many children with the longest votes
+      times activation, regardless of routing; ``drop_of_random``: for random others with the same total activation;
+    - ``alike_within``, ``alike_between``: cosine between the distributions of the tree's mass over child types, for
+      pairs of images of the same class and of two classes;
+    - ``follows_shift``: movement of the tree's centre per movement of the image; 1 if they move equally.
+    """
+    check_number("silenced", silenced, above=0, below=1)
+    check_number("shown", shown, 0)
+    name, layer = [*subject.traces.items()][-1]
+    output = subject.outputs()
+    predicted = output.ranking.argmax(1)
+    weights, edges = _edges(layer, predicted)
+    mass = weights.sum(1)
+    in_tree = weights * edges
+    heavy = _heaviest(in_tree, silenced * mass)
+    numbers = {
+        "mass_in_tree": float((in_tree.sum(1) / mass).mean()),
+        "branches": float(edges.sum(1).double().mean()),
+        "silenced_children": float(heavy.sum(1).double().mean()),
+    }
+    lengths = layer.present * of_label(layer.votes().transpose(1, 2), predicted).norm(
+        dim=2
+    )  # [image child]
+    before = of_label(output.ranking.softmax(1), predicted)
+    for quantity, chosen in {
+        "drop_of_tree": heavy,
+        "drop_of_votes": lengths.argsort(dim=1, descending=True).argsort(dim=1)
+        < heavy.sum(1, keepdim=True),
+        "drop_of_random": _random_of_same_activation(layer.present, heavy),
+    }.items():
+        with silent(subject, name, chosen):
+            after = of_label(subject.outputs().ranking.softmax(1), predicted)
+        numbers[quantity] = 100 * float((before - after).mean())
+    if layer.child_grid is not None:
+        numbers |= _alike(in_tree, layer.child_grid, subject.labels)
+        numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
+    return Answer(
+        {f"{name}/{key}": value for key, value in numbers.items()},
+        draw=partial(_figures, subject, shown),
+    )
+
+
+def _edges(
+    layer: LayerTrace, parents: Int64[Tensor, " image"]
+) -> tuple[Tensor, Bool[Tensor, "image child"]]:
+    """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
+    couplings, activations = layer.couplings(), layer.children.activations
+    couplings_of_parent = of_label(couplings.transpose(1, 2), parents)
+    return activations * couplings_of_parent, (couplings.argmax(2) == parents.unsqueeze(1)) & (
+        activations > ACTIVE
+    )
+
+
+def _heaviest(
+    weights: Float[Tensor, "image child"], target: Float[Tensor, " image"]
+) -> Bool[Tensor, "image child"]:
+    """Select the heaviest children until their weights sum to ``target``, or all children with a weight above 0."""
+    ordered, order = weights.sort(dim=1, descending=True)
+    chosen = (ordered.cumsum(1) - ordered < target.unsqueeze(1)) & (ordered > 0)
+    return torch.zeros_like(chosen).scatter(1, order, chosen)
+
+
+def _random_of_same_activation(
+    activations: Tensor, chosen: Bool[Tensor, "image child"]
+) -> Bool[Tensor, "image child"]:
+    """Select other children in random order until their total activation is that of the chosen ones."""
+    order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(
+        activations.device
+    )
+    order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
+    others = activations.masked_fill(chosen, 0).gather(1, order)
+    selected = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
+    return torch.zeros_like(chosen).scatter(1, order, selected) & ~chosen
+
+
+@contextmanager
+def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]) -> Iterator[None]:
+    """Set activations and votes of some children to 0 in the routing of one layer.
+
+    ``children`` is a mask, or the share of each child that is silenced, from 0 to 1. Every parent of the layer must see
+    every child. Within the context, call the network on batches of the same sizes and order as the subject's.
+    """
+    parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
+    modules = subject.network.capsule_layers()[layer].modules()
+    routing = next(module for module in modules if isinstance(module, AbstractRouting))
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        unsilenced = 1 - next(parts).to(torch.float32)
+        votes, *activations = inputs
+        if isinstance(votes, Votes):
+            plain = (
+                None if votes.plain_poses is None else votes.plain_poses * unsilenced.unsqueeze(2)
+            )
+            votes = Votes(votes.poses * unsilenced.unsqueeze(2), votes.weight, plain)
+        else:
+            votes = votes * unsilenced[:, :, None, None]
+        return (votes, *(None if values is None else values * unsilenced for values in activations))
+
+    with routing.register_forward_pre_hook(hook):
+        yield
+
+
+def _alike(
+    weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]
+) -> dict[str, float]:
+    by_type = torch.nn.functional.normalize(
+        grid.at_positions(weights).sum((2, 3)), dim=1
+    )  # [image type]
+    cosines = by_type @ by_type.t()
+    same = labels.unsqueeze(1) == labels
+    other = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return {
+        "alike_within": float(cosines[same & other].mean()),
+        "alike_between": float(cosines[~same].mean()),
+    }
+
+
+def _follows_shift(
+    subject: Subject, grid: ChildGrid, weights: Tensor, parents: Int64[Tensor, " image"]
+) -> float:
+    """Return the movement of the centre of the tree's mass, in pixels per pixel that the image moves to the right."""
+    if "translation" not in subject.changes or grid.width == 1:
+        return float("nan")
+    batches = subject.changed(subject.changes["translation"], _PIXELS)
+    shifted_weights = []
+    for batch, parents_of_batch in zip(
+        batches, parents.split([len(batch.labels) for batch in batches]), strict=True
+    ):
+        moved, edges = _edges(
+            [*trace(subject.network, batch.images)[1].values()][-1], parents_of_batch
+        )
+        shifted_weights.append(moved * edges)
+    before, after = (_centre(tensor, grid) for tensor in (weights, torch.cat(shifted_weights)))
+    _, step = receptive_centres(subject.network, subject.images[:1])[1]
+    return float((after - before).nanmean()) * step / _PIXELS
+
+
+def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Tensor, " image"]:
+    """Return the mean column of the mass; NaN for an image without mass."""
+    columns = grid.at_positions(weights).sum((1, 2))  # [image width]
+    place = torch.arange(grid.width, dtype=columns.dtype, device=columns.device)
+    return (columns * place).sum(1) / columns.sum(1)
+
+
+def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
+    if not shown:
+        return {}
+    title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
+    figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
+    layers = subject.traces.values()
+    types = max(
+        layer.child_grid.types if layer.child_grid else layer.children.activations.shape[1]
+        for layer in layers
+    )
+    for (left, right), image in zip(
+        axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True
+    ):
+        picture = subject.images[image : image + 1]
+        output, traces = trace(subject.network, picture)
+        root = int(output.ranking.argmax(1))
+        branches = parse(traces, root)
+        draw_on_image(left, picture, subject.network, traces, branches, types)
+        draw_graph(right, traces, branches, types)
+        names = [
+            name_of_class(subject.classes, label) for label in (int(subject.labels[image]), root)
+        ]
+        left.set_title(f"image of {names[0]}, predicted {names[1]}", fontsize=9)
+    if types > 1:
+        colours = ScalarMappable(
+            Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types))
+        )
+        ticks = MaxNLocator(16, integer=True)
+        figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
+    return {"trees": figure}

@@ -1,0 +1,167 @@
+"""Code shared by the commands ``attack`` and ``analyse``: open a run, load images, write a record and figures."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from capsule_lab import runs
+from capsule_lab.commands.evaluate import open_checked
+from capsule_lab.commands.figures import keep_figures
+from capsule_lab.config.check import check, check_trainer_of_evaluation
+from capsule_lab.config.composition import to_container
+from capsule_lab.config.declaration import Command, Group, Options, Seed, Trusted, Weights
+from capsule_studies.names import name_of
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+
+_PRECISIONS = {"torch.float32": "32-true", "torch.float64": "64-true"}
+"""Names of Lightning for the type of a network's weights."""
+
+
+class StudyOptions(Options):
+    """Options that ``attack`` and ``analyse`` have in common."""
+
+    ckpt: Weights
+    """The network: a run directory, a .ckpt file, or the name of ready weights."""
+    trust: Trusted = Field([])
+    """Your own packages that the checkpoint may name; safetensors refuses files that must be unpickled."""
+    seed: Seed | None = None
+    """Seed of what is drawn at random, and of other data, with data=; default: seed of the training."""
+    data: Group
+    trainer: Group
+    logger: Group
+
+
+def check_study(config: DictConfig) -> None:
+    """Raise a ``ConfigError`` if options of a study do not exist, or have no effect: it runs in one process."""
+    check(config)
+    check_trainer_of_evaluation(config.trainer, ["accelerator"])
+
+
+class StudyInput(NamedTuple):
+    """The inputs of a study; ``options`` are the data options that differ from training."""
+
+    config: DictConfig
+    run: runs.Run
+    data: Any
+    options: dict[str, Any]
+    device: torch.device
+    function: Callable[..., Any]
+
+
+class StudyResult(NamedTuple):
+    """The results of a study for the record, its images, and a function of record and file stem that draws figures."""
+
+    result: dict[str, Any]
+    batches: Sequence[Any]
+    figures: Callable[[Mapping[str, Any], str], Iterable[tuple[str, Figure]]]
+    rows: Sequence[dict[str, object]] = ()
+
+
+class StudyOutput(NamedTuple):
+    """A record and its path, the run that was studied, a function that draws the figures, and rows for a CSV file."""
+
+    result: dict[str, Any]
+    path: Path
+    run: runs.Run
+    figures: Callable[[], Iterable[tuple[str, Figure]]]
+    rows: Sequence[dict[str, object]]
+
+
+def run_study(
+    config: DictConfig,
+    command: Command,
+    group: str,
+    folder: str,
+    find: Callable[[StudyInput], StudyResult],
+    *,
+    cpu_batch: int | None = None,
+) -> StudyOutput:
+    """Run a study of ``config.ckpt``, an attack or question in ``group``; its path is in ``folder`` of the run.
+
+    It writes nothing. ``cpu_batch`` is the largest batch size on a CPU; ``None`` for the run's batch size.
+    """
+    import torch
+    from hydra.utils import instantiate
+
+    from capsule_lab.config import build
+    from capsule_lab.system import environment
+    from capsule_studies.subject import OF_PAIRS
+
+    name = name_of(config[group])
+    run = open_checked(config, command)
+    device = build.build_trainer(
+        OmegaConf.create({"trainer": config.trainer}), None
+    ).strategy.root_device
+    options = to_container(config).get("data") or {}
+    batch_size = run.config.data.get("eval_batch_size")
+    if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
+        options = {"eval_batch_size": min(batch_size, cpu_batch), **options}
+    data = run.data_with({**options, **run.number_of_images(config.images, options)})
+    function = instantiate(config[group])
+    if name not in OF_PAIRS:
+        run.check_classifies(f"{group}={name}")
+    start_time = time.monotonic()
+    with (
+        build.constructing(f"{group}={name}"),
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
+        answer = find(StudyInput(config, run, data, options, device, function))
+    pixels = hashlib.sha256()
+    for batch in answer.batches:
+        pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
+    result = {
+        "seconds": round(time.monotonic() - start_time, 2),
+        **answer.result,
+        "checkpoint": str(run.checkpoint),
+        "options": to_container(config)[group],
+        "split": config.split,
+        "images": sum(len(batch.labels) for batch in answer.batches),
+        "images_sha256": pixels.hexdigest(),
+        "provenance": data.provenance,
+        "data": run.data_config(options),
+        "hardware": environment.hardware(device, 1),
+        "precision": _PRECISIONS[str(next(run.network.parameters()).dtype)],
+        **environment.of_this_process(),
+    }
+    of_no_effect = ("ckpt", "logger", "trainer", "trust")
+    decisive = {key: each for key, each in to_container(config).items() if key not in of_no_effect}
+    fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
+    stem = "-".join(
+        [run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint]
+    )
+    path = run.directory / folder / f"{stem}.json"
+    return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
+
+
+def show_and_keep(
+    outcome: StudyOutput, tables: Iterable[Table], logger: Any, *, pdf: bool = False
+) -> None:
+    """Print the tables, and write record, rows and figures to the run; ``logger`` is an option of ``conf/logger``."""
+    console = Console(highlight=False)
+    say = functools.partial(console.print, soft_wrap=True, markup=False)
+    for table in tables:
+        console.print(table)
+    runs.files.write_record(outcome.path, outcome.result)
+    say(f"written to {outcome.path}")
+    if outcome.rows:
+        import pandas as pd
+
+        rows = outcome.path.with_suffix(".csv")
+        runs.files.write_text(rows, pd.DataFrame(outcome.rows).to_csv(index=False))
+        say(f"written to {rows}")
+    for path in keep_figures(outcome.run, outcome.figures(), logger, pdf=pdf):
+        say(f"drawn in {path}")

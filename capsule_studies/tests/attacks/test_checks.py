@@ -1,0 +1,139 @@
+"""Checks of attacks: on networks and attacks that are sound and on ones that are not, and on the network of a run."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab import runs
+from capsule_studies.attacks import checks
+from capsule_studies.attacks.gradient import bim, fgsm, gradient_of, pgd
+from capsule_studies.attacks.session import AttackedRun
+from capsule_studies.images import StudyImages
+from tests.helpers.commands import Trained
+
+
+@pytest.fixture(scope="module")
+def attacked(trained: Trained) -> AttackedRun:
+    run = runs.open(trained.directory)
+    images = StudyImages(run.data_with({"eval_images": 24}), "test", torch.device("cpu"))
+    return AttackedRun(run, images, "input")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_studies.attacks.checks.STEPS", (1, 3))
+    monkeypatch.setattr("capsule_studies.attacks.checks.QUERIES", 10)
+
+
+def made(*arguments: Any, **options: Any) -> dict[str, checks.Check]:
+    return {each.name: each for each in checks.checks(*arguments, **options)}
+
+
+def test_every_check_is_made(attacked: AttackedRun) -> None:
+    results = made(attacked, bim, "cross_entropy", [0.1, 0.3], images=4, baseline=attacked)
+    assert list(results) == [
+        *(
+            "zero gradients",
+            "gradient size",
+            "random noise",
+            "multi-step",
+            "loss",
+            "other loss",
+            "more steps",
+        ),
+        *("large budget", "white box", "gradient-free", "finite differences"),
+    ]
+    assert results["finite differences"].passed
+    assert results["white box"].passed, "its own gradients are its baseline's"
+    assert "0.3" in results["multi-step"].found
+    assert "epsilon 1.2" in results["large budget"].found
+    assert "white box" in made(attacked, fgsm, "training", [0.2], images=2, baseline=attacked), (
+        "of logits"
+    )
+
+
+def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: AttackedRun) -> None:
+    """Signs of 1.5 in every pixel would be another attack: noise of that length is hardly seen."""
+    found = made(attacked, partial(pgd, steps=3, norm="l2"), "cross_entropy", [1.5], images=8)
+    assert "gradient-free" not in found, "Square is not"
+    assert "white box" not in found, "there is no baseline"
+    assert found["gradient size"].passed is None
+    clean = (
+        attacked.logits(attacked.batches[0].images[:8]).argmax(1) == attacked.batches[0].labels[:8]
+    )
+    noise = float(found["random noise"].found.partition("random signs ")[2].partition(" %")[0])
+    assert abs(noise - 100 * clean.float().mean().item()) <= 25
+
+
+GRADIENTS = checks.Gradients(
+    zero_pixels=10.0, zero_images=0.0, median=1e-2, lowest=1e-3, highest=0.1
+)
+
+
+def test_gradients_are_counted_and_measured() -> None:
+    found = torch.zeros(4, 1, 2, 2)
+    found[0] = torch.tensor([[1.0, -1.0], [0.0, 2.0]])
+    found[1] = 0.5
+    found[2, 0, 0, 0] = -4
+    measured = checks.Gradients.of(found)
+    assert (measured.zero_pixels, measured.zero_images) == (50.0, 25.0)  # 1 + 0 + 3 + 4 of 16
+    assert measured[2:] == pytest.approx((0.75, 0.015, 1.0), abs=0.01)
+
+
+def smooth(images: Tensor) -> Tensor:
+    return images.sin().prod(3).sum((1, 2))
+
+
+def test_finite_differences_see_a_gradient_that_is_cut_and_know_a_kink() -> None:
+    """As routing whose couplings are detached; and a rectified linear unit that begins to be active within a step."""
+    images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def cut(moved: Tensor) -> Tensor:
+        return (moved.detach().sin() * moved).sum((1, 2, 3))
+
+    def kinked(moved: Tensor) -> Tensor:
+        return smooth(moved) + 1000 * (moved - images - 3e-7).relu().sum((1, 2, 3))
+
+    assert checks.gradient_error(smooth, images) < 1e-5
+    assert checks.gradient_error(cut, images) > 1e-2
+    assert checks.gradient_error(kinked, images, steps=(1e-6,)) > 1e-5
+    assert checks.gradient_error(kinked, images) < 1e-5
+
+
+def test_zero_gradients_of_a_loss_that_is_clamped() -> None:
+    """A confident network under the clamped cross-entropy of its activations has no gradient on any image."""
+    images = 20 + torch.rand(5, 1, 4, 4)
+    for objective, passed in (
+        (lambda images: images.mean((1, 2, 3)).sigmoid().clamp(max=1 - 1e-6), False),
+        (lambda images: images.mean((1, 2, 3)), True),
+    ):
+        found = checks.Gradients.of(gradient_of(objective, images))
+        assert [checks.zero_gradients(found, other).passed for other in (None, GRADIENTS)] == [
+            passed,
+            passed,
+        ]
+
+
+def test_gradient_size_is_that_of_the_baseline_but_for_orders() -> None:
+    for median, passed in ((1e-2, True), (1e-4, True), (1e-6, False), (0.0, False)):
+        assert checks.gradient_size(GRADIENTS._replace(median=median), GRADIENTS).passed is passed
+
+
+def test_published_curves_fail() -> None:
+    """Hinton 2018, figure 3, at epsilon 0.5: BIM on the CNN leaves more than FGSM, and the capsules stay above 50 %."""
+    assert not checks.stronger("multi-step", 5.2, 3.3, "BIM against FGSM", 1000).passed
+    assert checks.stronger("multi-step", 3.4, 3.3, "BIM against FGSM", 1000).passed
+
+
+def test_converged() -> None:
+    found = checks.converged({1: 60.0, 5: 30.0, 10: 20.5, 50: 18.0}, 1000)
+    assert found == (
+        "more steps",
+        True,
+        "60.0 % after 1, 30.0 % after 5, 20.5 % after 10, 18.0 % after 50",
+    )
+    assert not checks.converged({1: 60.0, 5: 30.0, 10: 40.0, 50: 39.0}, 1000).passed
+    assert not checks.converged({1: 60.0, 5: 30.0, 10: 20.0, 50: 10.0}, 1000).passed

@@ -1,0 +1,201 @@
+"""What holds for every option of ``attack=``; a row for each, and those without a row fail."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hydra.utils import get_object
+from torch import Tensor, nn
+
+from capsule_lab.commands import compose
+from capsule_lab.config.folders import options_of
+from capsule_lab.config.options import function_options
+from capsule_studies.attacks.corruptions import KINDS
+from capsule_studies.attacks.evaluation import NetworkObjective
+from capsule_studies.attacks.gradient import GREY_LEVELS, UNIT, Box
+
+KEYS = torch.arange(100, 106)
+LABELS = torch.arange(6) % 3
+DRAWN = {
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "motion_blur",
+    "fog",
+    "spatter",
+    "elastic",
+}
+
+
+class Row(NamedTuple):
+    """An attack with options for a test, and what is known of it: ``bounded`` by its strength, and ``drawn``."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    strength: float = 0.1
+    bounded: bool = True
+    drawn: bool = False
+    length: bool = False
+
+
+ROWS = {
+    "fgsm": Row(),
+    "bim": Row({"steps": 5}),
+    "bim in many steps": Row({"steps": 30, "step_size": 0.05}),
+    "bim in l2": Row({"steps": 5, "norm": "l2"}, length=True),
+    "pgd": Row({"steps": 5, "restarts": 2}, drawn=True),
+    "pgd in l2": Row({"steps": 5, "restarts": 1, "norm": "l2"}, drawn=True, length=True),
+    "square": Row({"queries": 20}, drawn=True),
+    "noise": Row(drawn=True),
+    "noise in l2": Row({"norm": "l2"}, drawn=True, length=True),
+    "rotation": Row({}, 20.0, bounded=False),
+    "scaling": Row({}, 0.3, bounded=False),
+    "shear": Row({}, 0.4, bounded=False),
+    "translation": Row({}, 2.5, bounded=False),
+    "translation down": Row({"direction": "down"}, -1.5, bounded=False),
+    **{
+        f"corruption {kind}": Row({"kind": kind}, 3.0, bounded=False, drawn=kind in DRAWN)
+        for kind in KINDS
+    },
+}
+each_attack = pytest.mark.parametrize("name", ROWS)
+
+
+def bound(name: str) -> Callable[..., Tensor]:
+    target = function_options("attack")[name.split(" ")[0]].target
+    return partial(get_object(target), **ROWS[name].options)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(4 * 100, 3),
+    ]
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    """No pixel is 0, so that one that came in from outside can be told."""
+    return 0.05 + 0.9 * torch.rand(6, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def objective(network: nn.Module, labels: Tensor = LABELS) -> NetworkObjective:
+    return NetworkObjective(
+        "cross_entropy", labels, None, lambda images: network(images / images.amax().clamp(min=1))
+    )
+
+
+def test_every_option_has_a_row() -> None:
+    assert {name.split(" ")[0] for name in ROWS} == {*options_of("attack")}
+
+
+@each_attack
+def test_an_image_is_attacked_as_alone_and_nothing_else_changes(
+    name: str, network: nn.Module, images: Tensor
+) -> None:
+    given, state = images.clone(), torch.get_rng_state()
+    weights = {key: value.clone() for key, value in network.state_dict().items()}
+    attack, strength = bound(name), ROWS[name].strength
+    with torch.no_grad():
+        together = attack(objective(network), images, strength, KEYS, UNIT)
+    assert torch.equal(attack(objective(network), images, strength, KEYS, UNIT), together)
+    alone = attack(objective(network, LABELS[4:5]), images[4:5], strength, KEYS[4:5], UNIT)
+    torch.testing.assert_close(alone[0], together[4], rtol=0, atol=1e-6)
+    others = attack(objective(network), images, strength, KEYS + 1, UNIT)
+    assert torch.allclose(others, together, atol=1e-6) != ROWS[name].drawn, (
+        "draws are those of the key"
+    )
+    assert torch.equal(images, given)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not together.requires_grad
+    assert all(each.grad is None for each in network.parameters())
+    assert all(torch.equal(value, weights[key]) for key, value in network.state_dict().items())
+
+
+@each_attack
+def test_within_its_strength_and_the_box(name: str, network: nn.Module, images: Tensor) -> None:
+    row, attack = ROWS[name], bound(name)
+    odd = 7 * images - 1 / 3  # a public attack clamps standardised images to [-1, 1] at last
+    assert torch.equal(attack(objective(network), odd, 0.0, KEYS, Box(-1.0, 1.0)), odd)
+    boxes = [UNIT, Box(0.3, 0.6), Box()] if row.bounded else [UNIT]
+    for box in boxes:  # an image outside of the box gets no further from it
+        attacked = attack(objective(network), images, row.strength, KEYS, box)
+        assert attacked.isfinite().all()
+        assert (
+            (attacked >= images.clamp(max=box.low)).all()
+            if row.bounded
+            else (attacked >= box.low).all()
+        )
+        assert (
+            (attacked <= images.clamp(min=box.high)).all()
+            if row.bounded
+            else (attacked <= box.high).all()
+        )
+        change = (attacked - images).flatten(1)
+        if row.bounded:
+            size = change.norm(dim=1) if row.length else change.abs().amax(1)
+            assert (size > 0.05).all()
+            assert (size <= row.strength + 1e-6).all()
+        else:
+            assert change.abs().mean() > 0.002
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.bounded])
+def test_shifts_scale_with_the_box(name: str, images: Tensor) -> None:
+    shift, strength = bound(name), ROWS[name].strength
+    unit = shift(None, images, strength, KEYS, UNIT)
+    for box, scale, start in ((GREY_LEVELS, 255, 0), (Box(-1.0, 1.0), 2, -1)):
+        found = (shift(None, scale * images + start, strength, KEYS, box) - start) / scale
+        off = ((found - unit).abs() > 1e-4).float().mean()
+        assert off < 0.005, "a count of photons or a rounded grey level may fall to the other side"
+    message = r"^(fill is 'black', but )?pixels have no (lower )?bounds?, .* space=grey_levels$"
+    with pytest.raises(ValueError, match=message):
+        shift(None, images, strength, KEYS, Box())
+
+
+def test_options_of_users_are_the_keyword_arguments() -> None:
+    config = compose("attack", ["ckpt=a", "attack=pgd", "attack.steps=3"])
+    assert config.attack == {
+        "_target_": "capsule_studies.attacks.gradient.pgd", "_partial_": True,
+        "steps": 3, "step_size": None, "restarts": 5, "norm": "linf",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bim", {"steps": 0}, "steps is 0; expected 1 or more"),
+        ("pgd", {"step_size": -1.0}, "step_size is -1.0; expected 0 or more"),
+        ("pgd", {"restarts": 0}, "restarts is 0; expected 1 or more"),
+        ("square", {"queries": 0}, "queries is 0; expected 1 or more"),
+        ("square", {"share": 0.0}, "share is 0.0; expected more than 0, 0 to 1"),
+        ("scaling", {"epsilon": -1.0}, "epsilon is -1.0; expected more than -1"),
+        (
+            "corruption fog",
+            {"kind": "frost"},
+            "kind is 'frost'; expected 'gaussian_noise', .* or 'elastic'",
+        ),
+        (
+            "corruption fog",
+            {"epsilon": 2.5},
+            "epsilon, a severity, is 2.5; expected 0, 1, 2, 3, 4 or 5",
+        ),
+    ],
+)
+def test_wrong_options(
+    name: str, options: dict[str, Any], message: str, network: nn.Module, images: Tensor
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        bound(name)(
+            objective(network), images, key=KEYS, **{"epsilon": ROWS[name].strength, **options}
+        )

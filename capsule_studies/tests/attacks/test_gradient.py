@@ -1,0 +1,107 @@
+"""Attacks on a linear model, against numbers worked out in float64, and what public attack code gets wrong."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capsule_studies.attacks.evaluation import NetworkObjective, cross_entropy, margin
+from capsule_studies.attacks.gradient import Box, bim, fgsm, gradient_of, noise, pgd
+
+WEIGHT = 5 * torch.tensor(
+    [[0.5, -0.3, 0.2, 0.1], [-0.2, 0.4, 0.1, -0.3], [0.1, 0.2, -0.4, 0.3]], dtype=torch.float64
+)
+IMAGE = torch.tensor([[0.2, 0.8, 0.05, 0.97]], dtype=torch.float64)
+NO_BOX = Box()
+
+
+def logits(images: Tensor) -> Tensor:
+    return images @ WEIGHT.T.to(images)
+
+
+def raised(
+    label: int, loss: Callable[..., Tensor] = cross_entropy, **options: Any
+) -> Callable[[Tensor], Tensor]:
+    return lambda images: loss(logits(images), torch.full((len(images),), label), **options)
+
+
+def check(found: Tensor, expected: list[float], tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(
+        found[0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance
+    )
+
+
+def test_the_models_logits_losses_and_gradients() -> None:
+    check(logits(IMAGE), [-0.165, -0.03, 2.255])
+    assert raised(0)(IMAGE).item() == pytest.approx(2.594537740985727, abs=1e-14)
+    check(gradient_of(raised(0), IMAGE), [-1.97885090, 2.39877348, -2.56227270, 0.66889625], 5e-9)
+    assert raised(2, margin)(IMAGE).item() == pytest.approx(-2.285, abs=1e-14)
+    check(gradient_of(raised(2, margin), IMAGE), [-1.5, 1, 2.5, -3])
+
+
+STEPS = {"steps": 4, "step_size": 0.04}
+
+
+@pytest.mark.parametrize(
+    ("attack", "objective", "epsilon", "options", "expected", "loss"),
+    [
+        (fgsm, raised(0), 0.02, {}, [0.18, 0.82, 0.03, 0.99], 2.7477447068955083),
+        (fgsm, raised(0), 0.1, {}, [0.1, 0.9, 0, 1], 3.1921574612213144),
+        (fgsm, raised(2), 0.1, {"box": NO_BOX}, [0.3, 0.7, 0.15, 0.87], 0.29671054025785165),
+        (bim, raised(0), 0.1, STEPS, [0.1, 0.9, 0, 1], 3.1921574612213144),
+        (fgsm, raised(2, targeted=True), 0.1, {}, [0.1, 0.9, 0, 1], -0.142157461221314),
+        (bim, raised(2, targeted=True), 0.1, STEPS, [0.28, 0.9, 0, 1], -0.13831789687034984),
+        (
+            *(bim, raised(2), 0.2, {"steps": 5, "step_size": 0.1, "norm": "l2"}),
+            [0.207319107952, 0.764005646407, 0.206711206044, 0.851288437511],
+            0.3242846963940549,
+        ),
+        # equal steps of a linear loss: not where gradients of earlier ones are added up, or kept in the image
+        (
+            bim,
+            raised(2, margin),
+            0.1,
+            {"steps": 5, "step_size": 0.01, "box": NO_BOX},
+            [0.15, 0.85, 0.1, 0.92],
+            -1.885,
+        ),
+    ],
+)
+def test_golden_images(
+    attack: Callable[..., Tensor],
+    objective: Callable[[Tensor], Tensor],
+    epsilon: float,
+    options: dict[str, Any],
+    expected: list[float],
+    loss: float,
+) -> None:
+    attacked = attack(objective, IMAGE, epsilon, **options)
+    check(attacked, expected)
+    assert objective(attacked).item() == pytest.approx(loss, abs=1e-13)
+
+
+def test_restarts_keep_the_best() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)
+    ).eval()
+    images, keys = (
+        torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+        torch.arange(100, 106),
+    )
+    objective = NetworkObjective("cross_entropy", torch.arange(6) % 3, None, network)
+    attack = partial(pgd, objective, images, 0.1, steps=2, step_size=0.01)
+    one, many = attack(key=keys, restarts=1), attack(key=keys, restarts=5)
+    assert (objective.success(many) >= objective.success(one)).all()
+    assert (objective.success(many) > objective.success(one)).any()
+
+
+def test_noise_is_random_signs() -> None:
+    images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    change = noise(None, images, 0.1, key=torch.arange(6), box=NO_BOX) - images
+    torch.testing.assert_close(change.abs(), torch.full_like(images, 0.1))
+    assert 0.4 < (change > 0).float().mean() < 0.6
+    assert len({tuple(row.tolist()) for row in (change > 0).flatten(1)}) == len(images)

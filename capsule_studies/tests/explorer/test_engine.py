@@ -1,0 +1,149 @@
+"""The JavaScript of the explorer equals torch at every iteration of every layer, in node."""
+
+import base64
+import json
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from capsule_lab.analysis.trace import LayerTrace, trace
+from capsule_lab.errors import RunError
+from capsule_lab.layers import PrimaryCapsules
+from capsule_lab.networks import BaselineCNN, MatchedCNN
+from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
+from capsule_lab.routing import DynamicRouting, EMRouting
+from capsule_lab.types import RoutingTrace
+from capsule_studies.explorer.network import export, rounded
+from capsule_studies.tests.explorer_networks import NETWORKS, SHAPE, with_statistics
+from tests.helpers.networks import pictures, small_capsnet, small_em_caps
+from tests.helpers.tiers import whole_but
+
+pytestmark = [
+    pytest.mark.usefixtures("unchecked_types"),
+    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
+]
+ENGINE = Path(__file__).parents[2] / "capsule_lab" / "explorer" / "assets" / "engine.js"
+RUN = Path(__file__).with_name("run_engine.js")
+
+
+def in_node(network: Any, images: torch.Tensor, **options: Any) -> list[dict[str, Any]]:
+    exported = export(network, "f16")
+    index = {"network": exported.network, "tensors": exported.tensors}
+    block = base64.b64encode(exported.block).decode()
+    given = json.dumps(
+        {"index": index, "block": block, "images": images.flatten(1).tolist(), "options": options}
+    )
+    ended = subprocess.run(
+        ["node", RUN, ENGINE], input=given, capture_output=True, text=True, check=True
+    )
+    return json.loads(ended.stdout)
+
+
+def in_torch(network: Any, images: torch.Tensor) -> list[dict[str, Any]]:
+    with torch.no_grad():
+        if not isinstance(network, AbstractCapsuleNetwork):
+            scores = network(images).scores
+            shares = scores if isinstance(network, MatchedCNN) else scores.softmax(1)
+            return [{"scores": each, "decoded": None, "steps": []} for each in shares]
+        output, layers = trace(network, images)
+        drawn = (
+            network.reconstruct(output, output.scores.argmax(1)) if reconstructs(network) else None
+        )
+    found = []
+    for number in range(len(images)):
+        steps = [
+            [step_of(step, layer, number, len(images)) for step in layer.iterations]
+            for layer in layers.values()
+        ]
+        decoded = None if drawn is None else drawn[number]
+        found.append({"scores": output.scores[number], "decoded": decoded, "steps": steps})
+    return found
+
+
+def step_of(
+    step: RoutingTrace, layer: LayerTrace, number: int, images: int
+) -> list[torch.Tensor | None]:
+    """What the engine keeps of an iteration: EM routing has couplings ordered (window, parent, place)."""
+    windows = len(step.couplings) // images
+    rows = slice(number * windows, (number + 1) * windows)
+    couplings = (
+        step.couplings[rows] if step.variances is None else step.couplings[rows].transpose(1, 2)
+    )
+    assert step.activations is not None
+    return [
+        couplings,
+        step.poses[rows],
+        None if step.variances is None else step.variances[rows],
+        step.activations[rows],
+    ]
+
+
+def check_equal(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
+    if expected is None:
+        assert found is None
+    elif isinstance(expected, dict):
+        for name in expected:
+            check_equal(found.get(name), expected[name])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            check_equal(one, other)
+    else:
+        torch.testing.assert_close(
+            torch.tensor(found, dtype=torch.float32),
+            expected.flatten().float(),
+            rtol=tolerance,
+            atol=tolerance,
+        )
+
+
+@pytest.mark.parametrize("name", whole_but(NETWORKS, "capsnet", "em"))
+def test_engine_equals_torch(name: str) -> None:
+    torch.manual_seed(0)
+    network = rounded(with_statistics(NETWORKS[name]()), "f16")
+    images = pictures(2, SHAPE)
+    check_equal(in_node(network, images), in_torch(network, images))
+
+
+def test_half_precision_is_what_the_page_computes_with() -> None:
+    network = with_statistics(small_capsnet(SHAPE, 10))
+    assert not torch.equal(rounded(network, "f16").digits.weight, network.digits.weight)
+    assert torch.equal(rounded(network, "f32").digits.weight, network.digits.weight)
+    sizes = {each["dtype"] for each in export(network, "f16").tensors}
+    assert sizes == {"f16", "f32"}
+
+
+@pytest.mark.parametrize(
+    ("network", "named"),
+    [
+        (
+            lambda: small_capsnet(SHAPE, 10, routing=partial(DynamicRouting, leaky=True)),
+            "routing.leaky=true",
+        ),
+        (lambda: small_capsnet(SHAPE, 10, transformation="shared"), "ClassCapsules"),
+        (
+            lambda: small_capsnet(
+                SHAPE, 10, primary=partial(PrimaryCapsules, types=2, squash="half")
+            ),
+            "primary.squash",
+        ),
+        (lambda: small_em_caps(SHAPE, 10, routing=EMRouting), "EMRouting"),
+        (lambda: BaselineCNN(SHAPE, 10, channels=(4,), hidden=(4,), pooling=2), "MaxPool2d"),
+    ],
+)
+def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
+    with pytest.raises(
+        RunError, match=f"the explorer has no {named}.*; expected a CapsNet with dynamic"
+    ):
+        export(network(), "f16")
+
+
+def test_equal_couplings_are_equal() -> None:
+    (found,) = in_node(with_statistics(small_capsnet(SHAPE, 10)), pictures(1, SHAPE), equal=True)
+    couplings = [number for step in found["steps"][0] for number in step[0]]
+    assert couplings == pytest.approx([0.1] * len(couplings))

@@ -1,0 +1,102 @@
+"""Calibration errors against sums worked out by hand, and against torchmetrics where its bins are the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from capsule_studies.measures.calibration import (
+    BINS,
+    brier_score,
+    reliability,
+    reliability_figure,
+)
+
+CONFIDENCES = [0.95, 0.95, 0.9, 0.6, 0.61, 0.4]
+RIGHT = [True, True, False, True, False, False]
+"""With 5 bins, (0.2, 0.4], (0.4, 0.6], (0.6, 0.8] have an image each and (0.8, 1] has three."""
+
+
+def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    return reliability(probabilities, labels, bins=bins).expected_error
+
+
+def rows(confidences: list[float]) -> Tensor:
+    """Of four classes, the first of which is the most probable."""
+    rest = [[(1 - confidence) / 3] * 3 for confidence in confidences]
+    return torch.tensor(
+        [[one, *others] for one, others in zip(confidences, rest, strict=True)], dtype=torch.float64
+    )
+
+
+PROBABILITIES = rows(CONFIDENCES)
+LABELS = torch.tensor([0 if right else 1 for right in RIGHT])
+
+
+def test_bins_by_hand() -> None:
+    images, confidence, accuracy = reliability(PROBABILITIES, LABELS, bins=5)
+    assert images.tolist() == [0, 1, 1, 1, 3]
+    nan = float("nan")
+    np.testing.assert_allclose(confidence, [nan, 0.4, 0.6, 0.61, 2.8 / 3], atol=1e-14)
+    np.testing.assert_allclose(accuracy, [nan, 0, 1, 0, 2 / 3], atol=1e-14)
+    # |0 - 0.4| + |1 - 0.6| + |0 - 0.61| + |2 - 2.8|, over 6 images
+    assert expected_calibration_error(PROBABILITIES, LABELS, 5) == pytest.approx(
+        2.21 / 6, abs=1e-14
+    )
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[
+        5:
+    ]  # with 4 classes, a maximum is at least 0.25
+    images, _, _ = reliability(rows(edges.tolist()), torch.zeros(11, dtype=torch.int64))
+    assert images.tolist() == [0] * 4 + [1] * 11, "15 bins, which have their upper edge"
+    # all in one bin: |3 - 4.41| / 6
+    assert expected_calibration_error(PROBABILITIES, LABELS, 1) == pytest.approx(
+        1.41 / 6, abs=1e-14
+    )
+
+
+def test_errors_are_those_of_torchmetrics() -> None:
+    """Of labels that have the probability that logits say, which have the smallest error."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(20_000, 10, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    for bins, temperature in itertools.product([1, 10, 15], [0.5, 1.0, 2.0]):
+        probabilities = (logits / temperature).softmax(1)
+        theirs = multiclass_calibration_error(probabilities, labels, num_classes=10, n_bins=bins)
+        error = expected_calibration_error(probabilities, labels, bins)
+        assert error == pytest.approx(float(theirs), abs=1e-5), "theirs are of float32"
+        assert (error < 0.01) == (temperature == 1)
+
+
+def test_brier_score_by_hand() -> None:
+    probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    # 0.3^2 + 0.2^2 + 0.1^2, and 0.9^2 + 0.1^2 + 0.8^2
+    assert brier_score(probabilities, torch.tensor([0, 0])) == pytest.approx(
+        (0.14 + 1.46) / 2, abs=1e-14
+    )
+    assert brier_score(torch.eye(3), torch.tensor([1, 2, 0])) == 2
+    assert brier_score(torch.eye(3), torch.arange(3)) == 0
+
+
+def test_sums_are_of_float64() -> None:
+    """In float32 half of them are lost: 2^24 + 1 is 2^24."""
+    probabilities = torch.tensor([[0.75, 0.25]]).expand(3_000_000, 2)
+    labels = (torch.arange(3_000_000) % 4 == 0).long()
+    assert expected_calibration_error(probabilities, labels) < 1e-12
+
+
+def test_figure_shows_bins_with_images_and_how_many() -> None:
+    result = reliability(PROBABILITIES, LABELS, bins=5)
+    upper, lower = reliability_figure({"one": result}).axes
+    np.testing.assert_allclose(
+        upper.lines[1].get_xydata(), [[0.4, 0], [0.6, 1], [0.61, 0], [2.8 / 3, 2 / 3]]
+    )
+    assert [text.get_text() for text in upper.get_legend().get_texts()] == [
+        "calibrated",
+        "one, ECE 36.83 %",
+    ]
+    np.testing.assert_allclose(
+        lower.patches[0].get_data().values, np.array([0, 1, 1, 1, 3]) / 6 * 100
+    )

@@ -1,0 +1,157 @@
+"""Mixtures of factor analysers: golden numbers of the notes, scikit-learn as a judge, and what EM promises."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.decomposition import FactorAnalysis
+from torch import Tensor
+
+from capsule_studies.measures.factor_analysers import (
+    FactorAnalysers,
+    em_step,
+    fit_factor_analysers,
+    posterior,
+)
+
+
+def double(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def golden() -> FactorAnalysers:
+    loadings = (0.7 * torch.arange(6, dtype=torch.float64) + 0.2).cos().view(1, 3, 2)
+    return FactorAnalysers(
+        double(1), double(0.1, -0.2, 0.3)[None], loadings, double(0.5, 0.3, 0.8)[None]
+    )
+
+
+def drawn(
+    points: int = 300, components: int = 3, dim: int = 5, factors: int = 2, seed: int = 0
+) -> Tensor:
+    """From a mixture whose components are apart."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    own = torch.arange(points) % components
+    means, loadings = 4 * normal(components, dim), normal(components, dim, factors)
+    return (
+        means[own]
+        + (loadings[own] @ normal(points, factors, 1)).squeeze(2)
+        + 0.3 * normal(points, dim)
+    )
+
+
+def random_mixture(components: int = 3, dim: int = 5, factors: int = 2) -> FactorAnalysers:
+    generator = torch.Generator().manual_seed(1)
+    shares, means = (
+        torch.rand(components, generator=generator).double(),
+        torch.randn(components, dim).double(),
+    )
+    loadings = torch.randn(components, dim, factors, generator=generator).double()
+    noise = 0.5 + torch.rand(components, dim, generator=generator).double()
+    return FactorAnalysers(shares / shares.sum(), means, loadings, noise)
+
+
+def test_golden_numbers_of_one_analyser() -> None:
+    found = posterior(double(0.6, 0.1, -0.4)[None], golden())
+    assert found.log_joint.item() == pytest.approx(-3.2198469503972844, abs=1e-12)
+    torch.testing.assert_close(
+        found.factors[0, 0], double(0.5021583623676817, -0.11417560731584396), rtol=0, atol=1e-12
+    )
+    expected = double(
+        0.35233511451682503, -0.19797708450430834, -0.19797708450430834, 0.3521122285801933
+    )
+    torch.testing.assert_close(found.covariance[0].flatten(), expected, rtol=0, atol=1e-12)
+
+
+def test_densities_are_those_of_gaussians() -> None:
+    points, mixture = drawn(20), random_mixture()
+    found = posterior(points, mixture).log_joint
+    for number, (share, mean, loadings, noise) in enumerate(zip(*mixture, strict=True)):
+        covariance = loadings @ loadings.t() + noise.diag()
+        expected = (
+            multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(points.numpy())
+            + share.log().item()
+        )
+        np.testing.assert_allclose(found[:, number].numpy(), expected, rtol=1e-10)
+
+
+def em_loops(points: Tensor, mixture: FactorAnalysers) -> FactorAnalysers:
+    """Ghahramani and Hinton 1996, equations 15 to 17, one point and component at a time."""
+    components, dim, factors = mixture.loadings.shape
+    found = posterior(points, mixture)
+    shares = found.log_joint.softmax(1)
+    noise, joined = torch.zeros(components, dim).double(), []
+    for k in range(components):
+        left, right = (
+            torch.zeros(dim, factors + 1).double(),
+            torch.zeros(factors + 1, factors + 1).double(),
+        )
+        extended = [torch.cat([each, torch.ones(1).double()]) for each in found.factors[:, k]]
+        for n, point in enumerate(points):
+            second = torch.outer(extended[n], extended[n])
+            second[:factors, :factors] += found.covariance[k]
+            left += shares[n, k] * torch.outer(point, extended[n])
+            right += shares[n, k] * second
+        joined.append(left @ torch.linalg.inv(right))
+        for n, point in enumerate(points):
+            noise[k] += shares[n, k] * (point - joined[k] @ extended[n]) * point
+    mass, both = shares.sum(0), torch.stack(joined)
+    return FactorAnalysers(mass / len(points), both[..., -1], both[..., :-1], noise / mass[:, None])
+
+
+def test_a_step_equals_the_loops_in_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, mixture = drawn(30), random_mixture()
+    expected = em_loops(points, mixture)
+    for chunk in (4096, 7):
+        monkeypatch.setattr("capsule_studies.measures.factor_analysers._CHUNK", chunk)
+        found, _ = em_step(points, mixture, floor=1e-9)
+        torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-7, atol=1e-8)
+
+
+def test_likelihood_never_falls() -> None:
+    for options in [{}, {"factors": 0}, {"components": 1}]:
+        sizes = {"components": 4, "factors": 2, **options}
+        fit = fit_factor_analysers(drawn(), **sizes, steps=30, tolerance=0.0, restarts=1)
+        gains = np.diff(fit.log_likelihoods)
+        assert (gains > -1e-9).all()
+        assert gains[0] > 1e-3
+
+
+def test_scikit_learn_agrees_about_one_analyser() -> None:
+    points = drawn(components=1, factors=2)
+    fit = fit_factor_analysers(points, 1, 2, steps=2000, tolerance=1e-12, restarts=1, floor=1e-9)
+    judge = FactorAnalysis(2, tol=1e-10, max_iter=5000, svd_method="lapack").fit(points.numpy())
+    assert fit.log_likelihoods[-1] == pytest.approx(judge.score(points.numpy()), abs=1e-4)
+    loadings = fit.mixture.loadings[0]
+    expected = torch.from_numpy(judge.components_.T @ judge.components_)
+    torch.testing.assert_close(loadings @ loadings.t(), expected, rtol=0.02, atol=0.02)
+
+
+def test_the_best_likelihood_is_kept_and_the_seed_decides() -> None:
+    points = drawn()
+    several = fit_factor_analysers(points, 4, 1, restarts=4, seed=3)
+    alone = [
+        fit_factor_analysers(points, 4, 1, restarts=1, seed=12 + n).log_likelihoods[-1]
+        for n in range(4)
+    ]
+    assert several.log_likelihoods[-1] == max(alone)
+    assert len({round(each, 6) for each in alone}) > 1
+    equal = fit_factor_analysers(torch.ones(10, 3).double(), 2, 1, restarts=2)
+    assert all(each.isfinite().all() for each in equal.mixture), "of equal points"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"restarts": 0}, "restarts is 0"),
+        ({"factors": -1}, "factors is -1"),
+        ({"components": 31}, "there are 30 points; expected 31 or more"),
+    ],
+)
+def test_wrong_numbers(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_factor_analysers(drawn(30), **{"components": 2, "factors": 1, **options})

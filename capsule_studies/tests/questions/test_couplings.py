@@ -1,0 +1,117 @@
+import importlib
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.layers import PrimaryCapsules
+from capsule_lab.networks import CapsNet, SelfRoutingNet
+from capsule_lab.routing import AttentionOverChildren, EMRouting, UniformRouting
+from capsule_studies.measures import couplings as measures
+from capsule_studies.questions.couplings import couplings
+from capsule_studies.subject import error_percent
+from capsule_studies.tests.subjects import small_network, subject
+
+
+def test_numbers_of_every_layer_and_iteration_and_over_layers() -> None:
+    asked = subject(small_network())
+    numbers = couplings(asked).numbers
+    for name, layer in asked.traces.items():
+        for number in (1, 2, 3):
+            score = measures.t_score(layer.couplings(number - 1), layer.seen())
+            assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(score))
+        assert f"{name}/1/argmax_changes" not in numbers
+        assert 0 <= numbers[f"{name}/2/argmax_changes"] <= 1
+    scores = [
+        numbers[f"{name}/3/t_score"] for name in ("conv_capsules_1", "conv_capsules_2", "classes")
+    ]
+    assert numbers["t_score"] == pytest.approx(sum(scores) / 3)
+    hidden = [numbers[f"{name}/d_score"] for name in ("conv_capsules_1", "conv_capsules_2")]
+    assert numbers["d_score"] == pytest.approx(sum(hidden) / 2)
+    with equal_couplings(asked.network):
+        equal = error_percent(asked.outputs(), asked.labels)
+    assert numbers["routing_gain"] == equal - error_percent(asked.outputs(), asked.labels)
+    batch = asked.batches[0]
+    torch.nn.functional.cross_entropy(asked.network(batch.images).ranking, batch.labels).backward()
+    for name, layer in asked.network.capsule_layers().items():
+        norm = (
+            sum(
+                float(each.grad.square().sum())
+                for each in layer.parameters()
+                if each.grad is not None
+            )
+            ** 0.5
+        )
+        assert numbers[f"{name}/gradient_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_some_of_very_many_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = subject(small_network("capsnet"))
+    every = couplings(asked).numbers["digits/3/entropy"]
+    module = importlib.import_module(
+        "capsule_studies.questions.couplings"
+    )  # whose name is the function's, too
+    monkeypatch.setattr(module, "_ENTRIES", 24 * 4 * 10)  # ten children
+    (layer,) = asked.traces.values()
+    assert len(module._children(layer).unique()) == 10
+    assert couplings(asked).numbers["digits/3/entropy"] == pytest.approx(every, abs=0.05)
+
+
+def test_more_iterations_than_in_training() -> None:
+    for kind in ["em_caps", "capsnet"]:
+        asked = subject(small_network(kind))
+        numbers = couplings(asked, iterations=5).numbers
+        assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
+        assert (
+            max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3
+        ), "as before"
+    with pytest.raises(ValueError, match="iterations is 2, but UniformRouting has none"):
+        couplings(subject(small_network("capsnet", routing=UniformRouting)), iterations=2)
+
+
+def test_histograms_are_over_the_couplings_that_there_are() -> None:
+    """Those of a CapsNet are near 0.1, in a few of fifty bins from 0 to 1."""
+    figures = couplings(subject(small_network("capsnet")), iterations=10).draw()
+    (axis,) = figures["histograms"].axes
+    assert len({patch.get_edgecolor() for patch in axis.patches}) == 10
+    last = axis.patches[-1].get_data()
+    assert last.edges[0] > 0.01
+    assert last.edges[-1] < 0.99
+    assert (last.values > 0).sum() > 10
+    assert last.values.sum() == pytest.approx(1)
+
+
+def test_equal_couplings_of_a_convolutional_layer_are_no_tree() -> None:
+    """Of all parents at all positions, a child is seen by few, and at the edge by fewer."""
+    for normalisation in ["all_parents", "window"]:
+        network = small_network(
+            routing=partial(EMRouting, normalisation=normalisation, iterations=1)
+        )
+        numbers = couplings(subject(network)).numbers
+        assert numbers["conv_capsules_1/1/t_score"] == pytest.approx(0, abs=1e-5)
+        assert numbers["conv_capsules_1/1/entropy"] == pytest.approx(1, abs=1e-5)
+        assert numbers["conv_capsules_1/1/routing_std"] == pytest.approx(0, abs=1e-6)
+
+
+def test_numbers_that_are_none_and_those_of_unusual_layers() -> None:
+    over_children = couplings(
+        subject(small_network("capsnet", routing=AttentionOverChildren))
+    ).numbers
+    assert math.isnan(over_children["digits/1/t_score"])
+    assert math.isnan(over_children["routing_gain"])
+    torch.manual_seed(0)
+    padded = SelfRoutingNet(
+        (1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4, conv_strides=(1, 2)
+    )
+    numbers = couplings(subject(padded)).numbers
+    assert all(
+        math.isfinite(numbers[f"{name}/1/t_score"])
+        for name in ("conv_capsules_1", "conv_capsules_2")
+    )
+    primary = partial(PrimaryCapsules, types=4, dim=16)
+    without = CapsNet(
+        (1, 24, 24), 4, channels=4, decoder=None, transformation="none", primary=primary
+    )
+    assert math.isfinite(couplings(subject(without)).numbers["digits/3/weighted_entropy"])

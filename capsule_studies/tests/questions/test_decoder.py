@@ -1,0 +1,56 @@
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.types import CapsuleOutput, Capsules
+from capsule_studies.questions.decoder import _change, decoder
+from capsule_studies.tests.subjects import CLASSES, subject
+
+FEW: dict[str, Any] = {"epochs": 3, "hidden": (16,), "training_images": 24}
+
+
+class KnowsTheImage(AbstractNetwork):
+    """Poses encode the column of the square: the only difference, except noise, between images of one class."""
+
+    def __init__(self, *, knows: bool = True) -> None:
+        super().__init__()
+        self.knows = knows
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        columns = torch.arange(images.shape[3], dtype=images.dtype)
+        square = (images > 0.3).to(images.dtype)
+        where = (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))  # [b]
+        poses = torch.nn.functional.one_hot(where.round().long(), 24).to(images.dtype).unsqueeze(1)
+        poses = (
+            poses.expand(-1, CLASSES, -1) if self.knows else torch.ones(len(images), CLASSES, 24)
+        )
+        activations = torch.ones_like(poses[..., 0])
+        return CapsuleOutput(activations, Capsules(poses, activations), activations)
+
+
+def test_poses_with_the_position_explain_more_than_the_class() -> None:
+    options = {**FEW, "epochs": 200, "hidden": (64,), "learning_rate": 0.006}
+    knows = decoder(subject(KnowsTheImage(), images=48), **options).numbers
+    ignorant = decoder(subject(KnowsTheImage(knows=False), images=48), **options).numbers
+    assert knows["class_mean_squared_error"] == ignorant["class_mean_squared_error"]
+    assert knows["explained"] > 0.5
+    assert -0.5 < ignorant["explained"] < 0.1
+
+
+def test_perturbations_are_in_standard_deviations_of_the_class_poses() -> None:
+    answer = decoder(subject(KnowsTheImage(), images=48), **FEW)
+    assert [(row["class"], row["component"]) for row in answer.rows] == [
+        ("class 0", n) for n in range(24)
+    ]
+    changing = [row for row in answer.rows if float(str(row["change"])) > 0]
+    assert 0 < len(changing) <= 3, "columns where squares of the class are"
+    figure = answer.draw()["components"]
+    assert figure.axes[0].get_xticklabels()[0].get_text() == "-2.00"
+
+
+def test_change_is_between_the_largest_offsets() -> None:
+    pictures = torch.zeros(2, 5, 1, 2, 2)
+    pictures[1, 0], pictures[1, -1], pictures[1, 1] = 1.0, 3.0, 7.0
+    assert _change(pictures).tolist() == [0.0, 5.0]

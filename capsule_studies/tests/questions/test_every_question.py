@@ -1,0 +1,297 @@
+"""The contract of every option of ``what=``: each needs a row of ``ROWS``."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hydra.utils import get_object
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.config.folders import options_of
+from capsule_lab.config.options import function_options
+from capsule_lab.networks import (
+    AbstractNetwork,
+    AbstractPairNetwork,
+    PairAutoencoder,
+    TransformingAutoencoder,
+)
+from capsule_lab.routing import SelfRouting
+from capsule_lab.types import CapsuleOutput
+from capsule_studies.subject import OF_PAIRS, Answer, Subject
+from capsule_studies.tests.subjects import CLASSES, moved, quarter_turn, small_network, subject
+from tests.helpers.networks import small_capsnet
+from tests.helpers.tiers import whole_but
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def of(kind: str) -> Subject:
+    """A subject with a small network of this kind."""
+    torch.manual_seed(0)
+    if kind == "with a decoder":
+        return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]), images=16)
+    if kind == "pairs":
+        changes = {"translation": moved, "rotation": quarter_turn}
+        return subject(TransformingAutoencoder((1, 24, 24), capsules=10), changes, images=16)
+    if kind == "code":
+        return subject(PairAutoencoder((1, 24, 24), code=6), {"translation": moved})
+    if kind == "without poses":
+        return subject(small_network("capsnet", routing=partial(SelfRouting, poses=False)))
+    return subject(small_network(kind), images=24 if kind == "cnn" else 16)
+
+
+def changed(kind: str, change: Callable[[Any], Any]) -> Subject:
+    """The subject of this kind with every batch changed."""
+    original = of(kind)
+    return replace(original, batches=[change(batch) for batch in original.batches])
+
+
+def views(
+    toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] = (0, 1, 2)
+) -> Subject:
+    """A subject with images whose viewpoints are known."""
+    original = of("cnn")
+    rows = [
+        (toy, elevation, azimuth, 0)
+        for toy in toys
+        for elevation in (0, 4)
+        for azimuth in range(0, 36, 3)
+    ]
+    seen = [
+        (toy, *rest) for toy in toys_of_training for _, *rest in rows[: 24 if len(toys) > 1 else 12]
+    ]
+
+    def batch(rows: list[tuple[int, ...]]) -> Any:
+        labels = torch.arange(len(rows)) % 2
+        images = torch.rand(len(rows), 1, 24, 24, generator=torch.Generator().manual_seed(0))
+        return original.batches[0]._replace(
+            images=images, labels=labels, key=labels, factors=torch.tensor(rows)
+        )
+
+    factors = ("instance", "elevation", "azimuth", "lighting")
+    return replace(
+        original, batches=[batch(rows)], training=lambda _: [batch(seen)], factors=factors
+    )
+
+
+class Row(NamedTuple):
+    """A question: a kind of network that it is for, options for a short test, and its results."""
+
+    kind: str
+    options: Mapping[str, Any] = NOTHING
+    numbers: tuple[str, ...] = ()  # some of them
+    figures: tuple[str, ...] = ()
+    rows: bool = False
+
+    def subject(self) -> Subject:
+        return views() if self.kind == "views" else of(self.kind)
+
+
+FEW = {
+    "training_images": 24,
+    "components": 4,
+    "factors": 1,
+    "draws": 2,
+    "restarts": 2,
+    "steps": 5,
+    "principal": 4,
+}
+MAPS = (
+    "presence_change",
+    "monotony",
+    "linear_share",
+    "map_error",
+    "explained",
+    "equivariance_gain",
+    "group_law",
+)
+TREE = (
+    "mass_in_tree",
+    "branches",
+    "drop_of_tree",
+    "drop_of_votes",
+    "drop_of_random",
+    "alike_within",
+    "follows_shift",
+)
+FIELDS = ("generative_fields", "scatter", "presence", "images")
+DECODER = {"epochs": 2, "hidden": (8,), "training_images": 24}
+MOVED = {"kinds": ["translation"]}
+CROWDED = ("three_classes/found", "same_class/one_part", "again/single_by_image")
+LABELS = ("asked/error", "drawn_2_per_class/deviation", "nearest/error", "probe/error")
+PROBES = ("linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2")
+TILES = ("two_tiles/kept", "all_tiles/auc", "halves_of_class/distance", "noise/images")
+CODES = ("primary/place_slope", "classes/rate_share", "classes/domain")
+SCORES = ("classes/3/t_score", "conv_capsules_1/d_score", "routing_gain")
+CLUSTERS = ("classes/3/tightness", "classes/1/auc", "classes/moved_together")
+REPLACED = ("own/error", "mean/error", "equal/error", "distance_of_own_from_mean")
+ROWS: dict[str, Row] = {
+    "coding": Row("em_caps", {"shift": 2}, CODES, ("layers", "first_layer"), rows=True),
+    "couplings": Row("em_caps", NOTHING, SCORES, ("histograms",)),
+    "couplings of dynamic routing": Row(
+        "capsnet", {"iterations": 4}, ("digits/4/logit_change",), ("histograms",)
+    ),
+    "crowding": Row("with a decoder", NOTHING, CROWDED),
+    "crowding without a decoder": Row("em_caps", NOTHING, ("again/two_classes_by_routing",)),
+    "decoder": Row("capsnet", DECODER, ("squared_error", "explained"), ("reconstructions",)),
+    "few_labels": Row("em_caps", {**FEW, "features": "pixels"}, LABELS),
+    "few_labels of a code": Row(
+        "code", {**FEW, "features": "code"}, ("log_likelihood", "dimensions")
+    ),
+    "poses": Row(
+        "pairs", {"shifts": (1,)}, ("shift_1/slope_right", "shift_1/reconstruction"), FIELDS
+    ),
+    "poses without capsules": Row("code", {"shifts": (2,)}, ("shift_2/copying",)),
+    "probe": Row("views", NOTHING, PROBES),
+    "replaced_couplings": Row("em_caps", {"training": 24}, REPLACED),
+    "replaced_couplings of dynamic routing": Row(
+        "capsnet", {"training": 24}, ("other_class/error", "kept_by_mean")
+    ),
+    "scramble": Row("cnn", {"tiles": 3}, TILES, ("images",)),
+    "sign": Row("cnn", NOTHING, ("negated/error", "photographic_negative/mean_change_of_scores")),
+    "transforms": Row(
+        "cnn", MOVED, tuple(f"translation/{each}" for each in MAPS), ("curves",), rows=True
+    ),
+    "transforms of capsules": Row(
+        "em_caps", MOVED, ("translation/inverse",), ("curves",), rows=True
+    ),
+    "tree": Row("em_caps", {"shown": 1}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
+    "votes": Row("em_caps", {"shown": 1}, CLUSTERS, ("histograms_1", "points")),
+    "votes of dynamic routing": Row("capsnet", {"shown": 0}, ("digits/3/cosine", "digits/3/rank")),
+}
+
+
+def ask(name: str, questioned: Subject, **options: Any) -> Answer:
+    target = function_options("what")[name.split(" ")[0]].target
+    answer: Answer = get_object(target)(questioned, **options)
+    return answer
+
+
+def test_every_option_has_a_row() -> None:
+    assert {name.split(" ")[0] for name in ROWS} == {*options_of("what")}
+
+
+@pytest.mark.parametrize(
+    "name", whole_but(ROWS, "coding", "decoder", "few_labels", "poses", "sign", "tree", "votes")
+)
+def test_question_gives_numbers_rows_and_figures_and_changes_nothing(
+    name: str, shapes_checked_in_first: Any
+) -> None:
+    row = ROWS[name]
+    subjects = [row.subject() for _ in range(2)]
+    network = subjects[0].network
+    weights = {key: value.clone() for key, value in network.state_dict().items()}
+    state = torch.get_rng_state()
+    answer, again = (ask(name, each, **row.options) for each in shapes_checked_in_first(subjects))
+    assert name.split(" ")[0] in OF_PAIRS or not isinstance(network, AbstractPairNetwork)
+    assert answer.numbers.keys() >= {*row.numbers}
+    assert bool(answer.rows) is row.rows or name == "decoder", "only of classes that are recognised"
+    figures = answer.draw()
+    assert {*row.figures} <= {*figures}
+    assert bool(figures) == bool(row.figures)
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(again.numbers, answer.numbers, equal_nan=True)
+    assert all(torch.equal(value, weights[key]) for key, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_no_images_are_drawn_with_shown_0() -> None:
+    for name in ("scramble", "tree", "votes"):
+        figures = ask(name, ROWS[name].subject(), **{**ROWS[name].options, "shown": 0}).draw()
+        assert not figures
+
+
+BRIGHT = partial(changed, "with a decoder", lambda batch: batch._replace(images=batch.images - 1))
+TWO_CLASSES = partial(
+    changed, "with a decoder", lambda batch: batch._replace(labels=batch.labels % 2)
+)
+REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
+    ("coding", "cnn", {}, "SmallCNN has no capsules; expected a capsule network"),
+    ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
+    ("couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
+    ("tree", "em_caps", {"shown": -1}, "shown is -1; expected 0 or more"),
+    ("crowding", "cnn", {}, "SmallCNN has no capsules; expected a capsule network"),
+    ("crowding", "with a decoder", {"shift": 24}, "shift is 24; expected 0 to 23"),
+    ("crowding", BRIGHT, {}, "pixels are not in"),
+    ("crowding", TWO_CLASSES, {}, "these images are of 2 classes; expected 3 or more"),
+    (
+        "decoder",
+        "cnn",
+        {},
+        "SmallCNN has no poses to decode; expected a network of class capsules with poses",
+    ),
+    ("decoder", "em_caps", {"epochs": 0}, "epochs is 0"),
+    ("decoder", "em_caps", {"learning_rate": 0.0}, "learning_rate is 0"),
+    ("decoder", "em_caps", {"hidden": (0,)}, "what=decoder has hidden 0; expected 1 or more"),
+    (
+        "few_labels",
+        "em_caps",
+        {},
+        "EMCaps has no capsules of this kind; expected model=transforming_autoencoder",
+    ),
+    ("few_labels", "em_caps", {"features": "hidden"}, "features is 'hidden'; expected"),
+    (
+        "few_labels",
+        "pairs",
+        {"features": "code"},
+        "features is 'code', but the network is a TransformingAutoencoder",
+    ),
+    (
+        "few_labels",
+        "code",
+        {"features": "poses"},
+        "features is 'poses', but the network is a PairAutoencoder",
+    ),
+    ("few_labels", "em_caps", {"features": "pixels", "draws": 0}, "draws is 0; expected 1 or more"),
+    (
+        "poses",
+        "cnn",
+        {},
+        "SmallCNN takes no change of images; expected model=transforming_autoencoder",
+    ),
+    ("poses", "pairs", {"shifts": (0,)}, "shifts 0; expected 1 or more"),
+    ("probe", "cnn", {}, "this data has no factor instance; expected smallNORB, or its stand-in"),
+    ("probe", partial(views, (2, 8)), {}, "toy 2 of class 0 is in the training images and in"),
+    (
+        "probe",
+        partial(views, (7,), toys_of_training=(1,)),
+        {},
+        "expected 10 or more, by a larger what.training_images",
+    ),
+    ("replaced_couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
+    ("replaced_couplings", "em_caps", {"training": 0}, "training is 0; expected 1 or more"),
+    ("scramble", "cnn", {"tiles": 25}, "tiles is 25; expected 2 to 24"),
+    ("transforms", "cnn", {"kinds": []}, "kinds is empty; expected some of rotation"),
+    ("transforms", "cnn", {"kinds": ["bending"]}, "kinds is 'bending'; expected 'rotation'"),
+    ("transforms", "cnn", {"ridge": 0.0}, "ridge is 0"),
+    ("tree", "em_caps", {"silenced": 1.0}, "silenced is 1.0"),
+    ("votes", "without poses", {}, "SelfRouting has no votes for the classes"),
+    ("votes", "em_caps", {"longest": -1.0}, "longest is -1"),
+    ("votes", "em_caps", {"shift": 24}, "shift is 24"),
+]
+
+
+def test_sign_changes_no_even_network_and_changes_one_with_relu() -> None:
+    class Even(AbstractNetwork):
+        def forward(self, images: Tensor) -> CapsuleOutput:
+            return CapsuleOutput(images[:, 0, :4, 0].square())
+
+    numbers = ask("sign", subject(Even())).numbers
+    assert numbers["negated/same_predictions"] == 100
+    assert numbers["negated/mean_change_of_scores"] == 0
+    assert numbers["photographic_negative/mean_change_of_scores"] > 0
+    assert ask("sign", of("cnn")).numbers["negated/mean_change_of_scores"] > 0
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_wrong_networks_and_options_are_refused() -> None:
+    for name, kind, options, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            ask(name, of(kind) if isinstance(kind, str) else kind(), **options)

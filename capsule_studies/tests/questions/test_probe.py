@@ -1,0 +1,98 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.types import Batch, CapsuleOutput, Capsules
+from capsule_studies.questions.probe import _median_angle, probe
+from capsule_studies.subject import Subject
+
+FACTORS = ("instance", "elevation", "azimuth", "lighting")
+CLASSES = 2
+
+
+def views(toys: tuple[int, ...]) -> Batch:
+    """Images whose pixels are sine and cosine of the azimuth, elevation, lamp and noise; all toys from everywhere."""
+    rows = [
+        (label, toy, elevation, azimuth, lamp)
+        for label in range(CLASSES)
+        for toy in toys
+        for elevation in range(0, 9, 4)
+        for azimuth in range(0, 36, 2)
+        for lamp in range(3)
+    ]
+    label, toy, elevation, azimuth, lamp = (
+        torch.tensor(column) for column in zip(*rows, strict=True)
+    )
+    angle = (10.0 * azimuth).deg2rad()
+    noise = torch.randn(len(rows), 12, generator=torch.Generator().manual_seed(sum(toys)))
+    numbers = torch.stack([angle.sin(), angle.cos(), elevation / 8, (lamp == 0).float()], 1)
+    images = torch.cat([numbers, noise], 1).view(-1, 1, 4, 4)
+    return Batch(images, label, label, torch.stack([toy, elevation, azimuth, lamp], 1))
+
+
+class Reads(AbstractNetwork):
+    """Poses are the first pixels, or noise."""
+
+    def __init__(self, *, informed: bool) -> None:
+        super().__init__()
+        self.informed = informed
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        pixels = images.flatten(1)
+        poses = (
+            (pixels[:, :4] if self.informed else pixels[:, 8:12])
+            .unsqueeze(1)
+            .expand(-1, CLASSES, -1)
+        )
+        activations = images.new_ones(len(images), CLASSES)
+        return CapsuleOutput(activations, Capsules(poses, activations), activations)
+
+
+def subject(*, informed: bool = True) -> Subject:
+    return Subject(
+        network=Reads(informed=informed), batches=[views((7, 8))], changed=lambda *_: [], changes={},
+        training=lambda _: [views((0, 1, 2))], factors=FACTORS, classes=(), num_classes=CLASSES,
+    )  # fmt: skip
+
+
+def test_poses_that_know_the_viewpoint() -> None:
+    numbers = probe(subject()).numbers
+    assert numbers["linear/azimuth_r2"] > 0.99
+    assert numbers["linear/elevation_r2"] > 0.99
+    assert numbers["linear/azimuth_degrees"] < 2
+    assert numbers["linear/novel_azimuth_degrees"] < 10, "sine and cosine extrapolate"
+    assert numbers["network/azimuth_r2"] > 0.8
+
+
+@pytest.mark.whole
+def test_poses_that_do_not() -> None:
+    numbers = probe(subject(informed=False)).numbers
+    assert numbers["linear/azimuth_r2"] < 0.05
+    assert numbers["linear/elevation_r2"] < 0.05
+    assert 70 < numbers["linear/azimuth_degrees"] < 110
+    assert 75 < numbers["linear/azimuth_degrees_aligned"] < 105
+    assert numbers["pixels/azimuth_r2"] > 0.5, "which pixels know anyway"
+
+
+@pytest.mark.whole
+def test_toys_without_a_common_front() -> None:
+    """Each toy turned by an angle of its own: right but for that angle."""
+    asked = subject()
+    (batch,) = asked.batches
+    turn = torch.where(batch.factors[:, 0] == 7, 12, 5)
+    factors = batch.factors.clone()
+    factors[:, 2] = (factors[:, 2] + turn) % 36
+    numbers = probe(dataclasses.replace(asked, batches=[batch._replace(factors=factors)])).numbers
+    assert numbers["linear/azimuth_degrees"] > 40
+    assert numbers["linear/azimuth_degrees_aligned"] < 2
+    few = slice(None, None, len(batch.labels) // 4)
+    one_each = Batch(*(field[few] for field in batch[:4]))
+    numbers = probe(dataclasses.replace(asked, batches=[one_each])).numbers
+    assert np.isnan(numbers["linear/azimuth_degrees_aligned"]), (
+        "one view of a toy cannot be aligned"
+    )
+    assert _median_angle(np.deg2rad([350.0, 355.0, -5.0])) == pytest.approx(5)

@@ -1,0 +1,63 @@
+import math
+from functools import partial
+
+import torch
+
+from capsule_lab.analysis.trace import ChildGrid
+from capsule_lab.routing import DynamicRouting
+from capsule_studies.questions.tree import _alike, _heaviest, _random_of_same_activation, silent
+from capsule_studies.tests.subjects import small_network, subject
+
+
+def test_heaviest_branches_make_up_what_is_wanted() -> None:
+    weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
+    found = _heaviest(weights, torch.tensor([0.6, 0.5, 0.1]))
+    assert found.tolist() == [[False, True, False, True], [True, True, False, False], [False] * 4]
+
+
+def test_one_image_of_each_class_is_like_no_other() -> None:
+    grid, weights = ChildGrid(1, 1, 3, by_type=True), torch.eye(3)
+    found = _alike(weights, grid, torch.arange(3))
+    assert math.isnan(found["alike_within"])
+    assert found["alike_between"] == 0
+
+
+def test_random_others_are_as_active() -> None:
+    activations = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
+    chosen = torch.zeros(50, 40, dtype=torch.bool)
+    chosen[:, :5] = True
+    found = _random_of_same_activation(activations, chosen)
+    assert not (found & chosen).any()
+    difference = (activations * found).sum(1) - activations[:, :5].sum(1)
+    assert (difference >= 0).all()
+    assert (difference < 1).all()
+
+
+def test_silent_children_do_not_count() -> None:
+    """Silencing all children but those of one image leaves that image as it is."""
+    network = small_network()
+    question = subject(network)
+    children = question.traces["classes"].children.activations
+    chosen = torch.ones_like(children, dtype=torch.bool)
+    chosen[3] = False
+    with silent(question, "classes", chosen):
+        after = question.outputs().ranking
+    before = question.outputs().ranking
+    torch.testing.assert_close(after[3], before[3])
+    assert not torch.allclose(after[4], before[4])
+
+
+def test_silenced_by_a_share() -> None:
+    question = subject(small_network("capsnet", routing=partial(DynamicRouting, bias=False)))
+    before = question.outputs().scores
+    found = []
+    for share in (0, 0.5, 1):
+        with silent(
+            question,
+            "digits",
+            torch.full_like(question.traces["digits"].children.activations, share),
+        ):
+            found.append(question.outputs().scores)
+    torch.testing.assert_close(found[0], before)
+    assert (found[1] < before).all()
+    assert float(found[2].abs().max()) < 1e-3

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from capsule_studies.measures import votes as measures
+from capsule_studies.measures.features import of_label
+from capsule_studies.questions.votes import votes
+from capsule_studies.tests.subjects import small_network, subject
+
+
+def test_numbers_are_of_the_class_layer() -> None:
+    """Those of votes that move together are of the image moved, the median over images."""
+    asked = subject(small_network())
+    numbers = votes(asked).numbers
+    name, layer = [*asked.traces.items()][-1]
+    for number, iteration in enumerate(layer.iterations, start=1):
+        distances = measures.vote_distances(layer.votes(), iteration.poses)
+        means = measures.mean_distances(distances, iteration.couplings, layer.present)
+        expected = float(of_label(means, asked.labels).mean())
+        assert numbers[f"{name}/{number}/mean_distance"] == pytest.approx(expected, rel=1e-5)
+    assert {key.split("/")[0] for key in numbers} == {name}
+    batches = [batch._replace(images=batch.images.roll(2, 3)) for batch in asked.batches]
+    after = replace(asked, batches=batches).traces[name].votes()
+    weights = layer.iterations[-1].couplings * layer.present.unsqueeze(2)
+    of_labels = [
+        of_label(each.transpose(1, 2), asked.labels) for each in (layer.votes(), after, weights)
+    ]
+    shares = [measures.common_displacement(*each) for each in zip(*of_labels, strict=True)]
+    assert numbers[f"{name}/moved_together"] == pytest.approx(
+        float(torch.tensor(shares).median()), rel=1e-4
+    )
+
+
+def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
+    """From the squashed sum of very many votes, the label's would be the farthest."""
+    asked = subject(small_network("capsnet"))
+    (layer,) = asked.traces.values()
+    every, last = layer.votes(), layer.iterations[-1]
+    means = torch.einsum("bij,bijd->bjd", last.couplings, every) / last.couplings.sum(1).unsqueeze(
+        2
+    )
+    distances = (every - means.unsqueeze(1)).norm(dim=3)
+    found = measures.mean_distances(distances, last.couplings, torch.ones_like(layer.present))
+    expected = float(of_label(found, asked.labels).mean())
+    assert votes(asked).numbers["digits/3/mean_distance"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_figures_are_of_three_images_and_of_the_shift_of_one() -> None:
+    figures = votes(subject(small_network()), shift=3).draw()
+    assert {*figures} == {"histograms_1", "histograms_2", "histograms_3", "points"}
+    assert figures["histograms_1"].get_suptitle().endswith("distance from the pose of the class")
+    figure = figures["points"]
+    picture, before, after, colours = figure.axes
+    assert picture.images
+    titles = [picture.get_title().split()[:2], before.get_title(), after.get_title()]
+    assert titles == [["image", "of"], "votes", "votes after moving the image by 3 pixels"]
+    assert colours.get_ylabel() == "type of child"
+    points = before.collections[0]
+    assert len(points.get_offsets()) == 2 * 2 * 2  # positions by types

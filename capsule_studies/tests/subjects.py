@@ -1,0 +1,75 @@
+"""Networks and images for tests of questions and attacks, without a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import AbstractNetwork, SmallCNN
+from capsule_lab.types import Batch
+from capsule_studies.subject import Change, Subject
+from tests.helpers.networks import small_capsnet, small_em_caps
+
+CLASSES = 4
+
+
+def digits(images: int = 24, side: int = 24) -> Tensor:
+    """Images with a bright square in one of four corners, by class, slightly shifted."""
+    pictures = torch.zeros(images, 1, side, side)
+    labels = torch.arange(images) % CLASSES
+    noise = torch.rand(pictures.shape, generator=torch.Generator().manual_seed(0))
+    third = side // 3
+    for image, label in enumerate(labels.tolist()):
+        jitter = image // CLASSES % 3  # so that images of a class differ in where it is
+        top, left = third * (1 + label // 2) - 4, third * (1 + label % 2) - 4 + jitter
+        pictures[image, 0, top : top + 6, left : left + 6] = 200
+    return pictures + 20 * noise
+
+
+def moved(images: Tensor, pixels: float) -> Tensor:
+    """To the right, around the edge."""
+    return images.roll(round(pixels), 3)
+
+
+def quarter_turn(images: Tensor, degrees: float) -> Tensor:
+    """Counter-clockwise, once or, of a negative angle, three times."""
+    return images.rot90(1 if degrees > 0 else 3, (2, 3))
+
+
+def subject(network: Any, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
+    """Digits of four classes, in two batches."""
+    stored, labels = digits(images), torch.arange(images) % CLASSES
+
+    def batches(pictures: Tensor) -> list[Batch]:
+        size = -(-images // 2)
+        parts = (tensor.split(size) for tensor in (pictures / 255, labels, torch.arange(images)))
+        return [Batch(*fields) for fields in zip(*parts, strict=True)]
+
+    def changed(change: Change, strength: float) -> list[Batch]:
+        return batches(change(stored, strength))
+
+    names = [f"class {label}" for label in range(CLASSES)]
+    changes = changes or {"translation": moved}
+    return Subject(
+        network.eval(),
+        batches(stored),
+        changed,
+        changes,
+        lambda _: batches(stored),
+        (),
+        names,
+        CLASSES,
+    )
+
+
+def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:
+    """With random weights large enough for couplings to differ."""
+    torch.manual_seed(0)
+    shape = (1, 24, 24)
+    if kind == "cnn":
+        return SmallCNN(shape, CLASSES)
+    if kind == "capsnet":
+        return small_capsnet(shape, CLASSES, decoder=None, **options)
+    sizes: dict[str, Any] = {"conv_weight_std": 0.5, "class_weight_std": 0.5, "class_routing": None}
+    return small_em_caps(shape, CLASSES, **{**sizes, **options})

@@ -1,0 +1,116 @@
+"""``capsule-lab analyse``: its record, its figures, and what it says of wrong input."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from capsule_lab import runs
+from capsule_lab.commands import compose
+from capsule_lab.commands.train import train
+from capsule_studies.commands.analyse import analyse, table
+from capsule_studies.study import StudyOutput
+from tests.helpers.commands import NO_PICTURES, Cli
+from tests.helpers.messages import one_sentence
+
+SMALL = ["images=20", "trainer.accelerator=cpu"]
+
+
+def asked(run: Path, *overrides: str) -> StudyOutput:
+    return analyse(compose("analyse", [f"ckpt={run}", *SMALL, *overrides]))
+
+
+def test_record_rows_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
+    options = ["what=transforms", "what.kinds=[shear]", "logger=tensorboard"]
+    ended = cli("analyse", f"ckpt={a_copy}", *options, *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "analyses").glob("best-val-transforms-standin-*.json")
+    record = json.loads(path.read_text())
+    assert record["images"] == 20
+    assert record["options"]["_target_"] == "capsule_studies.questions.transforms.transforms"
+    assert record["provenance"]["source"] == "standin"
+    own = {key for key in record["analyse"] if not key.startswith("untrained/")}
+    assert {f"untrained/{key}" for key in own} == record["analyse"].keys() - own, (
+        "each with its control"
+    )
+    assert any(record["analyse"][f"untrained/{key}"] != record["analyse"][key] for key in own)
+    assert "untrained" in ended.out
+    figures = {file.name for file in (a_copy / "figures").glob(f"{path.stem}_*")}
+    names = (f"{path.stem}_curves", f"{path.stem}_curves_untrained")
+    assert figures == {f"{name}.{kind}" for name in names for kind in ("png", "pdf")}
+    rows = pd.read_csv(path.with_suffix(".csv"))
+    assert {*rows.weights} == {"trained", "untrained"}
+    assert {*rows.change} == {"shear"}
+    assert list(a_copy.rglob("events.out.tfevents*")), "figures go to the loggers of the run"
+
+
+@pytest.mark.parametrize("value", [float("nan"), pytest.param(1e38, marks=pytest.mark.whole)])
+def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(
+    cli: Cli, a_copy: Path, value: float
+) -> None:
+    path = a_copy / "checkpoints" / "best.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for weight in checkpoint["state_dict"].values():
+        weight.fill_(value)
+    torch.save(checkpoint, path)
+    before = sorted(a_copy.rglob("*"))
+    for command, options in (
+        ("analyse", ["what=votes"]),
+        ("attack", ["attack=fgsm"]),
+        ("evaluate", ["split=val"]),
+    ):
+        ended = cli(
+            command, f"ckpt={a_copy}", *options, *(SMALL if command != "evaluate" else SMALL[1:])
+        )
+        message = one_sentence(ended)
+        assert (
+            "expected finite numbers: these weights are useless; use an earlier checkpoint"
+            in message
+        )
+    assert sorted(a_copy.rglob("*")) == before
+
+
+def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) -> None:
+    """A figure may show one of them only."""
+    outcome = asked(a_copy, "what=couplings")
+    headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
+    assert headings
+    assert all(", 20 validation images of stand-in for MNIST" in heading for heading in headings)
+    assert outcome.result["analyse"]["digits/1/static_share"] is None
+    assert str(table(outcome.result).caption).startswith("empty: not defined")
+
+
+def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -> None:
+    run = runs.open(a_copy)
+    wrong = torch.cat(
+        [run.network(each.images).ranking.argmax(1) != each.labels for each in run.batches("val")]
+    )
+    one, other = (asked(a_copy, "what=sign", "images=null", "untrained=false") for _ in range(2))
+    result = one.result
+    assert (one.path, result["analyse"]) == (other.path, other.result["analyse"])
+    assert not any(key.startswith("untrained") for key in result["analyse"])
+    assert result["images"] == len(wrong)
+    assert result["analyse"]["error"] == pytest.approx(100 * float(wrong.double().mean()))
+
+
+@pytest.mark.whole
+def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(
+    toynorb: Path, tmp_path: Path
+) -> None:
+    """The data says both, and so does the checkpoint, in which earlier versions had neither."""
+    overrides = [
+        "model=em_caps", "model.primary.types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",
+        "data.batch_size=16", "trainer.accelerator=cpu", "trainer.max_epochs=1", "train.test=last", *NO_PICTURES,
+    ]  # fmt: skip
+    run = tmp_path / "run"
+    train(compose("train", overrides), run)
+    spec = runs.open(run).spec
+    assert spec.classes == ("animal", "human", "airplane", "truck", "car")
+    assert spec.factors[:2] == ("instance", "elevation")
+    few = ["what.training_images=100", "images=50", "split=test", "untrained=false"]
+    found = asked(run, "what=probe", *few).result["analyse"]
+    assert {"linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2"} <= found.keys()
+    rows = asked(run, "what=decoder", "what.epochs=1", "what.hidden=[8]", *few).rows
+    assert {row["class"] for row in rows} <= {*spec.classes}

@@ -1,0 +1,146 @@
+"""``capsule-lab attack``: its record, its figures, and what it says of wrong input."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from capsule_lab.commands import compose
+from capsule_studies.commands.attack import attack, tables
+from capsule_studies.study import StudyOutput
+from tests.helpers.commands import Cli
+from tests.helpers.fakes import captions, row_names
+from tests.helpers.tiers import whole_but
+
+SMALL = ["images=10", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_studies.attacks.checks.STEPS", (1, 2))
+    monkeypatch.setattr("capsule_studies.attacks.checks.QUERIES", 5)
+
+
+def attacked(run: Path, *overrides: str) -> StudyOutput:
+    return attack(compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides]))
+
+
+def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
+    options = [f"baseline={a_copy}", "attack=fgsm", "check_images=4", "logger=tensorboard"]
+    ended = cli("attack", f"ckpt={a_copy}", *options, *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
+    record = json.loads(path.read_text())
+    assert record["images"] == 10
+    assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], (
+        "nothing is done at epsilon 0"
+    )
+    assert (
+        record["attack"]["0.3/accuracy"]
+        <= record["attack"]["0.1/accuracy"]
+        <= record["attack"]["0/accuracy"]
+    )
+    assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(
+        255 * record["attack"]["0.1/mean_change"]
+    )
+    assert len(record["checks"]) == 11
+    assert {check["passed"] for check in record["checks"]} <= {True, False}
+    assert "checks of the attack" in ended.out
+    names = {file.stem for file in (a_copy / "figures").glob(f"*{path.stem}.png")}
+    assert names == {f"{figure}_{path.stem}" for figure in ("attack", "attacked", "reliability")}
+    assert {"detected", "calibration_error", "brier"} <= record["test"].keys()
+    assert 0 <= record["attack"]["0.1/undetected_error"] <= record["attack"]["0.1/error"]
+    assert record["attack"]["0/detection_area"] == pytest.approx(50), "the same images"
+    assert list(a_copy.rglob("events.out.tfevents*")), "figures go to the loggers of the run"
+    console = Console(width=80, file=io.StringIO())
+    console.print(tables(record)[0])
+    words = {*console.file.getvalue().split()}
+    assert {
+        "epsilon",
+        "accuracy",
+        "interval",
+        "success",
+        "grey",
+        "calibration",
+        "detected",
+        "stand-in",
+    } <= words
+    assert not any("…" in word for word in words), "heads of the table are whole at 80 columns"
+
+
+def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) -> None:
+    outcome = attacked(a_copy, "attack=fgsm", "epsilons=[0,0.05,0.1,0.2]")
+    accuracy, sheet, reliability = (figure for _, figure in outcome.figures())
+    (legend,) = (text.get_text() for text in accuracy.legends[0].get_texts())
+    assert legend == f"{a_copy.name}, best.ckpt"
+    assert accuracy.get_suptitle().startswith("10 test images of stand-in for MNIST. ")
+    for figure in (sheet, reliability):
+        heading = figure.get_suptitle().replace("\n", " ")
+        assert heading == f"{a_copy.name}, best.ckpt: FGSM, 10 test images of stand-in for MNIST"
+    changed = [
+        f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")
+    ]
+    assert row_names(sheet) == ["original", *changed]
+    assert all(caption.startswith("label ") for caption in captions(sheet))
+    assert len([text for text in sheet.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
+    drawn = [text.get_text().split(",")[0] for text in reliability.axes[0].get_legend().get_texts()]
+    assert drawn == ["calibrated", "original", "epsilon 0.05", "epsilon 0.1", "epsilon 0.2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    whole_but(["rotation", "scaling", "shear", "translation", "corruption", "square"], "rotation"),
+)
+def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(
+    name: str, a_copy: Path
+) -> None:
+    few = ["attack.queries=5"] if name == "square" else []
+    result = attacked(a_copy, f"attack={name}", "epsilons=null", "checks=true", *few).result
+    changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
+    assert len(changes) >= 5
+    assert min(changes) > 0
+    assert result["checks"] == [], "they are about gradients"
+
+
+def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
+    options = ["attack=noise", "epsilons=[0.1]", "+data.eval_images=30"]
+    few, all_of_them = (
+        attacked(a_copy, *options, f"images={images}").result for images in (20, 50)
+    )
+    assert (few["images"], all_of_them["images"]) == (20, 30)
+    assert few["images_sha256"] != all_of_them["images_sha256"]
+    other = ["data=mnist", "data.source=standin", "attack=noise"]
+    assert attacked(a_copy, *other).result["images"] == 10, "other data needs no seed"
+
+
+@pytest.mark.whole
+def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:
+    outcome = attacked(a_copy, "attack=fgsm", "targeted=true", "checks=true")
+    found = outcome.result["attack"]
+    assert found["0.1/success"] == pytest.approx(
+        sum(found[f"0.1/success_of_class_{each}"] for each in range(10)) / 10
+    )
+    assert outcome.result["checks"] == [], "they are of attacks that only avoid the label"
+    assert len([*outcome.figures()]) == len(tables(outcome.result)) + 2
+
+
+@pytest.mark.whole
+def test_options_that_change_the_result_have_files_of_their_own(a_copy: Path) -> None:
+    options = [
+        "seed=0",
+        "space=grey_levels",
+        "couplings=equal",
+        "split=val",
+        f"source={a_copy}",
+        "objective=margin",
+    ]
+    paths = [
+        attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path
+        for each in [*options, "logger=tensorboard"]
+    ]
+    assert len({*paths}) == len(options)
+    assert paths[0] == paths[-1], (
+        "0 is the seed of training, and a logger does not change the result"
+    )

@@ -1,0 +1,49 @@
+import pytest
+import torch
+from torch.optim.swa_utils import update_bn
+
+from capsule_lab.routing import NormalisedEMRouting
+from capsule_lab.routing.batch_norm import BatchNorm
+from capsule_lab.types import CapsuleOutput
+from capsule_studies.subject import error_percent
+from capsule_studies.tests.subjects import small_network, subject
+
+
+def test_outputs_are_those_of_all_batches() -> None:
+    asked = subject(small_network())
+    expected, found = asked.network(asked.images), asked.outputs()
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    torch.testing.assert_close(found.capsules.poses, expected.capsules.poses)
+    assert asked.traces["classes"].iterations[0].couplings.shape[0] == len(asked.labels)
+
+
+def test_outputs_of_changed_images_of_a_cnn() -> None:
+    asked = subject(small_network("cnn"))
+    found = asked.outputs(asked.changed(lambda images, _: images.flip(3), 0.0))
+    torch.testing.assert_close(found.scores, asked.network(asked.images.flip(3)).scores)
+    assert found.capsules is None
+
+
+def test_running_statistics_of_our_own_batch_normalisation() -> None:
+    network = small_network(routing=NormalisedEMRouting)
+    asked = subject(network)
+    update_bn([batch.images for batch in asked.batches], network)
+    norms = [each for each in network.modules() if isinstance(each, BatchNorm)]
+    assert norms
+    assert all((each.running_mean != 0).any() for each in norms)
+    assert all(each.momentum is not None for each in norms), "as before"
+    assert not network.training
+
+
+def test_error() -> None:
+    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.7, 0.3]])
+    assert error_percent(CapsuleOutput(scores), torch.tensor([0, 1, 1, 1])) == 50
+
+
+def test_images_that_memory_is_too_small_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_studies.subject._MOST_BYTES", 2**10)
+    with pytest.raises(
+        ValueError, match=r"the couplings of 24 images take .* expected images=\d+ or fewer"
+    ):
+        _ = subject(small_network()).traces

@@ -1,0 +1,189 @@
+"""The command ``evaluate``: it needs only a checkpoint, from any directory and on other data."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab import runs
+from capsule_lab.commands import compose
+from capsule_lab.commands.evaluate import evaluate, result_file
+from capsule_lab.config.composition import to_container
+from capsule_lab.data import MNISTDataModule
+from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.types import DataSpec
+from tests.helpers.commands import Cli, Trained
+
+
+class SmallerImages(MNISTDataModule):
+    """Images of another shape than the network expects."""
+
+    spec = DataSpec(image_shape=(1, 20, 20), num_classes=10)
+
+
+OTHER_DATA = {"_target_": "capsule_lab.data.MNISTDataModule", "source": "standin"}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> DictConfig:
+    return compose("evaluate", ["trainer.accelerator=cpu"]).trainer
+
+
+def test_test_and_validation_results_equal_those_of_training(
+    trained: Trained, trainer: DictConfig
+) -> None:
+    """For a run directory and for a checkpoint file."""
+    before = sorted(trained.directory.rglob("*"))
+    for where in (".", "checkpoints/best.ckpt"):
+        result = evaluate(runs.open(trained.directory / where), trainer=trainer)
+        assert result["test"] == trained.result["test"]
+    for name in ("best", "last"):
+        path = trained.directory / "checkpoints" / f"{name}.ckpt"
+        result = evaluate(runs.open(path), "val", trainer=trainer)
+        expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
+        assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
+        assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
+    result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
+    assert result["provenance"]["test_images"] == "100 of 359"
+    assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
+    assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
+
+
+def test_only_the_first_process_prints_and_writes(
+    cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    before = sorted(a_copy.rglob("*"))
+    ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu")
+    assert ended.status == 0
+    assert "error" not in ended.out
+    assert sorted(a_copy.rglob("*")) == before
+
+
+def test_results_are_written_beside_the_checkpoint(
+    cli: Cli, trained: Trained, a_copy: Path
+) -> None:
+    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
+    for overrides, name in (
+        ([], "best-test-mnist-standin"),
+        (["split=val"], "best-val-mnist-standin"),
+        (["data=mnist", "data.source=standin"], "best-test-mnist-standin"),
+        (["+data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
+        (["data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
+        (["couplings=equal"], "best-test-mnist-standin-couplings=equal"),
+    ):
+        ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
+        assert (ended.status, ended.err) == (0, "")
+        assert {path: path.read_bytes() for path in before} == before
+        path = a_copy / "evaluations" / f"{name}.json"
+        predictions = [] if "split=val" in overrides else [path.with_suffix(".npz")]
+        assert {path for path in a_copy.rglob("*") if path.is_file()} == {
+            *before,
+            path,
+            *predictions,
+        }
+        assert f"written to {path}\n" in ended.out
+        assert overrides or f"test error {trained.result['test']['error']:.2f} %" in ended.out
+        result = json.loads(path.read_text())
+        assert set(result) == {
+            "val" if "split=val" in overrides else "test",
+            "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
+            "device", "image_counts",
+            "python", *(["predictions"] if predictions else []),
+        }  # fmt: skip
+        assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
+        assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
+        for file in (path, *predictions):
+            file.unlink()
+
+
+def test_evaluation_on_other_data_names_the_data_set(
+    trained: Trained, trainer: DictConfig, real: Path
+) -> None:
+    run, other = (
+        runs.open(trained.directory),
+        {**OTHER_DATA, "source": "real", "directory": str(real)},
+    )
+    result = evaluate(run, data=other, trainer=trainer)
+    assert result_file(run, "test", other, result).name == "best-test-mnist-real.json"
+    assert result["provenance"]["source"] == "real"
+    assert result["test"] != trained.result["test"]
+
+
+def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path) -> None:
+    expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
+    expected.setup("validate")
+    data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
+    for seed, name in (("null", ""), ("0", ""), ("1", "-seed=1")):
+        assert (
+            cli(
+                "evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}"
+            ).status
+            == 0
+        )
+        file = a_copy / "evaluations" / f"best-val-mnist-standin{name}-validation=stratified.json"
+        result, same = json.loads(file.read_text()), not name
+        assert (result["provenance"]["split"] == expected.provenance["split"]) is same
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"data": {**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"}},
+            r"the data has \(1, 20, 20\)",
+        ),
+        ({"split": "train"}, r"split is .*; expected 'test' or 'val'"),
+        (
+            {"data": {"eval_image": 100}},
+            r"data.eval_image does not exist; did you mean data.eval_images",
+        ),
+        (
+            {"trainer": {"max_epoch": 3}},
+            r"trainer.max_epoch does not exist; did you mean trainer.max_epochs",
+        ),
+    ],
+)
+def test_wrong_arguments(
+    trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str
+) -> None:
+    options = {**options, "trainer": OmegaConf.create({**trainer, **options.get("trainer", {})})}
+    with pytest.raises((ConfigError, RunError), match=message):
+        evaluate(runs.open(trained.directory), **options)
+
+
+def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -> None:
+    run, names, folder = runs.open(trained.directory), set(), trained.directory / "evaluations"
+    for options, name in (
+        ({"validation_share": "1/5", "eval_images": 7}, "-validation_share=1_5-eval_images=7"),
+        ({"directory": "/data"}, ""),
+        (OTHER_DATA, ""),
+        ({**OTHER_DATA, "shift": 2, "seed": 0, "validation_share": "1/6"}, ""),  # the defaults
+        ({**OTHER_DATA, "shift": 3, "seed": 5}, "-shift=3-seed=5"),
+    ):
+        file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
+        assert file == folder / f"best-val-mnist-standin{name}.json"
+    values = [
+        "../../up",
+        "..",
+        "a\0b",
+        "x" * 500,
+        "x" * 501,
+        "a b",
+        "a_b",
+        "[1, 2]",
+        {"a": "../b"},
+        "日本",
+        "\n",
+    ]
+    for value in values:
+        for options in ({"train_images": value}, {f"../{value}": 1}):
+            file = result_file(run, "test", options, {"provenance": {"source": "standin"}})
+            assert file.parent == folder
+            assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
+            names.add(file.name)
+    assert len(names) == 2 * len(values)

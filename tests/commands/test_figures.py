@@ -1,0 +1,253 @@
+"""The command ``figures``: figures of a run, drawn from its directory."""
+
+from pathlib import Path
+
+import matplotlib.image
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from capsule_lab import runs
+from capsule_lab.analysis import curves
+from capsule_lab.commands import compose
+from capsule_lab.commands.figures import draw, figure
+from capsule_lab.data import MNISTDataModule
+from capsule_lab.errors import RunError
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
+from tests.helpers.fakes import captions, row_names, texts
+from tests.helpers.messages import one_sentence
+
+OF_ONE_DIGIT = [
+    "curves",
+    "layers",
+    "reconstructions",
+    "right_and_wrong",
+    "perturbation",
+    "perturbation_sheet",
+]
+OF_TWO_DIGITS = [
+    "curves",
+    "layers",
+    "predictions",
+    "reconstructions",
+    "segmentation",
+    *OF_ONE_DIGIT[4:],
+]
+
+
+def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
+    return dict(draw(runs.open(run), compose("figures", [f"run={run}", *overrides])))
+
+
+@pytest.fixture(scope="module")
+def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny run on MultiMNIST, with the pictures drawn during training."""
+    from capsule_lab.commands.train import train
+
+    directory = tmp_path_factory.mktemp("two_digits") / "run"
+    few = ["data=multimnist", "data.val_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSULE_LAB_RUN", "")
+        train(compose("train", [*TINY, *few]), directory)
+    return directory
+
+
+def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
+    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == [
+        "val_predictions.png", "val_reconstructions.png"
+    ]  # fmt: skip
+    figures = drawn(two_digits)
+    assert list(figures) == OF_TWO_DIGITS
+    assert captions(figures["reconstructions"])[0].startswith("L:(")
+    assert texts(figures["segmentation"])[-1].endswith("of the 64 images looked at")
+
+
+def test_options_choose_images_and_classes(trained: Trained) -> None:
+    for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
+        options = (
+            f"images={images}",
+            f"held_out={held_out}",
+            f"sheet_classes={classes}".replace(" ", ""),
+        )
+        figures = drawn(trained.directory, *options)
+        assert len(captions(figures["reconstructions"])) == images
+        assert all("→" in caption for caption in captions(figures["reconstructions"]))
+        assert texts(figures["right_and_wrong"])[-1].endswith(
+            f"of the {looked_at} images looked at"
+        )
+        sheets = {
+            name: figure
+            for name, figure in figures.items()
+            if name.startswith("perturbation_sheet")
+        }
+        assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
+        below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
+        assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
+        assert [row_names(each) for each in sheets.values()] == [
+            [f"dimension {n}" for n in range(4)]
+        ] * len(classes)
+
+
+def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
+    message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
+    assert message.startswith(
+        "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"
+    )
+
+
+def test_transfer_figure_shows_affine_against_validation_accuracy(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(
+        "step,train/loss,train/error,val/error,affine/error\n4,1,50,20,60\n4,1,40,,\n8,1,30,5,40\n8,1,20,,\n"
+    )
+    axis, colours = dict(curves.figures(file))["transfer"].axes
+    (points,) = axis.collections
+    assert points.get_offsets().tolist() == [[80, 40], [95, 60]]
+    assert points.get_array().tolist() == [5, 9]
+    assert [line.get_xydata().tolist() for line in axis.lines] == [[[80, 40], [95, 60]]]
+    assert colours.get_ylabel() == "step"
+    file.write_text("step,train/loss,train/error,val/error\n1,1,5,5\n")
+    assert [name for name, _ in curves.figures(file)] == ["curves"]
+
+
+def test_transfer_figure_is_drawn_for_runs_with_affine_validation(a_copy: Path) -> None:
+    table = pd.read_csv(a_copy / "metrics.csv")
+    table["affine/error"] = table["val/error"] / 2 + 50
+    table.to_csv(a_copy / "metrics.csv")
+    assert list(drawn(a_copy)) == ["curves", "layers", "transfer", *OF_ONE_DIGIT[2:]]
+
+
+def test_curves_show_training_and_validation(trained: Trained, tmp_path: Path) -> None:
+    whole = curves.training_curves(trained.directory / "metrics.csv")
+    for axis, label in zip(whole.axes, ("loss", "error in %"), strict=True):
+        assert axis.get_ylabel() == label
+        assert [line.get_label() for line in axis.lines] == [
+            "train, a few steps",
+            "train, epoch",
+            "val",
+        ]
+        assert [line.get_xdata().tolist() for line in axis.lines] == [[3, 6], [4, 8], [4, 8]]
+    for error in (0.0, 12.5):
+        file = tmp_path / "metrics.csv"
+        file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
+        figure = curves.training_curves(file)
+        figure.savefig(tmp_path / "curves.png")
+        assert [line.get_label() for axis in figure.axes for line in axis.lines] == [
+            "train",
+            "train",
+        ]
+
+
+def test_layer_curves_are_ordered_from_the_image_upwards(trained: Trained) -> None:
+    assert curves.layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
+    activation, dead = curves.layer_curves(trained.directory / "metrics.csv").axes
+    for axis, quantity in ((activation, "activation_digits"), (dead, "dead_digits")):
+        assert [line.get_label() for line in axis.lines] == ["primary", "digits"]
+        table = pd.read_csv(trained.directory / "metrics.csv")[["step", f"val/{quantity}"]].dropna()
+        assert axis.lines[1].get_xdata().tolist() == [4, 8]
+        assert axis.lines[1].get_ydata().tolist() == table[f"val/{quantity}"].tolist()
+
+
+def test_command_writes_figures_into_the_run(cli: Cli, a_copy: Path) -> None:
+    before = (a_copy / "metrics.csv").read_bytes()
+    ended = cli("figures", f"run={a_copy}", "images=2")
+    assert (ended.status, ended.err) == (0, "")
+    assert [line for line in ended.out.splitlines() if line.endswith(".png")] == [
+        str(a_copy / "figures" / f"{name}.png") for name in OF_ONE_DIGIT
+    ]
+    assert (a_copy / "metrics.csv").read_bytes() == before
+    picture = matplotlib.image.imread(a_copy / "figures" / "curves.png")
+    assert picture[..., :3].std() > 0
+
+
+@pytest.mark.whole
+def test_command_logs_figures_to_tensorboard(cli: Cli, a_copy: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    before = (a_copy / "metrics.csv").read_bytes()
+    ended = cli("figures", f"run={a_copy}", "logger=tensorboard")
+    assert (ended.status, ended.err) == (0, "")
+    events = EventAccumulator(str(a_copy / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == sorted(OF_ONE_DIGIT)
+    step = runs.open(a_copy).step - 1  # counted from 0, as quantities are
+    assert [image.step for image in events.Images("perturbation")] == [step]
+    assert (a_copy / "figures" / "perturbation.png").is_file()
+    assert (a_copy / "metrics.csv").read_bytes() == before
+
+
+def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: Path) -> None:
+    smoke = ["debug=smoke", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
+    assert cli("train", *TINY_CNN, *smoke).status == 0
+    ended = cli("figures", "run=run")
+    assert (ended.status, ended.err) == (0, "")
+    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == [
+        "curves.png",
+        "predictions.png",
+    ]
+
+
+def test_figures_of_a_capsnet_name_the_validation_images(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test images are not read."""
+    load = MNISTDataModule.load
+    monkeypatch.setattr(
+        MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0
+    )
+    figures = drawn(trained.directory)
+    assert list(figures) == OF_ONE_DIGIT
+    headings = {
+        name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()
+    }
+    of_all = f"{trained.directory.name}: stand-in for MNIST"
+    assert (headings.pop("curves"), headings.pop("layers")) == (of_all, of_all)
+    images = f"{trained.directory.name}: validation images of stand-in for MNIST, weights of best.ckpt, at step "
+    assert [heading[: len(images)] for heading in headings.values()] == [images] * len(headings)
+
+
+def test_curves_of_a_single_point_have_markers_and_margins(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/loss,train/error,val/loss,val/error\n9,0.5,50,,\n9,,,0.25,20\n")
+    figure = curves.training_curves(file)
+    for axis, low, high in zip(figure.axes, (0.125, 10), (0.625, 62.5), strict=True):
+        assert (axis.get_xlim(), axis.get_ylim()) == ((0, 20), (low, high))
+        assert [line.get_marker() for line in axis.lines] == ["o", "o"]
+
+
+def test_legend_lists_only_drawn_curves(tmp_path: Path) -> None:
+    """A single point of training has a marker; a column without values is not in the legend."""
+    file = tmp_path / "metrics.csv"
+    file.write_text(
+        "step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n"
+    )
+    loss, error = curves.training_curves(file).axes
+    assert [(line.get_label(), line.get_marker()) for line in loss.lines] == [
+        ("train", "o"),
+        ("val", "o"),
+    ]
+    assert [text.get_text() for text in error.get_legend().get_texts()] == ["val"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")]
+)
+def test_curves_of_pairs_show_poses_instead_of_the_error(
+    name: str, label: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(f"step,train/loss,val/loss,val/{name}\n1,3.0,2.0,-0.5\n2,2.0,1.0,0.5\n")
+    loss, poses = curves.training_curves(file).axes
+    assert loss.get_ylabel() == "loss"
+    assert poses.get_ylabel() == label
+    assert poses.lines[0].get_ydata().tolist() == [-0.5, 0.5]
+    assert poses.get_yscale() == "linear"
+
+
+def test_one_figure_is_drawn_for_a_notebook(trained: Trained) -> None:
+    found = figure(trained.directory, "reconstructions", held_out=20, images=3)
+    assert "validation images of stand-in for MNIST" in found.get_suptitle().replace("\n", " ")
+    with pytest.raises(
+        RunError, match="reconstruction is not a figure of this run; did you mean reconstructions"
+    ):
+        figure(runs.open(trained.directory), "reconstruction", held_out=20)
