@@ -74,31 +74,37 @@ FILES = {
             """,
     },
     "command": {
-        "capsule_lab/brighten.py": """
+        "capsule_lab/commands/brighten.py": '''
             from capsule_lab import runs
             from capsule_lab.commands.declare import command
+            from capsule_lab.config.declaration import Options, Weights
 
 
-            @command("brighten")
-            def main(config):
-                run = runs.open(config.ckpt)
+            class BrightenOptions(Options):
+                ckpt: Weights
+                """A .ckpt file, or the directory of a run."""
+                by: float = 0.1
+                """Of the range of a pixel."""
+
+
+            @command("brighten", BrightenOptions)
+            def main(options):
+                run = runs.open(options.ckpt)
                 batch = next(run.batches("val"))
-                scores = run.network((batch.images + config.by).clamp(0, 1)).scores
+                scores = run.network((batch.images + options.by).clamp(0, 1)).scores
                 print(f"{(scores.argmax(1) != batch.labels).sum()} of {len(batch.labels)} wrong")
 
 
             if __name__ == "__main__":
                 main()
-            """,
+            ''',
         "conf/brighten.yaml": """
             # Test a network on brighter images; needs ckpt=.
             #   capsule-lab brighten ckpt=runs/capsnet-mnist-2f4c01ab by=0.5
             defaults:
               - _command
+              - brighten_options
               - _self_
-
-            ckpt: ??? # a .ckpt file, or the directory of a run
-            by: 0.1 # of the range of a pixel
             """,
     },
     "question": {
@@ -217,7 +223,7 @@ def test_added_attack_and_question_run(tree: Path, tmp_path: Path, a_copy: Path)
 def test_added_command_is_listed_and_has_help(tree: Path, tmp_path: Path, trained: Trained) -> None:
     listed = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200").out
     assert re.search(
-        rf"capsule-lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
+        rf"capsule-lab brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
