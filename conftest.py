@@ -1,5 +1,6 @@
 """Fixtures of all tests: commands in this process, and tiny runs of a CapsNet with a few hundred weights."""
 
+import functools
 import gc
 import logging
 import math
@@ -280,3 +281,20 @@ def toynorb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.helpers.smallnorb_files import write_standin
 
     return write_standin(tmp_path_factory.mktemp("toynorb"))
+
+
+@pytest.fixture
+def table_file(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a table of tiny runs; see ``write_table``."""
+    from tests.helpers.tables import write_table
+
+    return functools.partial(write_table, tmp_path)
+
+
+@pytest.fixture
+def runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a sweep run in this process. ``test_sweep.py`` covers jobs in processes of their own."""
+    from capsule_lab.launchers.local import LocalLauncher
+    from tests.helpers.tables import launch_here
+
+    monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))

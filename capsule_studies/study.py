@@ -113,7 +113,8 @@ def run_study(
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     function = instantiate(config[group])
     if name not in OF_PAIRS:
-        run.check_classifies(f"{group}={name}")
+        instead = "for this one, use analyse with what=poses or what=few_labels"
+        run.check_classifies(f"{group}={name}", instead)
     start_time = time.monotonic()
     with (
         build.constructing(f"{group}={name}"),

@@ -222,9 +222,7 @@ def test_added_attack_and_question_run(tree: Path, tmp_path: Path, a_copy: Path)
 
 def test_added_command_is_listed_and_has_help(tree: Path, tmp_path: Path, trained: Trained) -> None:
     listed = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200").out
-    assert re.search(
-        rf"capsule-lab brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed
-    )
+    assert re.search(rf"capsule-lab brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }

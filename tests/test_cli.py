@@ -12,8 +12,8 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from PIL import Image, ImageDraw
 
-from capsule_lab.commands import compose, load, names
-from capsule_lab.commands.train import summary
+from capsule_lab.commands import compose, load, names, proposals
+from capsule_lab.config.declaration import FinishedRun
 from capsule_lab.config.folders import conf_dir, default_options, file_of, groups, head, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
@@ -114,8 +114,7 @@ def test_documented_targets_and_modules_exist() -> None:
 
 
 def test_commands_that_a_finished_run_proposes_compose(trained: Trained) -> None:
-    text = summary(trained.result, trained.directory, CHOSEN, TINY)
-    proposed = re.findall(r"^  (capsule-lab .*)$", text, re.MULTILINE)
+    proposed = proposals(FinishedRun(trained.result, trained.directory, True, CHOSEN, TINY))
     composed = [
         load(job[0]).check(compose(*job)) for command in proposed for job in jobs_of(command)
     ]

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 import capsule_lab
-from capsule_lab.config.folders import groups, options_of
+from capsule_lab.commands import names
+from capsule_lab.config.folders import file_of, groups, head, options_of
 from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
@@ -215,8 +216,7 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     text = (ROOT / "README.md").read_text()
     (table,) = re.findall(r"^## Commands\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
-    files = [path for path in (ROOT / "conf").glob("*.yaml") if not path.stem.startswith("_")]
-    assert listed == {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
+    assert listed == {name: head(file_of(name))[0] for name in names()}
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import capsule_lab
+from capsule_lab.commands import module_of, names
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables.expand import expand
 from tests.helpers.commands import ROOT, interpreter

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from capsule_lab import runs
+from capsule_lab.commands import load
 from capsule_lab.commands.tables import read_table
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.overrides import choices, quoted
@@ -26,6 +27,7 @@ from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.deploy.export import export
 from capsule_lab.errors import CapsuleLabError, is_unicode
+from capsule_lab.tables import reader
 from tests.helpers import affnist_files, cifar10_files, mnist_files, svhn_files
 from tests.helpers.commands import Trained
 from tests.helpers.generated import GENERATED, changed, damaged, texts
@@ -174,7 +176,7 @@ def test_changed_table_gives_a_table_or_one_sentence(data: Any) -> None:
 @given(text=texts())
 def test_any_override_gives_a_value_or_one_sentence(text: str) -> None:
     check_answer(lambda: reader.check_overrides("a row", [text]))
-    check_answer(lambda: choices([text], "train"))
+    check_answer(lambda: choices([text], load("train")))
 
 
 @GENERATED

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from omegaconf import DictConfig
 
 from capsule_lab.config import compose as composing
 from capsule_lab.config import folders
-from capsule_lab.config.declaration import Command
+from capsule_lab.config.declaration import Command, FinishedRun
+from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.system.terminal import as_typed
 
 
 def names() -> list[str]:
@@ -42,6 +46,22 @@ def measuring() -> dict[str, Command]:
     """Return the commands that measure weights, which a table can have in its rows, by name."""
     commands = {name: load(name) for name in names()}
     return {name: each for name, each in commands.items() if each.measures is not None}
+
+
+def proposals(run: FinishedRun) -> list[str]:
+    """Return commands that are worth a try after a run, in the order of their names."""
+    script = as_typed(Path(sys.executable).with_name("capsule-lab"))
+    # relative in the environment of `make`; any other is on the PATH
+    program = "capsule-lab" if script.is_absolute() else str(script)
+    lines = []
+    for name in names():
+        command = load(name)
+        arguments = command.proposes(run) if command.proposes else []
+        if arguments:
+            lines.append(
+                f"{program} {name} {' '.join([*arguments, *map(shlex.quote, search_override())])}"
+            )
+    return lines
 
 
 def compose(name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:

@@ -26,7 +26,7 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check
 from capsule_lab.config.check_options import check_options, check_required
 from capsule_lab.config.composition import store_options
-from capsule_lab.config.declaration import MISSING, Command, Measurement, Options
+from capsule_lab.config.declaration import MISSING, Command, FinishedRun, Measurement, Options
 from capsule_lab.config.messages import user_message
 from capsule_lab.errors import InterruptError, printable
 from capsule_lab.runs import lock, results
@@ -50,11 +50,12 @@ def command(
     first: str = "",
     for_hydra: Callable[[Sequence[str]], list[str]] = list,
     measures: Measurement | None = None,
+    proposes: Callable[[FinishedRun], list[str]] | None = None,
 ) -> Callable[[Function], RunnableCommand]:
     """Return a decorator that makes a command of a function of its options; see ``Command``."""
 
     def decorate(function: Function) -> RunnableCommand:
-        return RunnableCommand(name, options, function, check, first, for_hydra, measures)
+        return RunnableCommand(name, options, function, check, first, for_hydra, measures, proposes)
 
     return decorate
 

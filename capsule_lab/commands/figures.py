@@ -14,7 +14,8 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config.check_options import check_effect
 from capsule_lab.config.compose import compose
-from capsule_lab.config.declaration import Count, Group, Options, Trusted, Weights
+from capsule_lab.config.declaration import Count, FinishedRun, Group, Options, Trusted, Weights
+from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import RunError, suggest
 from capsule_lab.runs.trust import plain_value
 
@@ -45,7 +46,13 @@ class FiguresOptions(Options):
     logger: Group
 
 
-@command("figures", FiguresOptions, first="run")
+def _of_several_labels(run: FinishedRun) -> list[str]:
+    """Return the arguments for a run whose images have two labels."""
+    several = run.chosen["data"] == "multimnist"
+    return [as_argument("run", run.directory)] if several and run.has_weights else []
+
+
+@command("figures", FiguresOptions, first="run", proposes=_of_several_labels)
 def main(options: FiguresOptions) -> None:
     """Draw the figures of ``run``, and save them to its ``figures/`` and to the loggers of the configuration."""
     from capsule_lab.config import build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,16 +17,18 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from capsule_lab import runs
+from capsule_lab.commands import proposals
 from capsule_lab.commands.declare import command
 from capsule_lab.config.check import check_run
 from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import overrides_of
-from capsule_lab.config.declaration import Expected, Group, Options, Seed
+from capsule_lab.config.declaration import Expected, FinishedRun, Group, Options, Seed
 from capsule_lab.errors import RunError
 from capsule_lab.runs.summary import summary
 from capsule_lab.system import protocol
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import was_requeued
+from capsule_lab.system.terminal import as_typed
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,16 @@ def check_training(config: DictConfig) -> None:
     check_callbacks(config)
 
 
-@command("train", TrainOptions, check=check_training)
+def _without_routing(run: FinishedRun) -> list[str]:
+    """Return the overrides of the same network without routing, for comparison."""
+    if not run.routes or run.chosen["routing"] == "uniform":
+        return []
+    of_the_routing = ("routing", "class_routing", "name=", "train.directory=")
+    others = _without(run.overrides, *of_the_routing)
+    return [shlex.join([*others, "routing=uniform"])]
+
+
+@command("train", TrainOptions, check=check_training, proposes=_without_routing)
 def main(options: TrainOptions) -> None:
     """Train and test, and write ``metrics.json``; raise an error if another process trains this configuration."""
     start_time = time.monotonic()
@@ -95,8 +107,13 @@ def main(options: TrainOptions) -> None:
         differences = _without(overrides, "name=", "logger", "train.directory=")
         result = _train(config, directory, differences, start_time)
     if result and "test" in result:  # not of a paused run that was not tested
-        proposes = not in_sweep and result["status"] != runs.results.PAUSED
-        text = summary(result, directory, hydra.runtime.choices, overrides if proposes else None)
+        choices = hydra.runtime.choices
+        next_commands: list[str] = []
+        if not in_sweep and result["status"] != runs.results.PAUSED:
+            has_weights = any(directory.glob("checkpoints/*.ckpt"))
+            run = FinishedRun(result, as_typed(directory), has_weights, choices, overrides)
+            next_commands = proposals(run)
+        text = summary(result, directory, choices, next_commands)
         Console(highlight=False).print("", text, sep="\n", soft_wrap=True)  # commands to copy
     if result.get("new_steps") == 0 and not in_sweep:
         raise RunError(

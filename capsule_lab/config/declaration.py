@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from annotated_types import Ge, Lt
@@ -82,7 +83,7 @@ class Options(BaseModel):
     @classmethod
     def read(cls, config: DictConfig) -> Any:
         """Return the options in a composed configuration, whose values ``check_options`` has checked."""
-        values = {name: config[name] for name in cls.model_fields if name in config}
+        values = {name: config.get(name) for name in cls.model_fields}
         options = cls.model_construct(**values)
         options._config = config
         return options
@@ -134,6 +135,29 @@ class Measurement:
     figures: Callable[[Sequence[Any]], dict[str, Any]] | None = None
 
 
+class FinishedRun(NamedTuple):
+    """A run that has just finished, for commands that propose what to do with it.
+
+    Attributes:
+        result: its record.
+        directory: its directory, as a user would type it.
+        has_weights: whether it has a checkpoint.
+        chosen: the chosen option of each configuration group.
+        overrides: the overrides of the training.
+    """
+
+    result: Mapping[str, Any]
+    directory: Path
+    has_weights: bool
+    chosen: Mapping[str, Any]
+    overrides: Sequence[str]
+
+    @property
+    def routes(self) -> bool:
+        """Whether its network has a routing."""
+        return self.chosen["routing"] not in (None, "none")
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: ``capsule-lab <name> key=value …``.
@@ -146,6 +170,7 @@ class Command:
         first: the option that a word without a key probably is, as in ``capsule-lab evaluate runs/…``.
         for_hydra: converts the arguments of the command line to arguments for Hydra.
         measures: what it measures, if tables can have it in a row.
+        proposes: returns its arguments that are worth a try after a run, or an empty list.
     """
 
     name: str
@@ -155,6 +180,7 @@ class Command:
     first: str = ""
     for_hydra: Callable[[Sequence[str]], list[str]] = list
     measures: Measurement | None = None
+    proposes: Callable[[FinishedRun], list[str]] | None = None
 
     @property
     def own_options(self) -> dict[str, Option]:

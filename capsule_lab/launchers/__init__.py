@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from omegaconf import DictConfig
@@ -16,7 +16,7 @@ class Job(NamedTuple):
     """A run of a sweep."""
 
     name: str  # for messages
-    arguments: tuple[str, ...]  # the name of a command, and its overrides
+    arguments: tuple[str, ...]  # of Python, see ``arguments_for``
     config: DictConfig  # configuration of the training, with its number of GPUs
     fingerprint: str  # hash that identifies its lock, its log and its record of a failure
     environment: Mapping[str, str] = {}  # additional variables
@@ -25,7 +25,12 @@ class Job(NamedTuple):
     @property
     def command(self) -> list[str]:
         """The command that starts it."""
-        return [sys.executable, "-m", "capsule_lab", *self.arguments]
+        return [sys.executable, *self.arguments]
+
+
+def arguments_for(command: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of Python that run a command of this package."""
+    return ("-m", "capsule_lab", command, *overrides)
 
 
 def environment_for(job: Mapping[str, str], **more: str) -> dict[str, str]:

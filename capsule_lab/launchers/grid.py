@@ -17,7 +17,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import RunError
-from capsule_lab.launchers import Job
+from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.system.terminal import differences
 
 
@@ -44,7 +44,7 @@ class GridSweeper(Sweeper):
         jobs = []
         for overrides, config in zip(batch, configs, strict=True):
             name = shlex.join(overrides)
-            arguments_of_run = (self.command.name, *overrides, *search_override())
+            arguments_of_run = arguments_for(self.command.name, [*overrides, *search_override()])
             in_tables = config.ckpt is None and config.train.directory is None
             fingerprint = config_hash(config)
             jobs.append(Job(name, arguments_of_run, config, fingerprint, in_tables=in_tables))

@@ -67,15 +67,22 @@ class Run:
             "AbstractNetwork", self.module.network
         )  # or a pair network, for commands that support it
 
-    def check_classifies(self, command: str) -> None:
-        """Check that the network classifies images, as most commands require, and was not trained on pairs."""
+    def check_classifies(self, command: str, instead: str = "") -> None:
+        """Check that the network classifies images, as most commands require, and was not trained on pairs.
+
+        Args:
+            command: what requires it, for the error message.
+            instead: advice for a network that was trained on pairs.
+
+        Raises:
+            RunError: if it does not classify.
+        """
         from capsule_lab.networks import AbstractPairNetwork  # imports torch
 
         if isinstance(self.module.network, AbstractPairNetwork):
             raise RunError(
                 f"{self.checkpoint} has a {type(self.module.network).__name__}, which draws images and does not "
-                f"classify; {command} expects a network that does: for this one, use analyse with what=poses or "
-                "what=few_labels"
+                f"classify; {command} expects a network that does{instead and f': {instead}'}"
             )
 
     def build_data(self) -> AbstractDataModule:

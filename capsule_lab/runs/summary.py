@@ -1,9 +1,7 @@
-"""The last lines of ``capsule_lab.train``: for one run, and for a multirun ``-m``."""
+"""The last lines of ``train``: for one run, and for a multirun ``-m``."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from capsule_lab.config.overrides import as_argument, search_override
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
 from capsule_lab.runs.results import (
     PAUSED,
@@ -30,14 +27,14 @@ def summary(
     result: dict[str, Any],
     directory: Path,
     chosen: Mapping[str, Any],
-    overrides: Sequence[str] | None = None,
+    proposals: Sequence[str] = (),
 ) -> str:
     """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
 
     Args:
         result: result of ``train`` in ``directory``.
         chosen: the chosen option of each group, such as ``model`` and ``routing``.
-        overrides: overrides of the command, for the suggested commands; ``None`` for no suggestions.
+        proposals: commands to try next.
     """
     run = escape(str(as_typed(directory)))
     routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
@@ -52,7 +49,6 @@ def summary(
         outcome = f"[bold]{first}[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
-    following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
     by = {"callback": "a callback", "trainer.max_time": "trainer.max_time"}.get(
         result["stopped_by"], f"the {result['stopped_by']} of a callback"
     )
@@ -68,8 +64,9 @@ def summary(
         f"{result['parameters']:,} parameters",
         f"run         {run}",
         f"            {'status' if is_paused else 'metrics'}.json, metrics.csv, checkpoints, figures",
-        *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
     ]
+    if proposals:
+        lines += ["", "[bold]try next[/]", *(f"  {escape(command)}" for command in proposals)]
     return "\n".join(lines)
 
 
@@ -119,38 +116,3 @@ def _times(results: Mapping[str, float | None]) -> list[str]:
         tested = "" if error is None else f", test error then {error:.2f} %"
         lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
     return lines
-
-
-_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
-
-
-def _to_try(
-    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
-) -> list[str]:
-    """Return commands that analyse the run, and that train the same network without routing."""
-    metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
-    commands = []
-    if any((directory / "checkpoints").glob("*.ckpt")):
-        run = as_typed(directory)
-        question = (
-            "poses"
-            if metrics and "error" not in metrics
-            else "couplings"
-            if routes
-            else "transforms"
-        )
-        look = f"analyse {as_argument('ckpt', run)} what={question}"
-        commands.append(
-            f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look
-        )  # two labels
-    if routes and chosen["routing"] != "uniform":
-        others = [
-            override for override in overrides if not override.startswith(_NOT_WITH_ANOTHER_ROUTING)
-        ]
-        commands.append(f"train {shlex.join([*others, 'routing=uniform'])}")
-    search = "".join(f" {shlex.quote(argument)}" for argument in search_override())
-    path = as_typed(
-        Path(sys.executable)
-    )  # relative for the Python of `make`; any other is on the PATH
-    python = "python" if path.is_absolute() else shlex.quote(str(path))
-    return [f"  {python} -m capsule_lab {command}{search}" for command in commands]

@@ -18,7 +18,7 @@ from capsule_lab.config.composition import to_container
 from capsule_lab.config.declaration import Command
 from capsule_lab.config.overrides import search_override
 from capsule_lab.errors import TableError
-from capsule_lab.launchers import Job
+from capsule_lab.launchers import Job, arguments_for
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol
 from capsule_lab.tables.evaluations import result_file
@@ -238,8 +238,9 @@ class TrainingCell(Cell):
     @property
     def job(self) -> Job:
         """The job, which continues an earlier attempt, or does nothing if that has finished."""
-        overrides = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
-        return Job(self.name, (self.by.name, *overrides), self.config, self.fingerprint)
+        overrides = [*self.overrides, *self.labels, *search_override(), "train.resume=true"]
+        arguments = arguments_for(self.by.name, overrides)
+        return Job(self.name, arguments, self.config, self.fingerprint)
 
     @cached_property
     def config(self) -> DictConfig:
@@ -295,7 +296,7 @@ class EvaluationCell(Cell):
         """The job, which writes its result to the file that ``_read`` reads."""
         assert self.training.finished
         path = result_file(self.training.finished[0], self.fingerprint)
-        arguments = (self.by.name, *self.overrides, *search_override())
+        arguments = arguments_for(self.by.name, [*self.overrides, *search_override()])
         environment = {protocol.RESULT: str(path)}
         return Job(self.name, arguments, self.training.config, self.fingerprint, environment)
 

@@ -14,7 +14,8 @@ from rich.text import Text
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.commands.evaluate import check_outputs
-from capsule_lab.config.declaration import Count, Group, Measurement
+from capsule_lab.config.declaration import Count, FinishedRun, Group, Measurement
+from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import printable
 from capsule_studies.names import name_of
 from capsule_studies.study import (
@@ -57,12 +58,24 @@ class AnalyseResult(runs.results.Evaluation):
     analyse: runs.results.Quantities = Field({})
 
 
+def _what_to_ask(run: FinishedRun) -> list[str]:
+    """Return the arguments of the first question to a trained network."""
+    if not run.has_weights or run.chosen["data"] == "multimnist":  # which has two labels
+        return []
+    metrics = run.result["test"] or run.result["val"]
+    question = "couplings" if run.routes else "transforms"
+    if metrics and "error" not in metrics:  # of image pairs
+        question = "poses"
+    return [as_argument("ckpt", run.directory), f"what={question}"]
+
+
 @command(
     "analyse",
     AnalyseOptions,
     check=check_study,
     first="ckpt",
     measures=Measurement(AnalyseResult, metrics=("analyse",), devices=("accelerator",)),
+    proposes=_what_to_ask,
 )
 def main(options: AnalyseOptions) -> dict[str, Any]:
     """Analyse ``ckpt``, print the numbers, and write them with figures to the run."""

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks import archives, day, options
-from capsule_lab.commands import compose
-from capsule_lab.commands.train import check_training as check
+from capsule_lab.commands import compose, load
 from capsule_lab.config.build import time_limit
 from capsule_lab.errors import ConfigError
-from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
+from capsule_lab.tables.arguments import budget_seconds
 from tests import conftest
 from tests.helpers.commands import ROOT, environment_of_a_command
 
@@ -182,18 +181,15 @@ def test_documented_list_is_the_prepared_one() -> None:
 def test_prepared_list_composes_and_ends_in_time() -> None:
     config = options.load(["day"], [], [])
     for name, text in config.steps.items():
-        module, *arguments = day.step_of(f"{name}:100", {name: text}).command(100, Path("folder"))[
-            2:
-        ]
-        if module.startswith("capsule_lab.") and name not in ("train", "table"):
-            command = module.rpartition(".")[2]
-            composed = compose(
-                command, for_hydra(arguments, FOR_SWEEP) if command == "sweep" else arguments
-            )
-            check(composed)
+        step = day.step_of(f"{name}:100", {name: text})
+        module, *arguments = step.command(100, Path("folder"))[2:]
+        if module == "capsule_lab" and name not in ("train", "table"):
+            command = load(arguments[0])
+            composed = compose(command.name, command.for_hydra(arguments[1:]))
+            command.check(composed)
             seconds = (
                 budget_seconds(composed.budget)
-                if command == "sweep"
+                if command.name == "sweep"
                 else time_limit(composed.trainer)
             )
             assert seconds == 100 - day.RESERVE

@@ -134,7 +134,7 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
     ("options", "message"),
     [
         (
-            {"data": {**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"}},
+            {"data": {**OTHER_DATA, "_target_": "tests.commands.test_evaluate.SmallerImages"}},
             r"the data has \(1, 20, 20\)",
         ),
         ({"split": "train"}, r"split is .*; expected 'test' or 'val'"),

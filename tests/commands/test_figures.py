@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from capsule_lab import runs
 from capsule_lab.analysis import curves
 from capsule_lab.commands import compose
-from capsule_lab.commands.figures import draw, figure
+from capsule_lab.commands.figures import FiguresOptions, draw, figure
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import RunError
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
@@ -36,7 +36,8 @@ OF_TWO_DIGITS = [
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
-    return dict(draw(runs.open(run), compose("figures", [f"run={run}", *overrides])))
+    options = FiguresOptions.read(compose("figures", [f"run={run}", *overrides]))
+    return dict(draw(runs.open(run), options))
 
 
 @pytest.fixture(scope="module")

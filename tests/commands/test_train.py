@@ -18,13 +18,15 @@ from omegaconf import OmegaConf
 from rich.text import Text
 from torch import Tensor
 
-from capsule_lab import command, runs
+from capsule_lab import runs
 from capsule_lab.callbacks import NonFiniteError
-from capsule_lab.commands import compose
-from capsule_lab.commands.train import main, summary, train
+from capsule_lab.commands import compose, proposals
+from capsule_lab.commands import declare as command
+from capsule_lab.commands.train import summary, train
 from capsule_lab.commands.training import Training
 from capsule_lab.config import build
 from capsule_lab.config.composition import to_container
+from capsule_lab.config.declaration import FinishedRun
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
@@ -357,7 +359,9 @@ def test_resuming_without_an_earlier_run_is_a_warning(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("capsule_lab.train.train", lambda _, *given: started.append(given) or {})
+    monkeypatch.setattr(
+        "capsule_lab.commands.train._train", lambda _, *given: started.append(given) or {}
+    )
     ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
     ((directory, overrides, _),) = started
@@ -413,16 +417,14 @@ def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> N
         tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run"
     )
     assert (result["test"], result["weights_tested"]) == ({}, None)
-    shown = summary(result, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
+    overrides = ["seed=1", "routing.iterations=2"]
+    run = FinishedRun(result, tmp_path / "run", True, CHOSEN, overrides)
+    shown = summary(result, run.directory, CHOSEN, proposals(run))
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
     assert shown.endswith("capsule-lab train seed=1 routing=uniform")
-    assert "capsule_lab analyse" not in summary(
-        result, tmp_path / "without checkpoints", CHOSEN, []
-    )
-    assert "try next" not in summary(result, tmp_path / "run", CHOSEN), (
-        "a run of a sweep proposes no commands"
-    )
+    assert not any("analyse" in line for line in proposals(run._replace(has_weights=False)))
+    assert "try next" not in summary(result, tmp_path / "run", CHOSEN)
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
@@ -550,7 +552,7 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(
     assert ended.status == 128 + signal.SIGINT
     assert "SIGINT: stopping after this step" in ended.out
     message = re.fullmatch(
-        r"capsule_lab: stopped by SIGINT at step 6, saved in (\S+); to continue exactly: (?:python -m )?\S+ (.*)\n",
+        r"capsule_lab: stopped by SIGINT at step 6, saved in (\S+); to continue exactly: capsule-lab train (.*)\n",
         ended.err,
     )
     assert message is not None, ended.err
@@ -590,7 +592,8 @@ def test_two_processes_train_like_one(
     ]
     ended = python(
         "-m",
-        "capsule_lab.train",
+        "capsule_lab",
+        "train",
         *model,
         *TINY_DATA,
         "trainer.max_epochs=2",
@@ -617,21 +620,10 @@ def test_two_processes_train_like_one(
     )
 
 
-def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False)
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"^main\(\) must be started by Hydra; in a notebook call train\(compose\(",
-    ):
-        main.__wrapped__(compose("train", TINY))
-
-
 def test_log_is_printed_without_a_handler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
+    root, own = logging.getLogger(), logging.getLogger("capsule_lab.commands.train")
     monkeypatch.setattr(Training, "__init__", lambda *_: None)
     monkeypatch.setattr(Training, "run", lambda _: own.info("shown") or {})
     for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):

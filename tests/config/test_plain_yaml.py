@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from capsule_lab.commands.tables import read_table
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.folders import sweeps_dir
 from capsule_lab.errors import TableError

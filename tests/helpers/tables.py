@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from capsule_lab import runs
 from capsule_lab.__main__ import main
+from capsule_lab.config.declaration import Command
 from capsule_lab.launchers import Job
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand
@@ -49,8 +50,8 @@ def shared_compositions() -> Iterator[None]:
     compose = expand._composed
 
     @functools.wraps(compose)
-    def composed(overrides: tuple[str, ...], _: expand.Composed) -> SeededConfig:
-        return compose(overrides, shared)
+    def composed(training: Command, overrides: tuple[str, ...], _: expand.Composed) -> SeededConfig:
+        return compose(training, overrides, shared)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expand, "_composed", composed)
@@ -121,7 +122,7 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
                 patch.setenv(name, value)
             if deadline < math.inf:
                 patch.setenv(protocol.DEADLINE, str(deadline))
-            ended = call(*job.arguments)
+            ended = call(*job.arguments[2:])
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
         logging.getLogger().handlers[:] = handlers
         sys.stdout.write(ended.out)

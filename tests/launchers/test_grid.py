@@ -57,8 +57,7 @@ def test_multirun_gives_a_job_for_each_combination_to_the_launcher(
     assert (launcher.jobs, launcher.per_gpu, launcher.show) == (7, 2, False)
     for seed, job in enumerate(jobs, 3):
         assert job.arguments == (
-            "-m",
-            "capsule_lab.train",
+            *("-m", "capsule_lab", "train"),
             f"seed={seed}",
             *SMOKE,
             "train.resume=true",

@@ -208,7 +208,8 @@ def directly(cell: Cell, folder: Path) -> Ended:
     """Run the command of a cell outside of SLURM."""
     return python(
         "-m",
-        "capsule_lab.train",
+        "capsule_lab",
+        "train",
         *cell.overrides,
         cwd=folder,
         CAPSULE_LAB_RUNS=str(folder / "direct"),

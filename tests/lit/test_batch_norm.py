@@ -1,4 +1,7 @@
-"""Batch normalisation over all processes: what the plugin changes in a network. tests/commands/test_train.py trains with it."""
+"""Batch normalisation over all processes: what the plugin changes in a network.
+
+``tests/commands/test_train.py`` trains with it.
+"""
 
 import copy
 

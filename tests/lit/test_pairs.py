@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from capsule_lab import runs
-from capsule_lab.commands import compose
+from capsule_lab.commands import compose, proposals
 from capsule_lab.commands.train import summary, train
+from capsule_lab.config.declaration import FinishedRun
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import Cli
 from tests.helpers.training import interrupted_and_resumed, weights
@@ -66,10 +67,11 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     )
     assert (directory / "figures" / "val_pairs.png").is_file()
     chosen = {"model": "transforming_autoencoder", "routing": "none", "data": "mnist_pairs"}
-    lines = summary(result, directory, chosen, [])
+    proposed = proposals(FinishedRun(result, directory, True, chosen, []))
+    lines = summary(result, directory, chosen, proposed)
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "test error" not in lines
-    assert "capsule_lab analyse" in lines, "and not another routing, which it has not"
+    assert "capsule-lab analyse" in lines, "and not another routing, which it has not"
     assert runs.open(directory).network.capsules == 4  # type: ignore[attr-defined]
 
 

@@ -31,7 +31,8 @@ def train(folder: Path, rank: int, *overrides: str) -> Ended:
     kill = f"+callbacks.kill={{_target_: {target}, marker: {folder}/killed, rank: {rank}, step: {KILLED_AT}}}"
     return python(
         "-m",
-        "capsule_lab.train",
+        "capsule_lab",
+        "train",
         *RUN,
         kill,
         f"train.directory={folder}/run",

@@ -116,7 +116,8 @@ def test_resuming_starts_a_new_run_if_precision_or_data_changed(
     a_copy.rename(earlier)
     chosen: list[Path] = []
     monkeypatch.setattr(
-        "capsule_lab.train.train", lambda config, directory, *_: chosen.append(directory) or {}
+        "capsule_lab.commands.train._train",
+        lambda config, directory, *_: chosen.append(directory) or {},
     )
     assert cli("train", *command).status == 0
     arrive()

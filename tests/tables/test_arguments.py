@@ -3,9 +3,10 @@
 import pytest
 
 from capsule_lab.commands import compose
+from capsule_lab.commands.sweep import SweepOptions
 from capsule_lab.config.overrides import quoted
 from capsule_lab.errors import ConfigError
-from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra
+from capsule_lab.tables.arguments import budget_seconds, for_hydra
 
 
 def test_for_hydra_collects_overrides_of_runs_in_one_list() -> None:
@@ -22,7 +23,7 @@ def test_for_hydra_collects_overrides_of_runs_in_one_list() -> None:
         (["--cfg", "job"], ["--cfg", "job"]),
         (["seed=1", "+a.b='c d'"], [r"overrides=['seed=1','+a.b=\'c d\'']"]),
     ):
-        assert for_hydra(arguments, FOR_SWEEP) == expected
+        assert for_hydra(arguments, SweepOptions) == expected
 
 
 def test_quoted_text_is_not_interpolated() -> None:

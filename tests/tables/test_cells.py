@@ -36,11 +36,9 @@ def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
-    program, *arguments = shlex.split(cells[number].command)
-    assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab", "train"])
-    assert (
-        runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
-    )
+    program, name, *overrides = shlex.split(cells[number].command)
+    assert (program, name) == ("capsule-lab", "train")
+    assert runs.directories.config_hash(compose("train", overrides)) == cells[number].fingerprint
 
 
 @pytest.mark.whole
@@ -133,7 +131,7 @@ def test_wrong_override_names_its_row(table_file) -> None:
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
-    assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), (
+    assert cells[0].job.arguments[3:] == (*cells[0].overrides, "train.resume=true"), (
         "another sweep may have trained it"
     )
 
@@ -198,7 +196,7 @@ def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
         == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
     )
     assert (
-        runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
+        runs.directories.config_hash(compose("train", cell.job.arguments[3:])) == cell.fingerprint
     )
     directory = write_run(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])

@@ -8,7 +8,7 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.commands import compose
 from capsule_lab.commands.tables import read_table as read
-from capsule_lab.config.overrides import quoted
+from capsule_lab.config.composition import to_container
 from capsule_lab.errors import TableError
 from capsule_lab.system import protocol
 from capsule_lab.tables.expand import distinct, expand, verify
@@ -80,14 +80,12 @@ def test_fingerprint_covers_training_and_evaluation(table_file, evaluate: list[s
     """The job runs the command and passes the path of the result in its environment."""
     file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])
     training, cell = expand(read(file))
-    config = compose(
-        "train", [*training.overrides, f"+evaluate=[{','.join(map(quoted, evaluate))}]"]
-    )
-    assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
+    content = {**to_container(compose("train", training.overrides)), "evaluate": evaluate}
+    assert runs.directories.config_hash(content) == cell.fingerprint != training.fingerprint
     directory = write_run(training)
     _, cell = expand(read(file))
     verify(cell)
-    assert cell.job.arguments == ("-m", "capsule_lab.evaluate", *cell.overrides)
+    assert cell.job.arguments == ("-m", "capsule_lab", "evaluate", *cell.overrides)
     assert cell.job.environment == {
         protocol.RESULT: str(directory / "evaluations" / f"{cell.fingerprint}.json")
     }

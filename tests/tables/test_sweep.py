@@ -234,7 +234,8 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
     command = (
         "-u",
         "-m",
-        "capsule_lab.sweep",
+        "capsule_lab",
+        "sweep",
         f"table={file}",
         "launcher=gpus",
         "hydra.launcher.jobs=2",

@@ -46,7 +46,7 @@ def file(table_file) -> Path:
 def test_column_shows_only_rows_with_its_metric(file: Path) -> None:
     table = read(file)
     shown = {
-        column.name: [row.name for row in table.rows if column.shows(row)]
+        column.name: [row.name for row in table.rows if table.commands.show(row, column)]
         for column in table.columns
     }
     trained, attacked = ["one", "other"], ["white_box", "transfer"]
@@ -64,14 +64,12 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    assert transfer.command.startswith(
-        f"capsule-lab attack ckpt={directory / best} "
-    )
+    assert transfer.command.startswith(f"capsule-lab attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     assert transfer.evaluate[-1] == f"source={other.fingerprint}", (
         "a hash does not depend on the path of the runs"
     )
-    assert transfer.job.arguments == ("-m", "capsule_studies.commands.attack", *transfer.overrides)
+    assert transfer.job.arguments == ("-m", "capsule_lab", "attack", *transfer.overrides)
 
 
 def test_checkpoint_of_next_seed_is_the_source_of_a_transfer(table_file) -> None:
