@@ -1,10 +1,28 @@
-"""Tests share code only through ``tests/helpers``."""
+"""What the tree promises: imports and names point down, and tests share code only through ``tests/helpers``."""
 
+import ast
+import functools
 import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from capsule_lab import commands
 from tests.helpers.commands import ROOT
 
 OF_TESTS = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
+DOTTED = re.compile(r"\b(?:benchmarks|capsule_lab|capsule_studies|hydra_plugins)(?:\.\w+)+")
+OTHER_MEANINGS = {
+    "train": "a split of a data set, and a node of a run's configuration",
+    "figures": "a folder of a run directory",
+    "evaluate": "a key of a row of a table",
+    "dataset": "what other programs call the key data",
+}
+"""Names of commands that mean something else below."""
+ENTRY_POINTS = {"capsule_lab.commands", "capsule_lab.functions"}
+"""Names of groups of entry points, which packages above use."""
 
 
 def test_no_module_imports_from_a_test_or_a_conftest() -> None:
@@ -13,3 +31,69 @@ def test_no_module_imports_from_a_test_or_a_conftest() -> None:
         file.relative_to(ROOT).as_posix() for file in files if OF_TESTS.search(file.read_text())
     ]
     assert wrong == [], "move what they need to tests/helpers/"
+
+
+@functools.cache
+def floors() -> dict[str, int]:
+    """The floor of each package and module that the import contract names; the ground floor is the largest."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    found = {}
+    for number, layer in enumerate(layers):
+        for name in layer.split("|"):
+            found[name.strip()] = number
+    return found
+
+
+def floor_of(module: str) -> int | None:
+    """The floor of a module, or of the package that contains it."""
+    while module:
+        if module in floors():
+            return floors()[module]
+        module = module.rpartition(".")[0]
+    return None
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The texts in a module, without those that stand alone, such as docstrings."""
+    tree = ast.parse(file.read_text())
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+def upper_names(text: str, own_floor: int) -> list[str]:
+    """What a text of a module on this floor names above it."""
+    dotted = {*DOTTED.findall(text)} - ENTRY_POINTS
+    above = [name for name in dotted if (floor_of(name) or 0) < own_floor]
+    if own_floor > floors()["capsule_lab.commands"]:
+        words = {text, *re.findall(r"\b(?:attack|analyse|explorer)\b", text)}
+        above += words & {*commands.names()} - OTHER_MEANINGS.keys()
+    return sorted(above)
+
+
+@pytest.mark.parametrize("package", ["capsule_lab", "hydra_plugins"])
+def test_lower_floors_name_no_upper_one_in_a_text(package: str) -> None:
+    """Imports point down by import-linter's contract; knowledge would point up in strings."""
+    wrong = []
+    for file in sorted((ROOT / package).rglob("*.py")):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        own_floor = floor_of(module.removesuffix(".__init__"))
+        if own_floor is not None:
+            for text in texts(file):
+                names = upper_names(text, own_floor)
+                if names:
+                    wrong.append(f"{module}: {', '.join(names)} in {text!r}")
+    assert wrong == []
+
+
+def test_names_of_upper_floors_would_be_found() -> None:
+    config = floors()["capsule_lab.config"]
+    assert upper_names("capsule_studies.attacks", config) == ["capsule_studies.attacks"]
+    assert upper_names("capsule_lab.runs.open_run", config) == ["capsule_lab.runs.open_run"]
+    assert upper_names("predict", config) == ["predict"]
+    assert upper_names("use analyse with what=poses", config) == ["analyse"]
+    assert upper_names("capsule_lab.routing.EMRouting", config) == []
+    assert upper_names("train", config) == []

@@ -79,7 +79,7 @@ def compose(name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
 
 def _packages() -> dict[str, str]:
     """Return the package of each command."""
-    found = {}
+    found: dict[str, str] = {}
     for package, folder in {__name__: folders.conf_dir(), **folders.extensions()}.items():
         found |= dict.fromkeys(_names_in(folder), package)
     return found

@@ -45,7 +45,7 @@ def check_keys(config: DictConfig, command: Command) -> None:
         if not isinstance(node, DictConfig):
             children = [key for key in known if key.startswith(f"{parent}.")]
             raise refused(parent, node, f"options such as {min(children)}=…")
-        keys += [f"{parent}.{key}" for key in node]
+        keys += [f"{parent}.{key!s}" for key in node]
         known.add(parent)
     for key in keys:
         if key not in known:

@@ -152,8 +152,8 @@ def _with_marks(kinds: Sequence[Kind], marks: Sequence[Any]) -> list[Kind]:
     words = [mark.words for mark in marks if isinstance(mark, Expected)]
     if words:
         return [Kind(words[0], kind.accepts) for kind in kinds]
-    least = next((mark.ge for mark in marks if isinstance(mark, Ge)), None)
-    end = next((mark.lt for mark in marks if isinstance(mark, Lt)), None)
+    least: Any = next((mark.ge for mark in marks if isinstance(mark, Ge)), None)
+    end: Any = next((mark.lt for mark in marks if isinstance(mark, Lt)), None)
     if least is None:
         return list(kinds)
     limits = f"{least} or more" if end is None else f"{least} to {end - 1}"

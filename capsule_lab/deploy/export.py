@@ -102,7 +102,7 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         with writing(out):
             runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
         return 0.0
-    run.check_classifies("export")
+    run.check_classifies("an export")
     if to == "onnx" and (missing := [name for name in _PACKAGES if find_spec(name) is None]):
         raise ConfigError(
             f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"

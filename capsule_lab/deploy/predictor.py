@@ -55,7 +55,7 @@ class Predictor:
     """
 
     def __init__(self, run: runs.Run) -> None:
-        run.check_classifies("predict")
+        run.check_classifies("a prediction")
         self.run = run
         self._data = run.build_data()
         self.input_form: dict[str, Any] = self._data.input_form

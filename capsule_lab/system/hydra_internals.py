@@ -22,7 +22,7 @@ def errors_are_raised() -> Iterator[None]:
     """
     logger = logging.getLogger("hydra.utils")  # it also logs the errors that it raises
     before = utils.run_and_report, Hydra.get_mode, logger.level
-    utils.run_and_report = _call
+    utils.run_and_report = _call  # type: ignore[assignment]
     Hydra.get_mode = _no_mode  # type: ignore[method-assign]
     logger.setLevel(logging.CRITICAL)
     try:

@@ -121,16 +121,16 @@ def _published(value: Any) -> Any:
     return dict(zip(("mean", "std"), parts, strict=True)) if len(parts) == 2 else {"mean": value}
 
 
-def _check_command(by: str, info: ValidationInfo) -> str:
+def _check_command(by: str, info: ValidationInfo[Commands]) -> str:
     """Return the name of a measuring command; an empty string for the default one."""
-    commands: Commands = info.context
+    commands = info.context
     if by not in commands.measuring:
         raise ValueError(suggest(by, commands.measuring))
     return "" if by == commands.default.name else by
 
 
-def _check_evaluation_override(text: str, info: ValidationInfo) -> str:
-    commands: Commands = info.context
+def _check_evaluation_override(text: str, info: ValidationInfo[Commands]) -> str:
+    commands = info.context
     refused = {"ckpt": "leave it out and name the row with of:"}
     for key in commands.other_weights:
         refused[key] = f"leave it out and name the row with takes: {{{key}: [<row>, checkpoint]}}"
@@ -216,8 +216,8 @@ class Row(_Part):
         return self
 
     @model_validator(mode="after")
-    def _check_taken(self, info: ValidationInfo) -> Self:
-        commands: Commands = info.context
+    def _check_taken(self, info: ValidationInfo[Commands]) -> Self:
+        commands = info.context
         for key, (other, metric) in self.takes.items():
             if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(self.of):
                 expected = (

@@ -38,7 +38,7 @@ def main(options: ExplorerOptions) -> None:
     build.quiet_lightning_logs()
     names = [options.beside] if isinstance(options.beside, str) else options.beside or []
     out = expanded(options.out)
-    show(options.ckpt, *names, precision=options.precision, trust=options.trust).save(out)
+    show(options.ckpt, *names, precision=options.precision, trust=options.trust or ()).save(out)
     text = f"written to {out} ({out.stat().st_size / 1e6:.1f} MB); open it in a browser"
     Console(highlight=False).print(text, soft_wrap=True, markup=False)
 

@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from capsule_lab import runs
 from capsule_lab.__main__ import main
+from capsule_lab.commands import load
 from capsule_lab.config.declaration import Command
 from capsule_lab.launchers import Job
 from capsule_lab.system import protocol
@@ -102,9 +103,9 @@ def call(name: str, *arguments: str) -> Ended:
     """Run a command in this process, for fixtures with a wider scope than ``cli``; without a name, the overview."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["capsule-lab", *([name] if name else []), *arguments])
+        patch.setattr(sys, "argv", ["capsule-lab", *arguments])
         try:
-            main()
+            (load(name) if name else main)()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())
