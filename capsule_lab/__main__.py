@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capsule_lab import __version__, commands
+from capsule_lab import commands
 from capsule_lab.config import folders
 from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
+from capsule_lab.system.environment import package_version
 from capsule_lab.system.terminal import usable_streams
 
 _SEARCHES = ("--config-dir", "-cd", "hydra.searchpath")
@@ -38,7 +39,7 @@ def _main(arguments: Sequence[str]) -> None:
         # as a module of its own, so that Lightning can start the same command for other GPUs
         runpy.run_module(commands.module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
-        sys.stdout.write(f"capsule-lab {__version__}\n")
+        sys.stdout.write(f"capsule-lab {package_version()}\n")
     elif first in ("", "--help", "-h") or first.startswith(_SEARCHES):
         others = [argument for argument in arguments if argument not in ("--help", "-h")]
         with folders.searching(own_folders(others)):

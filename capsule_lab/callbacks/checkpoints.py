@@ -16,7 +16,6 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
-from capsule_lab import __version__
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.config.composition import to_container
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
@@ -26,7 +25,7 @@ from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.system import environment
-from capsule_lab.system.environment import command_line
+from capsule_lab.system.environment import command_line, package_version
 from capsule_lab.system.files import atomically
 from capsule_lab.system.signals import StopRequest
 from capsule_lab.types import DataSpec
@@ -124,7 +123,7 @@ class EmbedConfig(Callback):
         following = epoch_metrics(trainer) if self.epoch_ends else None
         return {  # precision: the value of auto here; threads: at the start of training
             "format": FORMAT,
-            "version": __version__,
+            "version": package_version(),
             "config": to_container(self.config),
             "provenance": self.provenance,
             "spec": dataclasses.asdict(self.spec),

@@ -20,7 +20,6 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import __version__
 from capsule_lab.config import folders
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check
@@ -33,7 +32,7 @@ from capsule_lab.runs import lock, results
 from capsule_lab.runs.directories import is_first_process
 from capsule_lab.runs.files import write_record
 from capsule_lab.system import protocol
-from capsule_lab.system.environment import set_program
+from capsule_lab.system.environment import package_version, set_program
 from capsule_lab.system.hydra_internals import errors_are_raised
 from capsule_lab.system.signals import install, interruptible, restore
 from capsule_lab.system.slurm import requeue
@@ -71,7 +70,7 @@ class RunnableCommand(Command):
         of the signal, as in a shell.
         """
         if "--version" in sys.argv[1:]:
-            sys.stdout.write(f"capsule-lab {__version__}\n")
+            sys.stdout.write(f"capsule-lab {package_version()}\n")
             return
         set_program("capsule-lab", self.name)
         with usable_streams(), ExitStack() as stack:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from capsule_lab import __version__
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.overrides import as_argument
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.files import json_text
 from capsule_lab.runs.trust import check_record, refuses_pickles
+from capsule_lab.system.environment import package_version
 from capsule_lab.system.files import atomically, open_regular
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def check(record: Any, path: Path) -> None:
     if record["format"] != FORMAT:
         raise RunError(
             f"{path} was written by capsule_lab {record.get('version')} in checkpoint format {record['format']}; this "
-            f"is {__version__}, which reads format {FORMAT}: use the version that wrote it"
+            f"is {package_version()}, which reads format {FORMAT}: use the version that wrote it"
         )
     check_record(record, path)
 

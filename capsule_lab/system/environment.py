@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab import __version__
 from capsule_lab.system import protocol
 
 if TYPE_CHECKING:
@@ -23,6 +22,11 @@ if TYPE_CHECKING:
 def runs_per_gpu() -> int:
     """Return how many runs share the GPU of this process."""
     return int(os.environ.get(protocol.PER_GPU, "1"))
+
+
+def package_version() -> str:
+    """Return the version of this package, which stands at its top: an import from there would point up."""
+    return str(sys.modules["capsule_lab"].__version__)
 
 
 def is_first_process() -> bool:
@@ -88,7 +92,7 @@ def of_this_process() -> dict[str, Any]:
         ),
         "commit": commit(),
         "versions": {
-            "capsule-lab": __version__,
+            "capsule-lab": package_version(),
             "torch": version("torch"),
             "lightning": version("lightning"),
         },
