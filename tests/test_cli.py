@@ -169,13 +169,14 @@ def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
         ended = cli(command, "--help")
         assert (ended.status, ended.err) == (0, "")
         first, *rest = head(file_of(command))
-        text, _, listed = ended.out.partition("\n== Config ==\n")[0].partition(
-            "\n\n== Groups: group=option ==\n"
+        shown, _, _ = ended.out.partition("\n== Config ==\n")
+        text, *sections = re.split(
+            r"\n\n== (?:Groups: group=option|Options: key=value) ==\n", shown
         )
         assert text.strip().splitlines() == [first, *rest]
-        assert {line.split(":")[0].strip() for line in listed.strip().splitlines()} == {
-            *default_options(command)
-        }
+        listed = "\n".join(sections).split("\n")
+        keys = {re.split("[:=]", line)[0].strip() for line in listed} - {""}
+        assert keys == {*default_options(command), *load(command).own_options}
         assert any(line.startswith("  capsule-lab ") for line in rest)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config.declaration import Command, Option
+from capsule_lab.config.declaration import Command, Option, expected_words
 from capsule_lab.config.folders import default_options
 from capsule_lab.config.hints import key_meant
 from capsule_lab.config.signatures import check_value, described, kinds_of, refused
@@ -64,7 +64,7 @@ def check_required(config: DictConfig, command: Command) -> None:
     """Raise a ``ConfigError`` for an option without a default that was not given."""
     for option in command.required:
         if OmegaConf.select(config, option.key) in (None, ""):
-            expected = described(kinds_of(option.annotation)) or option.description
+            expected = expected_words(option.annotation) or described(kinds_of(option.annotation))
             raise ConfigError(f"{option.key} is missing; expected {option.key}=<{expected}>")
 
 

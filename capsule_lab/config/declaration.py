@@ -37,7 +37,7 @@ class _Weights(Expected):
 
 
 @dataclass(frozen=True)
-class _Paths:
+class _Paths(Expected):
     """Mark of an option that takes several paths, separated by commas."""
 
 
@@ -45,7 +45,7 @@ Count = Annotated[int, Ge(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]  # numpy's limit
 Weights = Annotated[str, _Weights("a run, a file or the name of ready weights")]
 Trusted = list[str] | str | None
-Paths = Annotated[Any, _Paths()]
+Paths = Annotated[Any, _Paths("files or folders")]
 Group = Annotated[Any, _Group()]
 
 
@@ -104,6 +104,12 @@ def _options_of(model: type[Options], prefix: str) -> Iterator[Option]:
             default = MISSING if field.is_required() else field.default
             description = " ".join((field.description or "").split())
             yield Option(f"{prefix}{name}", default, annotation, description)
+
+
+def expected_words(annotation: Any) -> str:
+    """Return the words of an ``Expected`` in an annotation; an empty string without one."""
+    words = [mark.words for mark in marks_of(annotation) if isinstance(mark, Expected)]
+    return words[0] if words else ""
 
 
 def has_mark(annotation: Any, mark: type) -> bool:

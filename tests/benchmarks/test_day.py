@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import conftest
 from benchmarks import archives, day, options
 from capsule_lab.commands import compose, load
 from capsule_lab.config.build import time_limit
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import budget_seconds
-from tests import conftest
 from tests.helpers.commands import ROOT, environment_of_a_command
 
 WRITE = "open('{folder}/written', 'w').write('{seconds}')"

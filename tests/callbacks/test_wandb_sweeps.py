@@ -74,7 +74,7 @@ def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(
     names = (trained.directory / "metrics.csv").read_text().splitlines()[0].split(",")
     assert sweep["metric"]["name"] in names
     assert not sweep["metric"]["name"].startswith("test/"), "nothing is chosen on the test set"
-    config = compose("train", [*command_of(sweep, varied(sweep)[0])[4:], "data.source=standin"])
+    config = compose("train", [*command_of(sweep, varied(sweep)[0])[5:], "data.source=standin"])
     assert sum(p.numel() for p in build_without_weights(config).parameters()) > 0
 
 

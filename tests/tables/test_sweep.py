@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.commands import sweep
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.launchers import local
 from capsule_lab.runs import lock
@@ -161,7 +160,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         patch.setattr("tempfile.tempdir", str(folder))
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setattr(local, "visible_gpus", lambda: ["0", "1"])
-        command = (sweep, f"table={file}", "launcher=gpus")
+        command = ("sweep", f"table={file}", "launcher=gpus")
         first = call(*command)
         cells = expand(read(file))
         seen = (
