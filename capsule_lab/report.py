@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -17,9 +15,6 @@ from capsule_lab.command import command
 from capsule_lab.config.compose import check_effect
 from capsule_lab.errors import printable
 from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
-
-if TYPE_CHECKING:
-    from capsule_lab.tables.schema import Table
 
 WIDTH = 160  # ours: characters in a line, in files and pipes
 
@@ -38,15 +33,6 @@ def report(config: DictConfig, command_line: str) -> None:
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
-    if config.serve:
-        check_effect(
-            config,
-            "report",
-            "with serve=true, which writes no files",
-            ["out", "difference", "power"],
-        )
-    else:
-        check_effect(config, "report", "without serve=true", ["port"])
     if config.difference is None:
         check_effect(config, "report", "without difference=", ["power"])
     table = select(
@@ -55,9 +41,6 @@ def report(config: DictConfig, command_line: str) -> None:
         columns=config.columns,
         seeds=config.seeds,
     )
-    if config.serve:
-        _serve(table, list(config.overrides), command_line, config.port)
-        return
     entries = summarise(table, list(config.overrides))
     answers = compared(table, entries)
     console = Console(highlight=False)
@@ -107,42 +90,6 @@ def report(config: DictConfig, command_line: str) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-
-
-def _serve(table: Table, overrides: list[str], command_line: str, port: int | None) -> None:
-    from capsule_lab.runs.directories import root
-    from capsule_lab.runs.lock import is_locked
-    from capsule_lab.tables import formats
-    from capsule_lab.tables.comparisons import compared
-    from capsule_lab.tables.figure import error_against_time, figures_by_command
-    from capsule_lab.tables.serve import serve
-    from capsule_lab.tables.summary import summarise
-
-    def modified(file: Path) -> float:
-        try:
-            return file.stat().st_mtime
-        except OSError:  # it was removed just now
-            return 0.0
-
-    def page() -> str:
-        entries = summarise(table, overrides)
-        figures, answers = figures_by_command(entries), compared(table, entries)
-        return formats.as_page(
-            table, entries, command_line, error_against_time(entries), figures, answers
-        )
-
-    def state() -> str:
-        """Hash what changes the page: results, records of runs that train or failed, and locks."""
-        patterns = ("cells/*", "*/metrics.json", "*/status.json", "*/evaluations/*.json")
-        files = sorted(file for pattern in patterns for file in root().glob(pattern))
-        facts = [
-            (file.name, modified(file), file.suffix == ".lock" and is_locked(file.stem))
-            for file in files
-        ]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-    summarise(table, overrides)  # mistakes end the command here
-    serve(page, state, port)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")
 FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
-FOR_REPORT = ("table", *SELECTION, "out", "difference", "power", "serve", "port")
+FOR_REPORT = ("table", *SELECTION, "out", "difference", "power")
 
 
 def for_hydra(arguments: Sequence[str], command_keys: Sequence[str]) -> list[str]:

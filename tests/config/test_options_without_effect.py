@@ -100,9 +100,6 @@ def test_option_of_dataset_reaches_its_data_set_or_is_refused(
 REFUSED = {
     "export ckpt=RUN to=safetensors out=a reconstruction=true": "reconstruction=True has no effect with to=safetensors",
     "report table=smoke power=0.9": "power=0.9 has no effect without difference=",
-    "report table=smoke port=80": "port=80 has no effect without serve=true",
-    "report table=smoke serve=true out=there": "out=there has no effect with serve=true",
-    "report table=smoke serve=true difference=1": "difference=1 has no effect with serve=true",
     "evaluate ckpt=RUN seed=5": "seed=5 has no effect on the data of the training",
     "evaluate ckpt=RUN trainer.limit_val_batches=1": "trainer.limit_val_batches is 1, which has no effect here",
     "evaluate ckpt=RUN split=val trainer.limit_test_batches=1": "trainer.limit_test_batches is 1, which has no effect",
