@@ -13,7 +13,7 @@ from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli
-from tests.helpers.tables import write_evaluation, write_run
+from tests.helpers.tables import names, write_evaluation, write_run
 
 TRAINED = {"name": "trained", "overrides": []}
 EVALUATED = {"name": "evaluated", "of": "trained", "evaluate": ["data.eval_images=50"]}
@@ -178,7 +178,7 @@ def test_row_without_runs_in_a_column_has_no_evaluations_in_it(table_file) -> No
     rows = [{"name": "trained", "overrides": {"a": []}}, EVALUATED]
     columns = {"a": {"overrides": ["data.shift=1"]}, "b": {"overrides": ["data.shift=2"]}}
     cells = expand(read(table_file(rows=rows, columns=columns, seeds=[0])))
-    assert [cell.name for cell in cells] == ["trained a seed 0", "evaluated a seed 0"]
+    assert names(cells) == ["trained a seed 0", "evaluated a seed 0"]
 
 
 def test_evaluations_are_planned_and_reported(cli: Cli, table_file) -> None:

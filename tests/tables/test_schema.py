@@ -11,6 +11,7 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read, select
 from capsule_lab.tables.schema import Published
+from tests.helpers.tables import names
 from tests.helpers.tiers import whole_but
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
@@ -155,13 +156,13 @@ def test_selection_keeps_order_and_required_rows(table_file) -> None:
     ]
     columns = {"x": {}, "y": {"metric": "val/error"}}
     table = select(read(table_file(rows=rows, columns=columns)), rows="c", columns=["y"], seeds=[7])
-    assert [row.name for row in table.rows] == ["a", "b", "c"]
-    assert ([column.name for column in table.columns], table.seeds) == (["y"], (7,))
+    assert names(table.rows) == ["a", "b", "c"]
+    assert (names(table.columns), table.seeds) == (["y"], (7,))
 
 
 def test_single_row_and_seed_need_no_list() -> None:
     table = select(read("smoke"), rows="uniform", seeds=0)
-    assert ([row.name for row in table.rows], table.seeds) == (["uniform"], (0,))
+    assert (names(table.rows), table.seeds) == (["uniform"], (0,))
 
 
 def test_invalid_selection_is_refused() -> None:
