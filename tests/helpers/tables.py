@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -155,6 +155,6 @@ def statuses(cells: Sequence[Cell]) -> list[str]:
     return [cell.status for cell in cells]
 
 
-def names(parts: Sequence[Any]) -> list[str]:
+def names(parts: Iterable[Any]) -> list[str]:
     """The names of rows, columns or cells."""
     return [part.name for part in parts]

@@ -213,7 +213,9 @@ def test_repeated_sweep_runs_only_unfinished_cells(
     assert before[whole].items() <= after[whole].items()
     record = cells[3].fingerprint
     new = after[whole].keys() - before[whole].keys()
-    assert new == {f"{record}.json", f"{record}.npz"}, "record and predictions of the command"
+    assert f"{record}.json" in new
+    suffixes = {Path(name).suffix for name in new}
+    assert suffixes == {".json", ".npz"}, "record and predictions of the command"
     assert "metrics.json" in after[killed].keys() - before[killed].keys()
 
 
