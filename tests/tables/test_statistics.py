@@ -8,14 +8,26 @@ from scipy import stats
 from statsmodels.stats import multitest, power, weightstats
 from statsmodels.stats.contingency_tables import mcnemar as mcnemar_of_statsmodels
 
-from capsule_lab.tables import statistics
+from capsule_lab.tables.statistics import (
+    LEVEL,
+    Difference,
+    Spread,
+    holm,
+    interval_over_images,
+    mcnemar,
+    paired_difference,
+    pooled,
+    resampled_difference,
+    runs_for,
+    unpaired_difference,
+)
 
 FIRST = [0.91, 0.88, 0.97, 1.02]
 SECOND = [0.80, 0.85, 0.79, 0.90]
 
 
 def test_unpaired_difference_equals_welch_of_scipy_and_statsmodels() -> None:
-    found = statistics.unpaired_difference(FIRST, SECOND[:3], margin=0.2)
+    found = unpaired_difference(FIRST, SECOND[:3], margin=0.2)
     expected = stats.ttest_ind(FIRST, SECOND[:3], equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
@@ -26,7 +38,7 @@ def test_unpaired_difference_equals_welch_of_scipy_and_statsmodels() -> None:
 
 
 def test_paired_difference_equals_scipy() -> None:
-    found = statistics.paired_difference(FIRST, SECOND)
+    found = paired_difference(FIRST, SECOND)
     expected = stats.ttest_rel(FIRST, SECOND)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
@@ -38,36 +50,36 @@ def test_hedges_g_equals_its_formula() -> None:
     std = math.sqrt((np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2)
     correction = 1 - 3 / (4 * 6 - 1)
     expected = (np.mean(FIRST) - np.mean(SECOND)) / std * correction
-    assert statistics.unpaired_difference(FIRST, SECOND).g == pytest.approx(expected)
-    assert statistics.paired_difference(FIRST, SECOND).g == pytest.approx(expected)
+    assert unpaired_difference(FIRST, SECOND).g == pytest.approx(expected)
+    assert paired_difference(FIRST, SECOND).g == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.4, "yes"), (0.13, "undecided"), (0.01, "no")])
 def test_equivalence_needs_a_margin_beyond_the_interval(margin: float, expected: str) -> None:
-    assert statistics.paired_difference(FIRST, SECOND, margin=margin).equivalent == expected
-    assert statistics.paired_difference(FIRST, SECOND).equivalent is None
+    assert paired_difference(FIRST, SECOND, margin=margin).equivalent == expected
+    assert paired_difference(FIRST, SECOND).equivalent is None
 
 
 @pytest.mark.parametrize("size", [0.3, 0.8, 2.5])
 def test_number_of_runs_equals_that_of_statsmodels(size: float) -> None:
     unpaired = power.TTestIndPower().solve_power(size, power=0.8, alpha=0.05)
     paired = power.TTestPower().solve_power(size, power=0.9, alpha=0.05)
-    assert statistics.runs_for(size, 1, pairs=False) == math.ceil(unpaired)
-    assert statistics.runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
+    assert runs_for(size, 1, pairs=False) == math.ceil(unpaired)
+    assert runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
 
 
 def test_number_of_runs_for_one_of_several_tests_is_larger() -> None:
     level = 0.05 / 100
     expected = power.TTestIndPower().solve_power(1.0, power=0.8, alpha=level)
-    assert statistics.runs_for(1.0, 1.0, pairs=False, level=level) == math.ceil(expected)
+    assert runs_for(1.0, 1.0, pairs=False, level=level) == math.ceil(expected)
 
 
 def test_number_of_runs_is_not_searched_without_end() -> None:
-    assert statistics.runs_for(1e-9, 1, pairs=False) is None
+    assert runs_for(1e-9, 1, pairs=False) is None
 
 
 def test_detectable_difference_equals_that_of_statsmodels() -> None:
-    found = statistics.unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
+    found = unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
     expected = power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05)
     assert found.detectable == pytest.approx(expected, 1e-4)
 
@@ -75,35 +87,35 @@ def test_detectable_difference_equals_that_of_statsmodels() -> None:
 def test_holm_equals_statsmodels() -> None:
     p_values = [0.04, 0.001, 0.5, 0.012, 0.012]
     _, expected, *_ = multitest.multipletests(p_values, method="holm")
-    assert statistics.holm(p_values) == pytest.approx(expected)
+    assert holm(p_values) == pytest.approx(expected)
 
 
 def test_mcnemar_equals_statsmodels() -> None:
     first = np.array([1, 1, 1, 1, 0, 0, 0, 0, 1], bool)
     second = np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool)
-    found = statistics.mcnemar(first, second)
+    found = mcnemar(first, second)
     table = [[1, 4], [1, 3]]  # images that both, one or no network gets wrong
     assert found.p == pytest.approx(mcnemar_of_statsmodels(table, exact=True).pvalue)
     assert found.estimate == pytest.approx(100 * (first.mean() - second.mean()))
-    assert statistics.mcnemar(first, first).p == 1
+    assert mcnemar(first, first).p == 1
 
 
 def test_interval_over_images_is_wilsons() -> None:
-    interval = statistics.interval_over_images(60, 10_000)
+    interval = interval_over_images(60, 10_000)
     assert interval == pytest.approx((0.466, 0.772), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        statistics.unpaired_difference([1.0], [2.0, 3.0]),
-        statistics.unpaired_difference([1.0, 1.0], [2.0, 2.0]),
-        statistics.paired_difference([1.0, 2.0], [2.0, 3.0]),
-        statistics.paired_difference([1.0], [2.0]),
+        unpaired_difference([1.0], [2.0, 3.0]),
+        unpaired_difference([1.0, 1.0], [2.0, 2.0]),
+        paired_difference([1.0, 2.0], [2.0, 3.0]),
+        paired_difference([1.0], [2.0]),
     ],
     ids=["one run", "equal runs", "equal pairs", "one pair"],
 )
-def test_samples_without_a_deviation_have_no_interval(found: statistics.Difference) -> None:
+def test_samples_without_a_deviation_have_no_interval(found: Difference) -> None:
     assert found.low is None
     assert found.p is None
     assert found.detectable is None
@@ -111,10 +123,10 @@ def test_samples_without_a_deviation_have_no_interval(found: statistics.Differen
 
 
 def test_pooled_deviation_replaces_that_of_the_samples() -> None:
-    common = statistics.pooled([[1.0, 2.0, 3.0], [5.0, 5.0], [7.0]])
-    assert common == statistics.Spread(pytest.approx(math.sqrt(2 / 3)), 3)
-    assert statistics.pooled([[1.0, 1.0], [2.0]]) is None
-    found = statistics.unpaired_difference([1.0, 1.0], [2.0, 2.0], common=common)
+    common = pooled([[1.0, 2.0, 3.0], [5.0, 5.0], [7.0]])
+    assert common == Spread(pytest.approx(math.sqrt(2 / 3)), 3)
+    assert pooled([[1.0, 1.0], [2.0]]) is None
+    found = unpaired_difference([1.0, 1.0], [2.0, 2.0], common=common)
     half = stats.t.ppf(0.975, 3) * common.std
     assert found.low == pytest.approx(-1 - half)
     assert found.high == pytest.approx(-1 + half)
@@ -125,7 +137,7 @@ def test_intervals_cover_the_true_difference(runs: int) -> None:
     generator = np.random.default_rng(runs)
     within = 0
     for first, second in generator.normal([[0.3], [0.0]], 1.0, (2000, 2, runs)):
-        found = statistics.unpaired_difference(first, second)
+        found = unpaired_difference(first, second)
         within += found.low < 0.3 < found.high
     assert 0.93 <= within / 2000 <= 0.97
 
@@ -136,7 +148,7 @@ def test_family_without_differences_has_five_percent_false_positives() -> None:
     families = stats.ttest_ind(first, second, axis=2, equal_var=True).pvalue
     positive = 0
     for p_values in families:
-        positive += min(statistics.holm(p_values)) < statistics.LEVEL
+        positive += min(holm(p_values)) < LEVEL
     assert 0.04 <= positive / 2000 <= 0.06
 
 
@@ -161,7 +173,7 @@ def test_bootstrap_covers_the_difference_for_other_runs_and_clusters() -> None:
         second = toys + scores(-1.2)
         first += generator.normal(0, 0.3, 25)[clusters]
         wrong = [100.0 * (first > 0), 100.0 * (second > 0)]
-        found = statistics.resampled_difference(*wrong, clusters, paired=False)
+        found = resampled_difference(*wrong, clusters, paired=False)
         within += found.low < expected < found.high
     assert 0.9 <= within / 150 <= 0.99
 
@@ -170,7 +182,7 @@ def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
     generator = np.random.default_rng(0)
     first = 100.0 * (generator.random((1, 4000)) < 0.12)
     second = 100.0 * (generator.random((1, 4000)) < 0.1)
-    found = statistics.resampled_difference(first, second, np.arange(4000), paired=True, margin=5)
+    found = resampled_difference(first, second, np.arange(4000), paired=True, margin=5)
     difference = first - second
     width = 2 * 1.96 * np.std(difference) / math.sqrt(4000)
     assert found.high - found.low == pytest.approx(width, rel=0.05)
@@ -183,7 +195,7 @@ def test_bootstrap_tells_the_part_of_the_error_that_more_runs_do_not_reduce() ->
     clusters = np.repeat(np.arange(10), 50)
     alike = np.tile(100.0 * (clusters < 3), (4, 1))
     right = np.zeros_like(alike)
-    found = statistics.resampled_difference(alike, right, clusters, paired=False)
+    found = resampled_difference(alike, right, clusters, paired=False)
     assert found.error == pytest.approx(found.error_of_clusters)
     assert found.error == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 10), rel=0.05)
     assert found.df == 3
@@ -194,6 +206,6 @@ def test_bootstrap_of_runs_that_differ_has_no_error_of_equal_clusters() -> None:
     clusters = np.repeat(np.arange(10), 50)
     different = np.repeat([[0.0], [100.0], [0.0], [100.0]], 500, axis=1)
     right = np.zeros_like(different)
-    found = statistics.resampled_difference(different, right, clusters, paired=False)
+    found = resampled_difference(different, right, clusters, paired=False)
     assert found.error_of_clusters == pytest.approx(0, abs=1e-9)
     assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 4), rel=0.05)
