@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import defaultdict
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,13 +17,8 @@ from benchmarks.timing import Worker
 from capsule_lab.errors import ConfigError
 
 FAMILIES = {
-    "routing": (
-        "capsule_lab::",
-        "_linear",
-        "_contractpending",
-        "_emstep",
-        "bmm",
-    ),  # without fused kernels, votes and their sums are batched products
+    # without fused kernels, votes and their sums are batched products
+    "routing": ("capsule_lab::", "_linear", "_contractpending", "_emstep", "bmm"),
     "convolutions": ("conv", "cudnn", "mkldnn"),
     "matrix products": ("mm", "linear"),
     "optimiser": ("optimizer.", "_fused_adam", "_foreach"),
@@ -44,11 +39,10 @@ def profile(config: DictConfig) -> dict[str, Any]:
         raise ConfigError("profile is true, but models is empty; expected one or more models")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the workers' profiler
     rows = []
-    for case in (case for group in model_groups(config, textbook=False) for case in group):
+    for case in itertools.chain(*model_groups(config, textbook=False)):
         with Worker(case.label) as worker:
-            rows.append(
-                {**case.row, **worker.call(profile_case, case, config.steps * config.rounds)}
-            )
+            measured = worker.call(profile_case, case, config.steps * config.rounds)
+        rows.append(case.row | measured)
     return {"rows": rows}
 
 
@@ -57,40 +51,45 @@ def profile_case(case: Case, steps: int) -> dict[str, Any]:
     step = build_step(case)
     for _ in range(2):  # ours: as in timing.CaseTimer
         take_step(step)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (case.device == "cuda")
+    activities = [ProfilerActivity.CPU]
+    time = "self_cpu_time_total"
+    if case.device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        time = "self_device_time_total"
     with profiler_of(activities=activities, acc_events=True) as profiler:
         for _ in range(steps):
             take_step(step)
-    time = "self_device_time_total" if case.device == "cuda" else "self_cpu_time_total"
-    operators = {
-        event.key: getattr(event, time) / 1e6 / steps
-        for event in profiler.key_averages()
-        if event.device_type
-        == DeviceType.CPU  # kernels of a GPU count for the operators that launched them
-    }
+    operators = {}
+    for event in profiler.key_averages():
+        # kernels of a GPU count for the operators that launched them
+        if event.device_type == DeviceType.CPU:
+            operators[event.key] = getattr(event, time) / 1e6 / steps
     return break_down(operators)
 
 
 def break_down(operators: dict[str, float]) -> dict[str, Any]:
     """Compute a step's seconds, the share of each family and the costliest operators from the seconds of operators."""
     total = sum(operators.values()) or 1.0
-    shares: dict[str, float] = defaultdict(float)
+    shares = dict.fromkeys(FAMILIES, 0.0)
     for name, seconds in operators.items():
         shares[family_of(name)] += seconds / total
-    costliest = sorted(operators.items(), key=lambda item: -item[1])[:LISTED]
-    return {
-        "seconds": total,
-        "shares": {family: shares[family] for family in FAMILIES},
-        "operators": [
-            {"name": name, "family": family_of(name), "seconds": seconds, "share": seconds / total}
-            for name, seconds in costliest
-        ],
-    }
+    costliest = []
+    for name in sorted(operators, key=lambda name: -operators[name])[:LISTED]:
+        seconds = operators[name]
+        costliest.append(
+            {
+                "name": name,
+                "family": family_of(name),
+                "seconds": seconds,
+                "share": seconds / total,
+            }
+        )
+    return {"seconds": total, "shares": shares, "operators": costliest}
 
 
 def family_of(operator: str) -> str:
-    return next(
-        family
-        for family, parts in FAMILIES.items()
-        if any(part in operator.lower() for part in parts)
-    )
+    name = operator.lower()
+    for family, parts in FAMILIES.items():
+        if any(part in name for part in parts):
+            return family
+    raise AssertionError("the last family has every operator")

@@ -88,22 +88,23 @@ class Case:
     @property
     def sizes_text(self) -> str:
         """The sizes for a table: ``batch_size 64, image_shape 2x32x32, num_classes 5``."""
-        texts = {
-            name: "x".join(map(str, size)) if isinstance(size, list) else size
-            for name, size in self.sizes.items()
-        }
-        return ", ".join(f"{name} {text}" for name, text in texts.items())
+        texts = []
+        for name, size in self.sizes.items():
+            text = "x".join(map(str, size)) if isinstance(size, list) else size
+            texts.append(f"{name} {text}")
+        return ", ".join(texts)
 
     @property
     def row(self) -> dict[str, Any]:
         """The columns of a table that describe the case."""
-        kind = {
+        return {
             "kind": self.kind,
             "name": self.name,
             "form": self.form,
             "precision": self.precision,
+            "device": self.device,
+            **self.sizes,
         }
-        return {**kind, "device": self.device, **self.sizes}
 
 
 def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -114,9 +115,9 @@ def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """
     if name == "host":
         return options.load(["host"], overrides, free=["networks"])
-    return options.load(
-        [*dict.fromkeys(("bench", name))], overrides, free=["sizes"]
-    )  # sizes of any model
+    files = ["bench"] if name == "bench" else ["bench", name]
+    # sizes of any model
+    return options.load(files, overrides, free=["sizes"])
 
 
 def check_writable(path: Path) -> None:
@@ -127,7 +128,9 @@ def check_writable(path: Path) -> None:
 
 def device_named(name: str) -> torch.device:
     """Return the device ``cpu`` or ``cuda``; with ``auto`` a GPU if there is one."""
-    return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
 
 
 def check_bench(config: DictConfig) -> None:
@@ -148,29 +151,19 @@ def check_bench(config: DictConfig) -> None:
             raise ConfigError(
                 f"{option} is {value}; expected a list of values from {', '.join(names)}"
             )
-    rules = {
-        f"device is {config.device}; expected auto, cpu or cuda": config.device
-        not in ("auto", "cpu", "cuda"),
-        f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
-            config.scaling not in (None, "all", *AXES)
-        ),
-        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(
-            config.rounds, config.steps
-        )
-        < 1,
-        "backends or precisions is empty; expected one or more of each": not (
-            config.backends and config.precisions
-        ),
-        "layers and models are both empty; expected one or more cases": not (
-            config.layers or config.models
-        ),
-        "device is cuda, but torch finds none; expected cpu or auto": (
-            config.device == "cuda" and not torch.cuda.is_available()
-        ),
-    }
-    for message, broken in rules.items():
-        if broken:
-            raise ConfigError(message)
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device is {config.device}; expected auto, cpu or cuda")
+    if config.scaling not in (None, "all", *AXES):
+        axes = ", ".join(AXES)
+        raise ConfigError(f"scaling is {config.scaling}; expected one of {axes}, all, or null")
+    if config.rounds < 1 or config.steps < 1:
+        raise ConfigError(f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more")
+    if not config.backends or not config.precisions:
+        raise ConfigError("backends or precisions is empty; expected one or more of each")
+    if not config.layers and not config.models:
+        raise ConfigError("layers and models are both empty; expected one or more cases")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds none; expected cpu or auto")
     kernels = fused_kernels(device_named(config.device).type)
     if "fused" in config.backends and isinstance(kernels, str):
         raise ConfigError(
@@ -181,13 +174,12 @@ def check_bench(config: DictConfig) -> None:
 def layer_groups(config: DictConfig) -> list[list[Case]]:
     """Return one list per layer, its textbook form first; layers compute in float32 at every precision."""
     device = str(device_named(config.device))
-    return [
-        [
-            Case("layer", name, form, FULL, device, sizes_of(config, name))
-            for form in ["textbook", *config.backends]
-        ]
-        for name in config.layers
-    ]
+    forms = ["textbook", *config.backends]
+    groups = []
+    for name in config.layers:
+        sizes = sizes_of(config, name)
+        groups.append([Case("layer", name, form, FULL, device, sizes) for form in forms])
+    return groups
 
 
 def kernel_cases(config: DictConfig) -> list[Case]:
@@ -215,16 +207,18 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
         overrides = (f"model={name}", *map(str, config.options))
         chosen = training_config(overrides)
         sizes = sizes_of(config, name, chosen)
-        forms = ["plain"] if chosen.routing is None else list(config.backends)
-        variants = [(form, precision) for precision in config.precisions for form in forms]
-        decodes = (
-            "masked_decoder" not in chosen.model or chosen.model.decoder is not None
-        )  # the textbook CapsNet does
+        forms = ["plain"] if chosen.routing is None else config.backends
+        variants = []
+        for precision in config.precisions:
+            variants += [(form, precision) for form in forms]
+        # the textbook CapsNet has a decoder
+        decodes = "masked_decoder" not in chosen.model or chosen.model.decoder is not None
         if textbook and name in TEXTBOOK_NETWORKS and decodes:
             variants.insert(0, ("textbook", FULL))
-        groups.append(
-            [Case("model", name, *variant, device, sizes, overrides) for variant in variants]
-        )
+        group = []
+        for form, precision in variants:
+            group.append(Case("model", name, form, precision, device, sizes, overrides))
+        groups.append(group)
     return groups
 
 
@@ -249,20 +243,16 @@ def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) ->
     sizes: dict[str, Any] = {}
     if chosen is not None:
         spec = build_data(chosen).spec
-        sizes = dict(
-            zip(
-                SIZES,
-                (chosen.data.batch_size, list(spec.image_shape), spec.num_classes),
-                strict=True,
-            )
-        )
+        sizes = {
+            "batch_size": chosen.data.batch_size,
+            "image_shape": list(spec.image_shape),
+            "num_classes": spec.num_classes,
+        }
     options = cast(dict[str, Any], OmegaConf.to_container(config))
     sizes |= options["sizes"].get(name, {})
-    sizes |= {
-        option: options[option]
-        for option in SIZES
-        if options[option] is not None and option in sizes
-    }
+    for option in SIZES:
+        if option in sizes and options[option] is not None:
+            sizes[option] = options[option]
     for option, value in sizes.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(number, int) and number > 0 for number in numbers):

@@ -116,12 +116,10 @@ class Compiler:
         if kernel not in self.kernels:
             kernel.device_caches.clear()  # what this process has compiled before
             self.kernels.append(kernel)
-        types = [
-            tensor if tensor is None else tensor.dtype for tensor in (*given, *out)
-        ]  # aligned as torch allocates
-        self.reports.append(
-            compile_for_hopper(kernel, *types, *numbers, **constants, enable_fp_fusion=True)
-        )
+        # a type stands for a tensor that is aligned as torch allocates
+        types = [None if tensor is None else tensor.dtype for tensor in (*given, *out)]
+        report = compile_for_hopper(kernel, *types, *numbers, **constants, enable_fp_fusion=True)
+        self.reports.append(report)
 
 
 def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report:
@@ -134,13 +132,16 @@ def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report
         start_time = processor_seconds()
         compiled = kernel.warmup(*arguments, grid=(1,), **constants)
         seconds = processor_seconds() - start_time
-    times = events[0]["times"] if events else None
+    layouts = 0.0
+    if events:
+        times = events[0]["times"]
+        layouts = dict(times.lowering_stages)["ttgir"] / times.total
     code = compiled.asm["cubin"]
     used = resources(code)
     return Report(
         kernel=kernel.fn.__name__,
-        seconds=seconds if times else 0.0,
-        layouts=dict(times.lowering_stages)["ttgir"] / times.total if times else 0.0,
+        seconds=seconds if events else 0.0,
+        layouts=layouts,
         registers=used["REG"],
         spilled=used["STACK"],
         shared=used["SHARED"],
@@ -150,24 +151,23 @@ def compile_for_hopper(kernel: Any, *arguments: Any, **constants: Any) -> Report
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of the processes that it started and waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def resources(cubin: bytes) -> dict[str, int]:
     """Return registers, stack and shared memory of machine code."""
-    return {
-        name: int(number)
-        for name, number in re.findall(r"(\w+):(\d+)", _cuobjdump("-res-usage", cubin))
-    }
+    found = re.findall(r"(\w+):(\d+)", _cuobjdump("-res-usage", cubin))
+    return {name: int(number) for name, number in found}
 
 
 def instructions_of(cubin: bytes) -> Counter[str]:
     """Count the instructions of machine code, without padding; ``FFMA.FTZ`` counts as ``FFMA``."""
-    names = re.findall(
-        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", _cuobjdump("-sass", cubin), re.M
-    )
-    return Counter(name for name in names if name != "NOP")
+    line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)"
+    counts = Counter(re.findall(line, _cuobjdump("-sass", cubin), re.MULTILINE))
+    counts.pop("NOP", None)
+    return counts
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:
@@ -176,34 +176,28 @@ def _cuobjdump(option: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run(
-            [program, option, file.name], capture_output=True, check=True, text=True
-        ).stdout
+        command: list[str | Path] = [program, option, file.name]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
 
 
 def launch_all(gpu: ModuleType, layer: Layer, *, em: bool, dynamic: bool) -> None:
     """Launch every kernel of a training step with EM or dynamic routing, on tensors without memory."""
     row, parent, child, rows, inner, columns = layer
     empty = partial(torch.empty, device="meta")
-    poses, weight, couplings = (
-        empty(row, rows * inner, child),
-        empty(parent, inner * columns, child),
-        empty(layer[:3]),
-    )
-    mass, parents = empty(row, parent), empty(row, parent, rows * columns)
-    inputs, fitted = (
-        FitInputs(poses, weight, empty(row, child), couplings, parents),
-        Parents(mass, parents, parents),
-    )
+    poses = empty(row, rows * inner, child)
+    weight = empty(parent, inner * columns, child)
+    couplings = empty(row, parent, child)
+    parents = empty(row, parent, rows * columns)
+    inputs = FitInputs(poses, weight, empty(row, child), couplings, parents)
+    fitted = Parents(empty(row, parent), parents, parents)
     if em:
         for distances in (couplings, couplings[:, :, :0]):  # the last iteration has none
             gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, distances.numel() > 0))
             gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, distances), inner, 0.0, 5e-4)
         gpu.distances(poses, weight, parents, parents, inner)
         windows = torch.arange(child).expand(4, child)  # every position sees all children
-        shares = gpu.softmax_by_child(
-            empty(4 * row, parent, child), windows, child
-        )  # of the first iteration
+        # of the first iteration
+        shares = gpu.softmax_by_child(empty(4 * row, parent, child), windows, child)
         gpu.e_step_by_child(empty(4 * row, parent), shares, windows, child)
         gpu.e_step_by_child_backward(shares, shares, windows, child)
     if dynamic:
@@ -270,10 +264,23 @@ def main() -> None:
 
 def _print(layer: str, report: Report) -> None:
     instructions = report.instructions.total()
-    shares = (f"{report.instructions[name] / instructions:.0%}" for name in ("FFMA", "HMMA"))
-    times = (f"{report.seconds:.2f}", f"{report.layouts:.0%}") if report.seconds else ("shared", "")
-    used = report.registers, report.spilled, report.shared, instructions
-    sys.stdout.write(LINE.format(layer, report.kernel, *times, *used, *shares))
+    seconds, layouts = "shared", ""
+    if report.seconds:
+        seconds = f"{report.seconds:.2f}"
+        layouts = f"{report.layouts:.0%}"
+    cells = [
+        layer,
+        report.kernel,
+        seconds,
+        layouts,
+        report.registers,
+        report.spilled,
+        report.shared,
+        instructions,
+        f"{report.instructions['FFMA'] / instructions:.0%}",
+        f"{report.instructions['HMMA'] / instructions:.0%}",
+    ]
+    sys.stdout.write(LINE.format(*cells))
     sys.stdout.flush()
 
 

@@ -266,9 +266,8 @@ def main(config: DictConfig) -> None:
     build.quiet_lightning_logs()
     rows = []
     with warnings.catch_warnings(), without_warnings_of_data():
-        warnings.simplefilter(
-            "ignore"
-        )  # of plain Lightning: about missing workers, loggers and validation
+        # of plain Lightning: about missing workers, loggers and validation
+        warnings.simplefilter("ignore")
         for name in config.models:
             rows += measure(config, name)
     report = {"loops": rows}

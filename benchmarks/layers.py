@@ -22,13 +22,8 @@ Forward = Callable[[], tuple[Tensor, ...]]
 POSE = 4  # Hinton 2018, section 2: rows and columns
 FINAL = 0.01  # official code of Hinton 2018: inverse temperature
 MIN_VARIANCE = 5e-4  # official code of Hinton 2018
-WARM_UP = {
-    "batch_size": 1,
-    "rows": 1,
-    "children": 8,
-    "child_types": 1,
-    "grid": 7,
-}  # ours: compiles all kernels
+# ours: compiles all kernels
+WARM_UP = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 7}
 
 
 def small(case: Case) -> dict[str, Any]:
@@ -67,19 +62,24 @@ def _em_window(
     weight = torch.randn(children, POSE, parents, POSE, device=device) / 2
     if case.form == "textbook":
         weight = _leaf(weight.transpose(1, 2).contiguous())
-        beta_u, beta_a = (_leaf(torch.zeros(parents, device=device)) for _ in range(2))
+        beta_u = _leaf(torch.zeros(parents, device=device))
+        beta_a = _leaf(torch.zeros(parents, device=device))
         temperatures = saturating(FINAL, iterations)
-        return lambda: textbook_em_layer(poses, weight, activations, beta_u, beta_a, temperatures, MIN_VARIANCE), [
-            poses, weight, activations, beta_u, beta_a,
-        ]  # fmt: skip
+
+        def textbook_forward() -> tuple[Tensor, ...]:
+            return textbook_em_layer(
+                poses, weight, activations, beta_u, beta_a, temperatures, MIN_VARIANCE
+            )
+
+        return textbook_forward, [poses, weight, activations, beta_u, beta_a]
     routing = _em_routing(case, iterations)(parents=parents, dim=POSE * POSE).to(device)
     weight = _leaf(weight)
-    return lambda: routing(Votes(poses, weight), activations)[:2], [
-        poses,
-        weight,
-        activations,
-        *routing.parameters(),
-    ]
+
+    def forward() -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = routing(Votes(poses, weight), activations)[:2]
+        return outputs
+
+    return forward, [poses, weight, activations, *routing.parameters()]
 
 
 def _em_all_parents(
@@ -101,11 +101,13 @@ def _em_all_parents(
     if case.form == "textbook":
         child = window_index(size, child_types, kernel_size, stride).to(device)
         weight = _leaf(torch.randn(child.shape[1], parents, POSE, POSE, device=device) / 2)
-        beta_u, beta_a = (_leaf(torch.zeros(parents, device=device)) for _ in range(2))
+        beta_u = _leaf(torch.zeros(parents, device=device))
+        beta_a = _leaf(torch.zeros(parents, device=device))
         temperatures = saturating(FINAL, iterations)
 
         def forward() -> tuple[Tensor, ...]:
-            windows, present = poses[:, child].flatten(0, 1), activations[:, child].flatten(0, 1)
+            windows = poses[:, child].flatten(0, 1)
+            present = activations[:, child].flatten(0, 1)
             return textbook_em_layer(
                 windows, weight, present, beta_u, beta_a, temperatures, MIN_VARIANCE, child
             )
@@ -141,9 +143,8 @@ def _dynamic(
     routing = DynamicRouting(
         parents, parent_dim, iterations=iterations, backend=cast(Backend, case.backend)
     ).to(device)
-    weight = _leaf(
-        0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device)
-    )  # 0.1: official code
+    # 0.1: official code
+    weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))
     return lambda: (routing(Votes(poses, weight)).poses,), [poses, weight, *routing.parameters()]
 
 

@@ -12,22 +12,17 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from benchmarks.traffic import tensors_in
 from capsule_lab import losses, shapes
 from capsule_lab.system import cuda_graphs
 
 R = TypeVar("R")
 
 READS = (
-    "_local_scalar_dense",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "bincount",
-    "_unique2",
-    "repeat_interleave.Tensor",
-)
+    "_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave.Tensor",
+)  # fmt: skip
 """Operators that wait for the device, so that they cannot be captured."""
 
 COPIES = "lift_fresh"
@@ -60,48 +55,30 @@ class Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = str(function).removeprefix("aten.")
-        masks = [
-            value
-            for value in tree_leaves(args)
-            if isinstance(value, Tensor) and value.dtype == torch.bool
-        ]
-        if name.startswith((*READS, COPIES)) or (masks and name.startswith("index")):
+        has_mask = any(tensor.dtype == torch.bool for tensor in tensors_in(args))
+        if name.startswith((*READS, COPIES)) or (has_mask and name.startswith("index")):
             raise RuntimeError(
                 f"CUDA error: operation not permitted when stream is capturing ({function})"
             )
         kwargs = kwargs or {}
-        named = (
-            dict(
-                zip((argument.name for argument in function._schema.arguments), args, strict=False)
-            )
-            | kwargs
-        )
-        for argument in function._schema.arguments:
+        arguments = function._schema.arguments
+        named = dict(kwargs)
+        for argument, value in zip(arguments, args, strict=False):
+            named[argument.name] = value
+        for argument in arguments:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written or argument.name in UNDECLARED:
-                for tensor in tree_leaves(named.get(argument.name)):
+                for tensor in tensors_in(named.get(argument.name)):
                     self._keep(tensor)
         results = function(*args, **kwargs)
-        tensors = [value for value in tree_leaves(results) if isinstance(value, Tensor)]
-        self.own.update(
-            tensor.untyped_storage()._cdata
-            for tensor in tensors
-            if not self._is_input(tensor, named)
+        self.own |= _storages(results) - _storages(named)
+        own_args, own_kwargs, own_results = tree_map_only(
+            Tensor, _alias, (args, kwargs, tensors_in(results))
         )
-        detached = tree_map_only(Tensor, _alias, (args, kwargs))
-        self.operations.append(
-            Operation(function, detached[0], detached[1], [_alias(each) for each in tensors])
-        )
+        self.operations.append(Operation(function, own_args, own_kwargs, own_results))
         return results
 
-    def _is_input(self, tensor: Tensor, named: dict[str, Any]) -> bool:
-        storage = tensor.untyped_storage()._cdata
-        given = (value for value in tree_leaves(named) if isinstance(value, Tensor))
-        return any(value.untyped_storage()._cdata == storage for value in given)
-
-    def _keep(self, tensor: Any) -> None:
-        if not isinstance(tensor, Tensor):
-            return
+    def _keep(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()._cdata
         if storage not in self.own and storage not in self.before:
             whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
@@ -111,6 +88,11 @@ class Recorder(TorchDispatchMode):
         """Restore what was overwritten: capturing runs nothing."""
         for tensor, before in self.before.values():
             tensor.copy_(before)
+
+
+def _storages(values: Any) -> set[int]:
+    """Return the memory of the tensors in nested containers."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors_in(values)}
 
 
 def _alias(tensor: Tensor) -> Tensor:
@@ -164,11 +146,7 @@ class RecordedGraph:
     @torch.no_grad()
     def _compute_again(self) -> None:
         for function, args, kwargs, results in self.operations:
-            again = [
-                value
-                for value in tree_leaves(function(*args, **kwargs))
-                if isinstance(value, Tensor)
-            ]
+            again = tensors_in(function(*args, **kwargs))
             for old, new in zip(results, again, strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)

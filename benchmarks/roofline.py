@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -34,16 +35,12 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
 
-MATRIX, ARRAY = (
-    2048,
-    2**26,
-)  # ours: large enough for all cores and larger than any cache; four times as large on a GPU
+MATRIX = 2048  # ours: rows, large enough for all cores; four times as many on a GPU
+ARRAY = 2**26  # ours: numbers, larger than any cache; four times as many on a GPU
 PASSES = 3  # forward, and backward for each of two factors
 ADAM = 4 + 3  # numbers per parameter, read and written
-OF_ROUTING = (
-    "bmm",
-    "baddbmm",
-)  # votes and their sums are batched products; convolutions and linear layers are not
+# votes and their sums are batched products; convolutions and linear layers are not
+OF_ROUTING = ("bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,16 @@ def beside_roofline(
     row: Mapping[str, Any], work: Work, rates: dict[str, float]
 ) -> dict[str, float]:
     """Return the lower bounds of a measured case, and its percentage of the roofline."""
-    bfloat16 = row["precision"] != FULL
-    full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
-    rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
-    moved = (
-        work.numbers * (2 if bfloat16 else 4) + work.full_numbers * 4
-    )  # bytes of bfloat16 and of float32
-    routing_seconds = work.routing_operations / rates["float32_operations_per_second"]
-    arithmetic, memory = work.operations / rate + routing_seconds, moved / rates["bytes_per_second"]
+    float32_rate = rates["float32_operations_per_second"]
+    if row["precision"] == FULL:
+        rate = rates.get("tf32_operations_per_second", float32_rate)
+        size = 4
+    else:
+        rate = rates["bfloat16_operations_per_second"]
+        size = 2
+    moved = work.numbers * size + work.full_numbers * 4
+    arithmetic = work.operations / rate + work.routing_operations / float32_rate
+    memory = moved / rates["bytes_per_second"]
     return {
         "operations": work.operations + work.routing_operations,
         "bytes": moved,
@@ -86,22 +85,23 @@ def beside_roofline(
 
 def routing_operations(votes: int, dim: int, inner: int, iterations: int, *, em: bool) -> int:
     """Return the operations of routing for ``votes`` votes in a step."""
-    return 2 * PASSES * votes * (dim * inner + (2 if em else 1) * dim * (2 * iterations - 1))
+    for_vote = dim * inner
+    for_iterations = dim * iterations + dim * (iterations - 1)
+    if em:
+        for_iterations *= 2
+    return 2 * PASSES * votes * (for_vote + for_iterations)
 
 
 def votes_of(case: Case) -> int:
     """Return the number of votes of a layer, or of the layer of a kernel."""
     sizes = case.sizes
     if KERNELS.get(case.name, case.name) == "em_all_parents":
-        positions = ((sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1) ** 2
-        return (
-            sizes["batch_size"]
-            * positions
-            * sizes["kernel_size"] ** 2
-            * sizes["child_types"]
-            * sizes["parents"]
-        )
-    return sizes.get("rows", sizes.get("batch_size")) * sizes["children"] * sizes["parents"]
+        edge = (sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1
+        rows = sizes["batch_size"] * edge**2
+        children = sizes["kernel_size"] ** 2 * sizes["child_types"]
+        return rows * children * sizes["parents"]
+    rows = sizes.get("rows", sizes.get("batch_size"))
+    return rows * sizes["children"] * sizes["parents"]
 
 
 def count(case: Case) -> Work:
@@ -116,67 +116,66 @@ def _of_kernel(case: Case) -> Work:
     result = call()
     outputs = [result] if isinstance(result, Tensor) else result
     multiply_adds = kernels.multiply_adds(case.name, votes_of(case), case.sizes)
-    return Work(
-        routing_operations=2 * multiply_adds, full_numbers=_numbers(inputs) + _numbers(outputs)
-    )
+    numbers = _numbers(inputs) + _numbers(outputs)
+    return Work(routing_operations=2 * multiply_adds, full_numbers=numbers)
 
 
 def _of_layer(case: Case) -> Work:
     """Count the work of a layer by calling it once."""
     forward, inputs = build_layer(case)
     em = case.name != "dynamic"
-    dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
+    dim, inner = POSE * POSE, POSE
+    if not em:
+        dim, inner = case.sizes["parent_dim"], case.sizes["child_dim"]
     operations = routing_operations(votes_of(case), dim, inner, case.sizes["iterations"], em=em)
-    return Work(
-        routing_operations=operations, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward())
-    )
+    numbers = 3 * _numbers(inputs) + 2 * _numbers(forward())
+    return Work(routing_operations=operations, full_numbers=numbers)
 
 
 def _of_model(case: Case) -> Work:
     """Count the work of a model by passing one image through the network."""
     module = build_network(case, training_config(case.overrides)).to(case.device)
-    calls: list[Work] = []
+    totals: Counter[str] = Counter()
+
+    def add_work(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        totals.update(asdict(_of_call(layer, inputs, output)))
+
     for layer in module.network.modules():
-        layer.register_forward_hook(
-            lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output))
-        )
+        layer.register_forward_hook(add_work)
+    image = as_pairs(random_batch(case, 1), module)
     with FlopCounterMode(display=False) as counter:
-        loss_of(
-            module, as_pairs(random_batch(case, 1), module)
-        ).backward()  # also compiles kernels for the workers
-    counted = counter.get_flop_counts()["Global"].items()
-    operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
-    parameters = sum(parameter.numel() for parameter in module.network.parameters())
+        loss_of(module, image).backward()  # also compiles kernels for the workers
+    for operator, number in counter.get_flop_counts()["Global"].items():
+        if operator.__name__ not in OF_ROUTING:
+            totals["operations"] += number
     images = case.sizes["batch_size"]
+    parameters = _numbers(module.network.parameters())
     return Work(
-        operations=images * operations,
-        routing_operations=images * sum(work.routing_operations for work in calls),
-        numbers=images * sum(work.numbers for work in calls),
-        full_numbers=images * sum(work.full_numbers for work in calls)
-        + (PASSES + ADAM) * parameters,
+        operations=images * totals["operations"],
+        routing_operations=images * totals["routing_operations"],
+        numbers=images * totals["numbers"],
+        full_numbers=images * totals["full_numbers"] + (PASSES + ADAM) * parameters,
     )
 
 
 def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        passes = (
-            2 + inputs[0].requires_grad
-        )  # forward, gradient of the weight, gradient of the input
+        # forward, gradient of the weight, gradient of the input
+        passes = 2 + inputs[0].requires_grad
         return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
         parents = output[:2]  # without logits, which come with the activations
         return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(parents))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
-        (rows, children, pose), (_, inner, parents, columns) = (
-            part.shape for part in inputs[0][:2]
-        )
+        poses, matrices = inputs[0][:2]
+        rows, children, pose = poses.shape
+        _, inner, parents, columns = matrices.shape
+        votes = rows * children * parents
+        dim = pose // inner * columns
+        iterations = layer.options.get("iterations", 1)
         em = isinstance(layer, EMRouting)
-        votes, iterations = rows * children * parents, layer.options.get("iterations", 1)
-        return Work(
-            routing_operations=routing_operations(
-                votes, pose // inner * columns, inner, iterations, em=em
-            )
-        )
+        operations = routing_operations(votes, dim, inner, iterations, em=em)
+        return Work(routing_operations=operations)
     return Work()
 
 
@@ -186,9 +185,8 @@ def _numbers(tensors: Iterable[Any]) -> int:
 
 def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float], list[Work]]:
     """In a worker: return the rates of the machine, with bfloat16 on request, and the work of each case."""
-    return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [
-        count(case) for case in cases
-    ]
+    rates = machine_rates(torch.device(cases[0].device), bfloat16=bfloat16)
+    return rates, [count(case) for case in cases]
 
 
 def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
@@ -201,16 +199,20 @@ def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
         kinds["tf32"] = (torch.float32, "high")
     if bfloat16:
         kinds["bfloat16"] = (torch.bfloat16, "highest")
-    size, length = (MATRIX, ARRAY) if device.type == "cpu" else (4 * MATRIX, 4 * ARRAY)
-    rates, before = {}, torch.get_float32_matmul_precision()
-    for name, (dtype, mode) in kinds.items():
+    scale = 1 if device.type == "cpu" else 4
+    size = scale * MATRIX
+    length = scale * ARRAY
+    rates = {}
+    precision_before = torch.get_float32_matmul_precision()
+    for name, (dtype, precision) in kinds.items():
         factor = torch.randn(size, size, device=device).to(dtype)
-        torch.set_float32_matmul_precision(mode)
-        rates[f"{name}_operations_per_second"] = (
-            2 * size**3 / _fastest(partial(torch.mm, factor, factor), device)
-        )
-    torch.set_float32_matmul_precision(before)
-    first, second, total = (torch.randn(length, device=device) for _ in range(3))
+        torch.set_float32_matmul_precision(precision)
+        seconds = _fastest(partial(torch.mm, factor, factor), device)
+        rates[f"{name}_operations_per_second"] = 2 * size**3 / seconds
+    torch.set_float32_matmul_precision(precision_before)
+    first = torch.randn(length, device=device)
+    second = torch.randn(length, device=device)
+    total = torch.empty(length, device=device)
     seconds = _fastest(partial(torch.add, first, second, out=total), device)
     rates["bytes_per_second"] = 3 * length * first.element_size() / seconds
     return rates

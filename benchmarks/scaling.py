@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from omegaconf import DictConfig
@@ -20,9 +21,8 @@ def scale(config: DictConfig) -> dict[str, Any]:
     rows = []
     for axis in AXES if config.scaling == "all" else [config.scaling]:
         cases = scaled(config, axis)
-        for case, row in zip(
-            cases, time_in_turn(cases, rounds=config.rounds, steps=config.steps), strict=True
-        ):
+        measured = time_in_turn(cases, rounds=config.rounds, steps=config.steps)
+        for case, row in zip(cases, measured, strict=True):
             votes = votes_of(case)
             seconds = row["seconds_median"] / (votes * case.sizes["iterations"])
             rows.append(
@@ -39,15 +39,17 @@ def scale(config: DictConfig) -> dict[str, Any]:
 
 def scaled(config: DictConfig, axis: str) -> list[Case]:
     """Return the layer at every size along ``axis``, in each backend."""
-    sizes, device = sizes_of(config, "scaling"), str(device_named(config.device))
+    sizes = sizes_of(config, "scaling")
+    device = str(device_named(config.device))
     option = AXES[axis]
-    values: set[int] = set(ITERATIONS)
-    if axis != "iterations":
-        least = sizes["kernel_size"] if axis == "image_size" else 1
-        quarters = EDGES if axis == "image_size" else QUARTERS
-        values = {max(sizes[option] * quarter // 4, least) for quarter in quarters}
-    return [
-        Case("layer", "em_all_parents", backend, FULL, device, {**sizes, option: value})
-        for value in sorted(values)
-        for backend in config.backends
-    ]
+    if axis == "iterations":
+        values = {*ITERATIONS}
+    elif axis == "image_size":
+        values = {max(sizes[option] * quarter // 4, sizes["kernel_size"]) for quarter in EDGES}
+    else:
+        values = {max(sizes[option] * quarter // 4, 1) for quarter in QUARTERS}
+    cases = []
+    for value, backend in itertools.product(sorted(values), config.backends):
+        scaled_sizes = {**sizes, option: value}
+        cases.append(Case("layer", "em_all_parents", backend, FULL, device, scaled_sizes))
+    return cases

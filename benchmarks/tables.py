@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich import box
@@ -21,8 +22,8 @@ def _ms(seconds: float) -> str:
 
 
 def _range(row: Row) -> str:
-    low, middle, high = (_ms(row[f"seconds_{name}"]) for name in ("fastest", "median", "slowest"))
-    return f"{middle} ({low}-{high})"
+    median = _ms(row["seconds_median"])
+    return f"{median} ({_ms(row['seconds_fastest'])}-{_ms(row['seconds_slowest'])})"
 
 
 def _size(count: int) -> str:
@@ -36,7 +37,11 @@ BOUNDS: Columns = {
     "of\nroofline": lambda row: f"{row['roofline_percent']:.1f} %",
 }
 RATIO: Columns = {"ratio": lambda row: f"{row['speedup']:.2f}x"}
-CASE: Columns = {name: lambda row, name=name: row[name] for name in ("name", "form", "precision")}  # type: ignore[misc]
+CASE: Columns = {
+    "name": itemgetter("name"),
+    "form": itemgetter("form"),
+    "precision": itemgetter("precision"),
+}
 LAYERS: Columns = CASE | {
     "forward ms": lambda row: _ms(row["forward_seconds_median"]),
     "and backward ms": _range,
@@ -56,7 +61,7 @@ MODELS: Columns = CASE | {
 }
 SCALING: Columns = {
     "size": lambda row: str(row["value"]),
-    "backend": lambda row: row["form"],
+    "backend": itemgetter("form"),
     "votes": lambda row: f"{row['votes']:,}",
     "ms": _range,
     "ns per vote and iteration": lambda row: f"{row['seconds_per_vote'] * 1e9:.2f}",
@@ -64,13 +69,13 @@ SCALING: Columns = {
     "bytes per vote": lambda row: f"{row['memory_above_bytes'] / row['votes']:.1f}",
 }
 OPERATORS: Columns = {
-    "operator": lambda row: row["name"],
-    "family": lambda row: row["family"],
+    "operator": itemgetter("name"),
+    "family": itemgetter("family"),
     "ms": lambda row: _ms(row["seconds"]),
     "share": lambda row: f"{row['share']:.1%}",
 }
 LOOPS: Columns = {
-    "loop": lambda row: row["loop"],
+    "loop": itemgetter("loop"),
     "ms/step\n10th percentile": lambda row: f"{1e3 * row['seconds_tenth_percentile']:.3f}",
     "median": lambda row: f"{1e3 * row['seconds_median']:.3f}",
     "to plain\nLightning": lambda row: f"{row['to_plain']:.2f}x",
@@ -79,9 +84,11 @@ LOOPS: Columns = {
     "built-in calls\nper step": lambda row: f"{row['builtin_calls']:,.0f}",
 }
 FUNCTIONS: Columns = {
-    "function": lambda row: row["name"],
+    "function": itemgetter("name"),
     "calls per step": lambda row: f"{row['calls']:.1f}",
 }
+TEXTS = ("name", "form", "precision", "backend", "operator", "family", "loop", "function")
+"""Headings of columns of text."""
 
 
 def show(report: dict[str, Any], hardware: str) -> None:
@@ -94,60 +101,60 @@ def show(report: dict[str, Any], hardware: str) -> None:
         return
     rows = report["rows"]
     if "rates" in report:
-        rates = {name.split("_")[0]: rate / 1e9 for name, rate in report["rates"].items()}
-        memory = rates.pop("bytes")
-        speeds = ", ".join(f"{rate:.0f} GFLOP/s in {name}" for name, rate in rates.items())
-        caption = f"ratio and share: relative to the first row of a name; least: at {speeds}, {memory:.1f} GB/s"
-        for kind, of_kind in groupby(rows, key=lambda row: row["kind"]):
-            columns, memory_of = (
-                (LAYERS, "without inputs") if kind == "layer" else (MODELS, "of the whole process")
-            )
-            console.print(
-                _table(f"{kind}s, {hardware}; memory: {memory_of}", caption, columns, of_kind)
-            )
+        show_cases(console, rows, report["rates"], hardware)
     elif "axis" in rows[0]:
-        for axis, of_axis in groupby(rows, key=lambda row: row["axis"]):
+        for axis, of_axis in groupby(rows, key=itemgetter("axis")):
             title = f"a convolutional EM layer against {axis}, float32, {hardware}"
-            console.print(
-                _table(title, "forward and backward; memory: without inputs", SCALING, of_axis)
-            )
+            caption = "forward and backward; memory: without inputs"
+            console.print(_table(title, caption, SCALING, of_axis))
     else:
         for row in rows:
             shares = ", ".join(f"{family} {share:.1%}" for family, share in row["shares"].items())
-            title = f"{row['name']} ({row['form']}, {row['precision']}), {_ms(row['seconds'])} ms/step, {hardware}"
+            case = f"{row['name']} ({row['form']}, {row['precision']})"
+            title = f"{case}, {_ms(row['seconds'])} ms/step, {hardware}"
             console.print(_table(title, shares, OPERATORS, row["operators"]))
+
+
+def show_cases(console: Console, rows: list[Row], rates: dict[str, float], hardware: str) -> None:
+    """Print a table of layers and one of models; ``rates`` are those of the machine."""
+    speeds = []
+    for name, rate in rates.items():
+        unit, _, _ = name.partition("_")
+        if unit != "bytes":
+            speeds.append(f"{rate / 1e9:.0f} GFLOP/s in {unit}")
+    speeds.append(f"{rates['bytes_per_second'] / 1e9:.1f} GB/s")
+    least = ", ".join(speeds)
+    caption = f"ratio and share: relative to the first row of a name; least: at {least}"
+    for kind, of_kind in groupby(rows, key=itemgetter("kind")):
+        columns, memory = MODELS, "of the whole process"
+        if kind == "layer":
+            columns, memory = LAYERS, "without inputs"
+        title = f"{kind}s, {hardware}; memory: {memory}"
+        console.print(_table(title, caption, columns, of_kind))
 
 
 def show_loops(console: Console, rows: list[Row], hardware: str) -> None:
     """Print a table of loops for each model, and one of the functions that ours calls most often."""
-    for name, of_model in groupby(rows, key=lambda row: row["name"]):
+    for name, of_model in groupby(rows, key=itemgetter("name")):
         loops = [*of_model]
         title = f"{name}, a network with next to no work, {hardware}, one core"
         console.print(_table(title, f"processor time of {loops[0]['steps']} steps", LOOPS, loops))
-        ours = next(row for row in loops if row["loop"] == "ours")
-        console.print(
-            _table(
-                f"{name}, our loop", "all calls: Python and built-in", FUNCTIONS, ours["functions"]
-            )
-        )
+        (ours,) = [row for row in loops if row["loop"] == "ours"]
+        caption = "all calls: Python and built-in"
+        console.print(_table(f"{name}, our loop", caption, FUNCTIONS, ours["functions"]))
 
 
-def _table(title: str, caption: str, columns: Columns, rows: Any) -> Table:
+def _table(title: str, caption: str, columns: Columns, rows: Iterable[Row]) -> Table:
     table = Table(
-        title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for name in columns:
-        text = name in (
-            "name",
-            "form",
-            "precision",
-            "backend",
-            "operator",
-            "family",
-            "loop",
-            "function",
-        )
-        table.add_column(name, no_wrap=text, justify="left" if text else "right")
+    for heading in columns:
+        is_text = heading in TEXTS
+        table.add_column(heading, no_wrap=is_text, justify="left" if is_text else "right")
     for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
+        table.add_row(*[cell(row) for cell in columns.values()])
     return table

@@ -84,9 +84,8 @@ class TextbookCapsNet(nn.Module):
         return squash(x)  # (batch, children, 8)
 
     def digit_capsules(self, u: Tensor) -> Tensor:
-        u_hat = torch.matmul(self.weight, u[:, :, None, :, None]).squeeze(
-            -1
-        )  # (batch, children, parents, 16)
+        u_hat = torch.matmul(self.weight, u[:, :, None, :, None])
+        u_hat = u_hat.squeeze(-1)  # (batch, children, parents, 16)
         b = torch.zeros(*u_hat.shape[:3], 1, dtype=u_hat.dtype, device=u_hat.device)
         for iteration in range(self.iterations):
             c = F.softmax(b, dim=2)

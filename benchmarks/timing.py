@@ -5,6 +5,7 @@ Every case has a separate process, so that its peak memory can be measured; only
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -43,8 +44,8 @@ def measure(config: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: if a case cannot be timed.
     """
-    groups = [group for group in layer_groups(config) + model_groups(config) if group]
-    bfloat16 = any(case.precision != FULL for group in groups for case in group)
+    groups = [*filter(None, layer_groups(config) + model_groups(config))]
+    bfloat16 = any(case.precision != FULL for case in itertools.chain(*groups))
     with Worker("the machine") as worker:
         rates, works = worker.call(measure_roofline, [group[-1] for group in groups], bfloat16)
     rows = []
@@ -55,28 +56,31 @@ def measure(config: DictConfig) -> dict[str, Any]:
             row |= beside_roofline(row, work, rates)
             row["speedup"] = first["seconds_median"] / row["seconds_median"]
             for memory in ("peak_memory", "memory_above"):
-                row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(first[f"{memory}_bytes"], 1)
+                of_first = max(first[f"{memory}_bytes"], 1)
+                row[f"{memory}_share"] = row[f"{memory}_bytes"] / of_first
         rows += measured
     return {"rates": rates, "rows": rows}
 
 
 def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str, Any]]:
     """Measure seconds per step and memory of every case."""
-    seconds: list[list[Seconds]] = [[] for _ in cases]
+    workers: list[Worker] = []
+    seconds: list[list[Seconds]] = []
     with ExitStack() as stack:
-        workers = []
         for case in cases:
-            workers.append(stack.enter_context(Worker(case.label)))
-            workers[-1].call(build_timer, case)
+            worker = stack.enter_context(Worker(case.label))
+            worker.call(build_timer, case)
+            workers.append(worker)
+            seconds.append([])
         for _ in range(rounds):
             for worker, of_case in zip(workers, seconds, strict=True):
                 time.sleep(PAUSE)
                 of_case += worker.call(time_steps, steps)
         memory = [worker.call(read_memory) for worker in workers]
-    return [
-        {**row_of(case, times), **peak}
-        for case, times, peak in zip(cases, seconds, memory, strict=True)
-    ]
+    rows = []
+    for case, times, of_case in zip(cases, seconds, memory, strict=True):
+        rows.append(row_of(case, times) | of_case)
+    return rows
 
 
 def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
@@ -127,6 +131,20 @@ class Worker:
             ) from error
 
 
+class Marks:
+    """Events of a step on a GPU: before the forward pass, after it, and at the end."""
+
+    def __init__(self) -> None:
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.between = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+
+    def seconds(self) -> Seconds:
+        """Return seconds of the forward pass and of the whole step, after the GPU has reached the end."""
+        forward = self.start.elapsed_time(self.between) / 1e3
+        return forward, self.start.elapsed_time(self.end) / 1e3
+
+
 class CaseTimer:
     """A case, built and warmed up in this process.
 
@@ -140,9 +158,8 @@ class CaseTimer:
         start_time = time.perf_counter()
         self.run(1)
         self.first_seconds = time.perf_counter() - start_time
-        self.run(
-            1
-        )  # ours: the first run may build kernels and optimiser state, the second allocates gradients
+        # ours: the first run may build kernels and optimiser state, the second allocates gradients
+        self.run(1)
 
     def run(self, steps: int) -> list[Seconds]:
         """Time ``steps`` steps."""
@@ -150,10 +167,7 @@ class CaseTimer:
             return [self._step() for _ in range(steps)]
         marks = [self._step_on_gpu() for _ in range(steps)]
         torch.cuda.synchronize()
-        return [
-            (start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3)
-            for start, between, end in marks
-        ]
+        return [mark.seconds() for mark in marks]
 
     def memory(self) -> dict[str, int]:
         """Return peak memory in bytes, and its increase over the memory before the first step."""
@@ -167,14 +181,14 @@ class CaseTimer:
         self.backward(result)
         return between - start, time.perf_counter() - start
 
-    def _step_on_gpu(self) -> tuple[torch.cuda.Event, ...]:
-        start, between, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        start.record()
+    def _step_on_gpu(self) -> Marks:
+        marks = Marks()
+        marks.start.record()
         result = self.forward()
-        between.record()
+        marks.between.record()
         self.backward(result)
-        end.record()
-        return start, between, end
+        marks.end.record()
+        return marks
 
 
 _timer: CaseTimer  # of a worker's process
@@ -258,9 +272,8 @@ def memory_now(device: torch.device) -> int:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
+        _, resident_pages, *_ = Path("/proc/self/statm").read_text(encoding="utf-8").split()
+        return int(resident_pages) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
@@ -269,10 +282,7 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):
-        match = re.search(
-            r"^VmHWM:\s*(\d+) kB",
-            Path("/proc/self/status").read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        match = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
         return int(match[1]) * 1024 if match else 0
     return 0

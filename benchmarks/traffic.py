@@ -8,6 +8,7 @@ those of ``benchmarks``, of which ``models``, ``precisions`` and ``batch_size`` 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from typing import Any
@@ -43,17 +44,19 @@ class Traffic(TorchDispatchMode):
     ) -> Any:
         result = operator(*args, **(kwargs or {}))
         name = operator.name().split("::")[1].split(".")[0]
-        is_query = not any(isinstance(value, Tensor) for value in tree_leaves(result))
+        is_query = not tensors_in(result)
         if operator.is_view or is_query or "empty" in name or name in ("detach", "_unsafe_view"):
             return result
-        tensors = [
-            value for value in tree_leaves((args, kwargs, result)) if isinstance(value, Tensor)
-        ]
         self.calls[name] += 1
-        self.moved[name] += sum(
-            min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors
-        )
+        for tensor in tensors_in((args, kwargs, result)):
+            # a broadcast argument is larger than its storage
+            self.moved[name] += min(tensor.nbytes, tensor.untyped_storage().nbytes())
         return result
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in nested containers."""
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def count_step(case: Case) -> Traffic:
@@ -72,12 +75,12 @@ def main(config: DictConfig) -> None:
     """Print the operators of each model with the most bytes."""
     check_bench(config)
     config.backends = ["fused"]
-    for case in (case for group in model_groups(config, textbook=False) for case in group):
+    for case in itertools.chain(*model_groups(config, textbook=False)):
         traffic = count_step(case)
-        calls, moved = traffic.calls.total(), traffic.moved.total()
-        sys.stdout.write(
-            f"{case.label}, batch {case.sizes['batch_size']}: {calls} operators, {moved / 1e9:.2f} GB\n"
-        )
+        calls = traffic.calls.total()
+        gigabytes = traffic.moved.total() / 1e9
+        batch = f"batch {case.sizes['batch_size']}"
+        sys.stdout.write(f"{case.label}, {batch}: {calls} operators, {gigabytes:.2f} GB\n")
         for name, size in traffic.moved.most_common(LISTED):
             sys.stdout.write(f"{size / 1e6:10.1f} MB {traffic.calls[name]:5} {name}\n")
 

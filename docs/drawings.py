@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,15 @@ from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, DataSpec
 
 FOLDER = Path(__file__).parent / "drawings"
-MNIST, SMALLNORB = DataSpec((1, 28, 28), 10), DataSpec((2, 32, 32), 5)
-NETWORKS = {  # file: model and the images it is drawn for
-    "capsnet": ("capsnet", MNIST),
-    "capsnet_slim": ("capsnet_slim", MNIST),
-    "em_caps_paper": ("em_caps_paper", SMALLNORB),
-    "em_caps": ("em_caps", MNIST),
-    "efficient_capsnet": ("efficient_capsnet", MNIST),
-    "transforming_autoencoder": (
-        "transforming_autoencoder",
-        DataSpec((1, 28, 28), 10, change=(2,)),
-    ),
+MNIST = DataSpec((1, 28, 28), 10)
+SMALLNORB = DataSpec((2, 32, 32), 5)
+NETWORKS = {  # model, which is also the name of the file: the images it is drawn for
+    "capsnet": MNIST,
+    "capsnet_slim": MNIST,
+    "em_caps_paper": SMALLNORB,
+    "em_caps": MNIST,
+    "efficient_capsnet": MNIST,
+    "transforming_autoencoder": DataSpec((1, 28, 28), 10, change=(2,)),
 }
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1b1b1b}.b{font-weight:600}.s{fill:#666}"
@@ -49,80 +47,94 @@ class Layer:
     lines: list[str]
 
 
+class Call(NamedTuple):
+    """A part of the network, its name, and what it returned."""
+
+    name: str
+    part: nn.Module
+    output: Any
+
+    @property
+    def is_layer_of_capsules(self) -> bool:
+        """False for a stack of layers, and for the routing in a layer."""
+        is_inside = isinstance(self.part, AbstractRouting | ConvStack)
+        return isinstance(self.output, Capsules) and not is_inside
+
+
 def layers_of(network: nn.Module, spec: DataSpec) -> list[Layer]:
     """Run the network on one image, and return its layers in the order in which they compute."""
     network.eval()
-    found: list[tuple[str, nn.Module, Any]] = []
+    generator = torch.Generator().manual_seed(0)
+    image = torch.rand(1, *spec.image_shape, generator=generator, requires_grad=True)
+    calls = _calls(network, image, spec)
+    capsule_layers = tuple(f"{call.name}." for call in calls if call.is_layer_of_capsules)
+    channels, height, width = spec.image_shape
+    size = f"{height}x{width}x{channels}"
+    layers = [Layer("map", height, ["image", size])]
+    for call in calls:
+        layer = None if call.name.startswith(capsule_layers) else _layer(call, image)
+        if layer is not None:
+            layers.append(layer)
+    if spec.change:
+        layers.append(Layer("map", height, ["image after the change", size]))
+    return layers
+
+
+def _calls(network: Any, image: Tensor, spec: DataSpec) -> list[Call]:
+    """Return the parts of the network in the order in which they return."""
+    calls: list[Call] = []
     names = {part: name for name, part in network.named_modules()}
-    handles = [
-        part.register_forward_hook(
-            lambda part, _, output: found.append((names[part], part, output))
-        )
-        for part in names
-        if part is not network
-    ]
-    image = torch.rand(
-        1, *spec.image_shape, generator=torch.Generator().manual_seed(0), requires_grad=True
-    )
-    output = network(image, torch.zeros(1, *spec.change)) if spec.change else network(image)
+
+    def record(part: nn.Module, _: Any, output: Any) -> None:
+        calls.append(Call(names[part], part, output))
+
+    parts = [part for part in names if part is not network]
+    handles = [part.register_forward_hook(record) for part in parts]
+    changes = [torch.zeros(1, *spec.change)] if spec.change else []
+    output = network(image, *changes)
     if reconstructs(network):
         network.reconstruct(output, torch.zeros(1, dtype=torch.int64))
     for handle in handles:
         handle.remove()
-    capsule_layers = [name for name, part, output in found if _is_capsules(part, output)]
-    height, width = spec.image_shape[1:]
-    drawn = [Layer("map", height, ["image", f"{height}x{width}x{spec.image_shape[0]}"])]
-    for name, part, output in found:
-        if any(name.startswith(f"{layer}.") for layer in capsule_layers):
-            continue
-        if _is_capsules(part, output):
-            drawn.append(_capsules(part, output, image))
-        elif hasattr(part, "kernel_size") and output.dim() == 4:
-            side, channels = output.shape[2], output.shape[1]
-            seen = f"each sees {_field(output[0, :, side // 2, side // 2], image)}"
-            lines = ["convolution", f"{side}x{output.shape[3]}x{channels}", seen, _weights(part)]
-            drawn.append(Layer("map", side, lines))
-        elif isinstance(part, nn.Linear):
-            kind = "decoder" if name.startswith("decoder") else "dense"
-            drawn.append(Layer("units", 10, [kind, f"{output.shape[-1]:,} units", _weights(part)]))
-        elif (
-            hasattr(part, "weight") and output.dim() == 3
-        ):  # units of each capsule of a pair network
-            kind = name.partition(".")[0]
-            drawn.append(
-                Layer(
-                    "caps",
-                    10,
-                    [kind, f"{len(output)} capsules of {output.shape[-1]}", _weights(part)],
-                )
-            )
-    return drawn + (
-        [Layer("map", height, ["image after the change", *drawn[0].lines[1:]])]
-        if spec.change
-        else []
-    )
+    return calls
 
 
-def _is_capsules(part: nn.Module, output: Any) -> bool:
-    """Whether this is a layer of capsules; a stack of layers and the routing in a layer are not."""
-    return isinstance(output, Capsules) and not isinstance(part, AbstractRouting | ConvStack)
+def _layer(call: Call, image: Tensor) -> Layer | None:
+    """Return a part as it is drawn; ``None`` for activation functions, containers and the like."""
+    name, part, output = call
+    if call.is_layer_of_capsules:
+        return _capsules(part, output, image)
+    if hasattr(part, "kernel_size") and output.dim() == 4:
+        _, channels, side, columns = output.shape
+        seen = f"each sees {_field(output[0, :, side // 2, side // 2], image)}"
+        lines = ["convolution", f"{side}x{columns}x{channels}", seen, _weights(part)]
+        return Layer("map", side, lines)
+    if isinstance(part, nn.Linear):
+        kind = "decoder" if name.startswith("decoder") else "dense"
+        return Layer("units", 10, [kind, f"{output.shape[-1]:,} units", _weights(part)])
+    # units of each capsule of a pair network
+    if hasattr(part, "weight") and output.dim() == 3:
+        kind, _, _ = name.partition(".")
+        count = f"{len(output)} capsules of {output.shape[-1]}"
+        return Layer("caps", 10, [kind, count, _weights(part)])
+    return None
 
 
 def _capsules(part: nn.Module, output: Capsules, image: Tensor) -> Layer:
     count, dim = output.poses.shape[1:]
     lines = [_words(part, "Capsules") + " capsules", f"{count:,} of {dim} components"]
-    routing = next((each for each in part.modules() if isinstance(each, AbstractRouting)), None)
-    if routing is None:
-        some = [
-            output.poses[0, child] for child in range(0, count, max(1, count // 32))
-        ]  # those at the border see less
-        lines.append(
-            f"each sees {max((_field(pose, image) for pose in some), key=lambda field: (len(field), field))}"
-        )
+    routings = [each for each in part.modules() if isinstance(each, AbstractRouting)]
+    if routings:
+        lines.append(f"{_words(routings[0], 'Routing')} routing")
+        iterations = routings[0].options.get("iterations")
+        if iterations:
+            lines.append(f"{iterations} iterations")
     else:
-        iterations = routing.options.get("iterations")
-        lines.append(f"{_words(routing, 'Routing')} routing")
-        lines += [f"{iterations} iterations"] if iterations else []
+        # those at the border see less
+        some = output.poses[0, :: max(1, count // 32)]
+        fields = [_field(pose, image) for pose in some]
+        largest = max(fields, key=lambda field: (len(field), field))
+        lines.append(f"each sees {largest}")
     return Layer("caps", max(6.0, math.sqrt(count)), [*lines, _weights(part)])
 
 
@@ -134,45 +146,53 @@ def _words(part: nn.Module, ending: str) -> str:
 def _field(output: Tensor, image: Tensor) -> str:
     """Return the pixels that change an output, from its gradient: ``9x9 pixels``."""
     (gradient,) = torch.autograd.grad(output.sum(), image, retain_graph=True)
-    rows, columns = (gradient[0].abs().amax((0, axis)).nonzero() for axis in (2, 1))
-    return "x".join(str(int(each.max() - each.min()) + 1) for each in (rows, columns)) + " pixels"
+    _, rows, columns = gradient[0].nonzero(as_tuple=True)
+    height = int(rows.max() - rows.min()) + 1
+    width = int(columns.max() - columns.min()) + 1
+    return f"{height}x{width} pixels"
 
 
 def _weights(part: nn.Module) -> str:
-    return f"{sum(each.numel() for each in part.parameters()):,} weights"
+    count = sum(each.numel() for each in part.parameters())
+    return f"{count:,} weights"
 
 
 def drawing(layers: list[Layer], title: str) -> str:
     """Return an SVG of layers from left to right."""
-    step, middle = 184, 62
+    step = 184
+    middle = 62
     shapes = []
     for number, layer in enumerate(layers):
-        x, side = 92 + number * step, 12 + 1.6 * min(layer.side, 48)
+        x = 92 + number * step
         if number:
             shapes.append(f'<path d="M{x - step + 48} {middle}H{x - 48}"/>')
-        shapes += [
-            f'<rect class="{layer.box}" x="{x - side / 2 + shift:.1f}" y="{middle - side / 2 - shift:.1f}" '
-            f'width="{side:.1f}" height="{side:.1f}"/>'
-            for shift in (6, 3, 0)
-        ]
+        side = 12 + 1.6 * min(layer.side, 48)
+        for shift in (6, 3, 0):
+            left = x - side / 2 + shift
+            top = middle - side / 2 - shift
+            shapes.append(
+                f'<rect class="{layer.box}" x="{left:.1f}" y="{top:.1f}" '
+                f'width="{side:.1f}" height="{side:.1f}"/>'
+            )
         for line, text in enumerate(layer.lines):
             style = ("b", "", "s", "s", "s")[line]
-            shapes.append(
-                f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>'
-            )
-    return _svg(
-        len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes
-    )
+            shapes.append(_text(style, x, 132 + 17 * line, text))
+    most_lines = max(len(layer.lines) for layer in layers)
+    return _svg(len(layers) * step, 122 + 17 * most_lines, title, shapes)
+
+
+def _text(style: str, x: int, y: int, text: str) -> str:
+    return f'<text class="{style}" x="{x}" y="{y}" text-anchor="middle">{text}</text>'
 
 
 def _svg(width: float, height: float, title: str, shapes: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
     paper = f'<rect class="paper" width="{width:.0f}" height="{height:.0f}"/>'
-    return "\n".join(
-        [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes, "</svg>", ""]
-    )
+    lines = [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes]
+    return "\n".join([*lines, "</svg>", ""])
 
 
+COLOURS = {"rectangle": "#3182bd", "triangle": "#e6550d"}
 PARTS = {"rectangle": "-26,-16 26,-16 26,16 -26,16", "triangle": "-26,16 26,16 0,-16"}
 WHOLES = {  # pose of each part in the whole, as rotation in degrees, right and down
     "house": {"rectangle": (0, 0, 16), "triangle": (0, 0, -16)},
@@ -183,36 +203,29 @@ SEEN = (20, 90, 100)  # pose of a house in the picture
 
 def votes() -> str:
     """Return an SVG of the votes of two parts for two wholes: they agree for the whole that is in the picture."""
-    shapes, house = [], _matrix(*SEEN)
-    poses = {part: house @ _matrix(*pose) for part, pose in WHOLES["house"].items()}
-    for part, pose in poses.items():
-        shapes.append(
-            f'<polygon class="map" points="{PARTS[part]}" transform="{_transform(pose)}"/>'
-        )
-        shapes.append(
-            f'<g transform="{_transform(pose)}"><path d="M0 0H18M0 0V18" style="stroke:#08519c"/></g>'
-        )
-    shapes.append(
-        '<text class="b" x="90" y="190" text-anchor="middle">two parts and their poses</text>'
-    )
+    shapes = []
+    poses = {}
+    for part, in_house in WHOLES["house"].items():
+        poses[part] = _matrix(*SEEN) @ _matrix(*in_house)
+        place = f'transform="{_transform(poses[part])}"'
+        shapes.append(f'<polygon class="map" points="{PARTS[part]}" {place}/>')
+        shapes.append(f'<g {place}><path d="M0 0H18M0 0V18" style="stroke:#08519c"/></g>')
+    shapes.append(_text("b", 90, 190, "two parts and their poses"))
     for number, (whole, known) in enumerate(WHOLES.items(), start=1):
         shift = _matrix(0, 260 * number, 0)
-        cast = {part: poses[part] @ torch.linalg.inv(_matrix(*known[part])) for part in PARTS}
-        for part, vote in cast.items():
-            around = [vote @ _matrix(*pose) for pose in known.values()]
-            shapes += [
-                f'<polygon points="{PARTS[of]}" transform="{_transform(shift @ pose)}" '
-                f'style="fill:none;stroke:{"#3182bd" if part == "rectangle" else "#e6550d"};stroke-width:1.5"/>'
-                for of, pose in zip(known, around, strict=True)
-            ]
+        cast = {}
+        for part in PARTS:
+            cast[part] = poses[part] @ torch.linalg.inv(_matrix(*known[part]))
+            style = f"fill:none;stroke:{COLOURS[part]};stroke-width:1.5"
+            for other, in_whole in known.items():
+                place = _transform(shift @ cast[part] @ _matrix(*in_whole))
+                shapes.append(
+                    f'<polygon points="{PARTS[other]}" transform="{place}" style="{style}"/>'
+                )
         apart = float((cast["rectangle"] - cast["triangle"])[:2, 2].norm())
         x = 90 + 260 * number
-        shapes.append(
-            f'<text class="b" x="{x}" y="190" text-anchor="middle">votes for a {whole}</text>'
-        )
-        shapes.append(
-            f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>'
-        )
+        shapes.append(_text("b", x, 190, f"votes for a {whole}"))
+        shapes.append(_text("s", x, 207, f"{apart:.0f} pixels apart"))
     return _svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
 
 
@@ -227,17 +240,20 @@ def _matrix(degrees: float, right: float, down: float) -> Tensor:
 
 
 def _transform(pose: Tensor) -> str:
-    return "matrix(" + " ".join(f"{value:.4f}" for value in pose[:2].T.flatten().tolist()) + ")"
+    values = [f"{value:.4f}" for value in pose[:2].T.flatten().tolist()]
+    return f"matrix({' '.join(values)})"
 
 
 def drawings() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every file."""
     yield "votes.svg", votes()
-    for name, (model, spec) in NETWORKS.items():
+    for model, spec in NETWORKS.items():
         torch.manual_seed(0)
-        pairs = ["data=mnist_pairs"] if spec.change else []
-        network = build.build_module(compose("train", [f"model={model}", *pairs]), spec).network
-        yield f"{name}.svg", drawing(layers_of(network, spec), f"The network of model={model}")
+        overrides = [f"model={model}"]
+        if spec.change:
+            overrides.append("data=mnist_pairs")
+        network = build.build_module(compose("train", overrides), spec).network
+        yield f"{model}.svg", drawing(layers_of(network, spec), f"The network of model={model}")
 
 
 if __name__ == "__main__":

@@ -2,41 +2,46 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 ROOT = Path(__file__).parents[1]
-ALGORITHMS = {  # page: file in capsule_lab/routing, file and function in tests/reference, start of its measured rows
-    "attention_over_children": (
-        "attention_over_children",
-        "attention_over_children_loops",
-        "attention_over_children_loops",
-        "none",
+
+
+class Algorithm(NamedTuple):
+    """Where the code and the measurements of an algorithm are.
+
+    Attributes:
+        routing: file in capsule_lab/routing.
+        reference: file in tests/reference.
+        function: the function in that file.
+        rows: start of the names of its measured rows.
+    """
+
+    routing: str
+    reference: str
+    function: str
+    rows: str
+
+
+def _algorithm(name: str, rows: str) -> Algorithm:
+    """Return an algorithm whose files and functions have its name."""
+    return Algorithm(name, f"{name}_loops", f"{name}_loops", rows)
+
+
+ALGORITHMS = {  # by page
+    "attention_over_children": _algorithm("attention_over_children", "none"),
+    "dynamic_routing": Algorithm("dynamic", "loops", "dynamic_routing_loops", "dynamic"),
+    "em_routing": Algorithm("em", "em_loops", "em_routing_graph", "em_"),
+    "heinsen": _algorithm("heinsen", "heinsen"),
+    "inverted_attention": _algorithm("inverted_attention", "inverted"),
+    "scaled_distance": _algorithm("scaled_distance", "distance"),
+    "self_attention": _algorithm("self_attention", "self_attention"),
+    "self_routing": _algorithm("self_routing", "self_routing"),
+    "variational_bayes": Algorithm(
+        "variational_bayes", "variational_bayes_loops", "_image", "bayes"
     ),
-    "dynamic_routing": ("dynamic", "loops", "dynamic_routing_loops", "dynamic"),
-    "em_routing": ("em", "em_loops", "em_routing_graph", "em_"),
-    "heinsen": ("heinsen", "heinsen_loops", "heinsen_loops", "heinsen"),
-    "inverted_attention": (
-        "inverted_attention",
-        "inverted_attention_loops",
-        "inverted_attention_loops",
-        "inverted",
-    ),
-    "scaled_distance": (
-        "scaled_distance",
-        "scaled_distance_loops",
-        "scaled_distance_loops",
-        "distance",
-    ),
-    "self_attention": (
-        "self_attention",
-        "self_attention_loops",
-        "self_attention_loops",
-        "self_attention",
-    ),
-    "self_routing": ("self_routing", "self_routing_loops", "self_routing_loops", "self_routing"),
-    "variational_bayes": ("variational_bayes", "variational_bayes_loops", "_image", "bayes"),
 }
 _FIGURES = ("_runs.png", ".png", "_curves.png")
 
@@ -47,8 +52,8 @@ def add_to_page(_: Any, name: str, source: list[str]) -> None:
     if page in ("index", "README"):
         source[0] += _navigation(source[0])
     elif folder == "docs/algorithms" and page in ALGORITHMS:
-        *code, rows = ALGORITHMS[page]
-        source[0] += _code(*code) + _measured(rows)
+        algorithm = ALGORITHMS[page]
+        source[0] += _code(algorithm) + _measured(algorithm)
     elif folder == "results":
         source[0] += _records(page, source[0])
 
@@ -61,54 +66,64 @@ def write_files(app: Any, error: Exception | None) -> None:
     (Path(app.outdir) / "index.html").write_text(text)
     from capsule_studies import explorer
 
-    explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist").save(
-        Path(app.outdir) / "docs" / "explorer.html"
-    )
+    shown = explorer.show("capsnet_mnist", "em_caps_mnist", "cnn_mnist")
+    shown.save(Path(app.outdir) / "docs" / "explorer.html")
 
 
 def _navigation(index: str) -> str:
     """Return a hidden ``toctree`` for each group in the table of an index."""
-    groups: dict[str, list[str]] = {"": []}
+    title = ""
+    groups: dict[str, list[str]] = {}
     for line in index.splitlines():
-        if title := re.match(r"\| \*\*(.+?)\*\* \|", line):
-            groups[title[1]] = []
-        elif link := re.match(r"\| \[.+?\]\((.+?\.md)\) \|", line):
-            groups[[*groups][-1]].append(link[1])
+        heading = re.match(r"\| \*\*(.+?)\*\* \|", line)
+        link = re.match(r"\| \[.+?\]\((.+?\.md)\) \|", line)
+        if heading:
+            title = heading[1]
+        elif link:
+            groups.setdefault(title, []).append(link[1])
     trees = []
     for title, pages in groups.items():
-        if pages:
-            caption = [f":caption: {title}"] if title else []
-            trees.append("\n".join(["```{toctree}", ":hidden:", *caption, *pages, "```"]))
+        caption = [f":caption: {title}"] if title else []
+        lines = ["```{toctree}", ":hidden:", *caption, *pages, "```"]
+        trees.append("\n".join(lines))
     return "\n\n" + "\n\n".join(trees) + "\n"
 
 
-def _code(routing: str, reference: str, function: str) -> str:
-    """Return a section with the function of a routing and its slow transcription."""
-    text = (ROOT / "capsule_lab" / "routing" / f"{routing}.py").read_text()
-    names = re.findall(r"^def (\w+)", text, re.MULTILINE)
-    main = next(name for name in names if name.startswith(routing))
-    listings = [
-        ("The code", f"/capsule_lab/routing/{routing}.py", main),
-        ("The slow transcription", f"/tests/reference/{reference}.py", function),
+def _code(algorithm: Algorithm) -> str:
+    """Return sections with the function of a routing and its slow transcription."""
+    path = f"capsule_lab/routing/{algorithm.routing}.py"
+    main = re.search(rf"^def ({algorithm.routing}\w*)", (ROOT / path).read_text(), re.MULTILINE)
+    assert main is not None, f"{path} has no function {algorithm.routing}…"
+    slow = f"tests/reference/{algorithm.reference}.py"
+    code = _listing("The code", path, main[1])
+    return code + _listing("The slow transcription", slow, algorithm.function)
+
+
+def _listing(title: str, path: str, function: str) -> str:
+    """Return a section that shows a function."""
+    lines = [
+        f"\n\n## {title}\n",
+        f"`{path}`\n",
+        f"```{{literalinclude}} /{path}",
+        ":language: python",
+        f":pyobject: {function}",
+        "```\n",
     ]
-    return "".join(
-        f"\n\n## {title}\n\n`{path[1:]}`\n\n```{{literalinclude}} {path}\n:language: python\n:pyobject: {name}\n```\n"
-        for title, path, name in listings
-    )
+    return "\n".join(lines)
 
 
-def _measured(start: str) -> str:
-    """Return a section with the rows of the table of all algorithms that begin with ``start``; empty without any."""
+def _measured(algorithm: Algorithm) -> str:
+    """Return a section with the rows of an algorithm in the table of all algorithms; empty without any."""
     table = pd.read_csv(ROOT / "results" / "algorithms_mnist.csv")
-    own = table[table["name"].str.startswith((start, "uniform"))]
+    own = table[table["name"].str.startswith((algorithm.rows, "uniform"))]
     if len(own) < 2:
         return ""
-    rows = "\n".join(
-        f"| {row.row} | {row.ours:.2f} ± {row.ours_std:.2f} | {row.ours_n} |"
-        for row in own.itertuples()
-    )
+    rows = []
+    for row in own.itertuples():
+        rows.append(f"| {row.row} | {row.ours:.2f} ± {row.ours_std:.2f} | {row.ours_n} |")
+    listed = "\n".join(rows)
     head = "\n\n## Measured\n\n| MNIST, 1.6 epochs | test error, % | networks |\n|---|---|---|\n"
-    return f"{head}{rows}\n\nThe same small network for all: [algorithms](../../results/algorithms_mnist.md).\n"
+    return f"{head}{listed}\n\nThe same small network for all: [algorithms](../../results/algorithms_mnist.md).\n"
 
 
 def _records(table: str, text: str) -> str:
@@ -116,12 +131,10 @@ def _records(table: str, text: str) -> str:
     parts = []
     definition = ROOT / "sweeps" / f"{table}.yaml"
     if definition.exists():
-        comments = re.match(r"(#.*\n)+", definition.read_text())
-        parts.append(
-            _question(
-                table, re.sub(r"^# ?", "", comments[0] if comments else "", flags=re.MULTILINE)
-            )
-        )
+        comments = re.match(r"(#.*\n)*", definition.read_text())
+        assert comments is not None
+        head = re.sub(r"^# ?", "", comments[0], flags=re.MULTILINE)
+        parts.append(_question(table, head))
     comparisons = ROOT / "results" / f"{table}_comparisons.csv"
     if comparisons.exists():
         parts.append(_comparisons(pd.read_csv(comparisons)))
@@ -130,48 +143,52 @@ def _records(table: str, text: str) -> str:
         if figure.exists() and figure.name not in text:
             parts.append(f"![Runs of the table {table}]({figure.name})")
             break
-    files = sorted(
-        path.name
-        for path in (ROOT / "results").glob(f"{table}*")
-        if path.suffix in (".csv", ".json", ".gz")
-    )
-    if files:
-        parts.append("**Files**: " + ", ".join(f"[{name}]({name})" for name in files))
-    return "\n\n## Records\n\n" + "\n\n".join(parts) + "\n" if parts else ""
+    links = []
+    for path in sorted((ROOT / "results").glob(f"{table}*")):
+        if path.suffix in (".csv", ".json", ".gz"):
+            links.append(f"[{path.name}]({path.name})")
+    if links:
+        parts.append("**Files**: " + ", ".join(links))
+    if not parts:
+        return ""
+    return "\n\n## Records\n\n" + "\n\n".join(parts) + "\n"
 
 
 def _question(table: str, head: str) -> str:
     """Return the comments at the head of a table: a paragraph, then a list of command and cost."""
     text, *facts = re.split(r"^(?=Command:|Cost:|Expected:)", head, flags=re.MULTILINE)
-    lines = [
-        "- **{}:** {}".format(*re.split(r":\s+", " ".join(fact.split()), maxsplit=1))
-        for fact in facts
-    ]
-    lines = [re.sub(r"(make .*?)$", r"`\1`", line) if "Command" in line else line for line in lines]
-    kept = "\n".join(
-        line
-        for line in lines
-        if "Expected:** see results" not in line and "Expected:** results" not in line
-    )
-    return f"**Question**, from `sweeps/{table}.yaml`: {' '.join(text.split())}\n\n{kept}"
+    lines = []
+    for fact in facts:
+        name, value = re.split(r":\s+", _one_line(fact), maxsplit=1)
+        if name == "Command":
+            value = re.sub(r"(make .*)$", r"`\1`", value)
+        # the page itself has these
+        if name == "Expected" and value.startswith(("see results", "results")):
+            continue
+        lines.append(f"- **{name}:** {value}")
+    listed = "\n".join(lines)
+    return f"**Question**, from `sweeps/{table}.yaml`: {_one_line(text)}\n\n{listed}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _comparisons(frame: pd.DataFrame) -> str:
     head = "| comparison | difference, 95 % interval | Holm's p | finds with 80 % | planned |\n|---|---|---|---|---|\n"
     lines = []
     for row in frame.itertuples():
-        column = (
-            ""
-            if row.first_column == row.second_column
-            else f" ({row.first_column}; {row.second_column})"
-        )
+        rows = f"{row.first} against {row.second}"
+        if row.first_column != row.second_column:
+            rows += f" ({row.first_column}; {row.second_column})"
         difference = f"{row.difference:.2f} ({row.low:.2f} to {row.high:.2f})"
-        lines.append(
-            f"| {row.first} against {row.second}{column} | {difference} | {_rounded(row.p_holm)} | "
-            f"{_rounded(row.detectable)} | {row.planned} |"
-        )
+        p = _rounded(row.p_holm)
+        detectable = _rounded(row.detectable)
+        lines.append(f"| {rows} | {difference} | {p} | {detectable} | {row.planned} |")
     return "**Planned and found**:\n\n" + head + "\n".join(lines)
 
 
 def _rounded(value: float) -> str:
-    return "" if pd.isna(value) else "below 0.001" if 0 <= value < 0.001 else f"{value:.3f}"
+    if pd.isna(value):
+        return ""
+    return "below 0.001" if 0 <= value < 0.001 else f"{value:.3f}"

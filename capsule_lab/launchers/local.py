@@ -44,28 +44,24 @@ class LocalLauncher:
         if jobs is not None:
             _check_count("jobs", jobs, " or more, or null")
         _check_count("per_gpu", per_gpu, " or more runs that share a GPU")
-        self.jobs, self.per_gpu, self.logs, self.show = jobs, per_gpu, Path(logs).absolute(), show
+        self.jobs = jobs
+        self.per_gpu = per_gpu
+        self.logs = Path(logs).absolute()
+        self.show = show
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
         """Run jobs, and start none after ``deadline``; return an error or ``None`` by fingerprint.
 
         Raise a ``DeviceError`` before the first one starts if not as many fit on a GPU as are to share it.
         """
-        gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
-        more = {protocol.PARENT: str(os.getpid())}
+        gpus = visible_gpus()
         if self.per_gpu > 1:
             check_sharing(jobs, gpus, self.per_gpu)
-            more[protocol.PER_GPU] = str(self.per_gpu)
         self.logs.mkdir(parents=True, exist_ok=True)
-        places = min(
-            self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2), len(jobs)
-        )  # ours: see above
-        if places > 1:
-            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(
-                max(1, cores // places)
-            )
-        if deadline < math.inf:
-            more[protocol.DEADLINE] = str(deadline)
+        cores = len(os.sched_getaffinity(0))
+        at_once = self.jobs or len(gpus) * self.per_gpu or max(2, cores // 2)  # ours: see above
+        places = min(at_once, len(jobs))
+        environment = self._environment(places, cores, deadline)
         ended: dict[str, str | None] = {}
         running: list[_Process] = []
         waiting = list(enumerate(jobs, 1))
@@ -84,20 +80,41 @@ class LocalLauncher:
                     else:
                         if locks is None:  # other jobs or sweeps use them
                             break
-                        running.append(
-                            _start(job, label, self.logs / f"{job.fingerprint}.log", locks, more)
-                        )
+                        log_file = self.logs / f"{job.fingerprint}.log"
+                        running.append(_start(job, label, log_file, locks, environment))
                     waiting.pop(0)
                 time.sleep(_POLL_SECONDS)
                 over = [process for process in running if process.popen.poll() is not None]
-                for process in running if self.show else ():
-                    sys.stdout.write(process.new_output())
+                if self.show:
+                    for process in running:
+                        sys.stdout.write(process.new_output())
                 for process in over:
                     running.remove(process)
-                    ended[process.job.fingerprint] = failure = process.error()
-                    after = f"ended after {(time.monotonic() - process.start_time) / 60:.1f} min"
-                    log.info("%s: %s", process.label, f"failed: {failure}" if failure else after)
+                    ended[process.job.fingerprint] = _log_end(process)
         return ended
+
+    def _environment(self, places: int, cores: int, deadline: float) -> dict[str, str]:
+        """Return the variables that all jobs get."""
+        variables = {PARENT_VARIABLE: str(os.getpid())}
+        if self.per_gpu > 1:
+            variables[PER_GPU_VARIABLE] = str(self.per_gpu)
+        if places > 1:
+            share = str(max(1, cores // places))
+            variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or share
+        if deadline < math.inf:
+            variables[DEADLINE_VARIABLE] = str(deadline)
+        return variables
+
+
+def _log_end(process: _Process) -> str | None:
+    """Say how a process ended; return its error."""
+    error = process.error()
+    if error:
+        log.info("%s: failed: %s", process.label, error)
+    else:
+        minutes = (time.monotonic() - process.start_time) / 60
+        log.info("%s: ended after %.1f min", process.label, minutes)
+    return error
 
 
 def _check_count(option: str, value: Any, expected: str) -> None:
@@ -129,27 +146,23 @@ class _Process:
         status = self.popen.returncode
         if status == 0:
             return None
-        with self.log_file.open("rb") as file:
-            file.seek(self.first_byte)
-            messages = re.findall(
-                r"^capsule_lab: (.+)$", file.read().decode(errors="replace"), re.MULTILINE
-            )
         if status < 0:
             return f"a run was killed by {signal.Signals(-status).name}; its log is {self.log_file}"
-        return (
-            messages[-1]
-            if messages
-            else f"a run ended with status {status}; its log is {self.log_file}"
-        )
+        with self.log_file.open("rb") as file:
+            file.seek(self.first_byte)
+            text = file.read().decode(errors="replace")
+        messages: list[str] = re.findall(r"^capsule_lab: (.+)$", text, re.MULTILINE)
+        if messages:
+            return messages[-1]
+        return f"a run ended with status {status}; its log is {self.log_file}"
 
 
 def _start(
     job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]
 ) -> _Process:
-    environment = environment_for(job.environment, **more, **{protocol.LOG: str(log_file)})
-    environment.pop(
-        "SLURM_JOB_ID", None
-    )  # the sweep itself requeues its job when all runs are saved
+    environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
+    # the sweep itself requeues its job when all runs are saved
+    environment.pop("SLURM_JOB_ID", None)
     if locks:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
     log.info("%s: log %s", label, log_file)

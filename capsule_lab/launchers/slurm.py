@@ -20,14 +20,8 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5  # ours: interval between checks of SLURM's queue
 _UNPREFIXED = (
-    "timeout_min",
-    "cpus_per_task",
-    "gpus_per_node",
-    "tasks_per_node",
-    "mem_gb",
-    "nodes",
-    "name",
-)
+    "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name",
+)  # fmt: skip
 """Options of ``submitit.AutoExecutor`` without the prefix ``slurm_``."""
 
 
@@ -38,51 +32,48 @@ class SlurmLauncher:
     """
 
     def __init__(self, submitit_folder: str, **options: Any) -> None:
-        self.folder, self.options = submitit_folder, options
+        self.folder = submitit_folder
+        self.options = options
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
         """Submit all jobs, and wait until they have left the queue; return a message by fingerprint.
 
         It is the error if the job left no result. Only SLURM has the exit statuses.
         """
-        logging.getLogger("submitit").setLevel(
-            logging.ERROR
-        )  # it warns where SLURM has no accounting
-        names = {name: name if name in _UNPREFIXED else f"slurm_{name}" for name in self.options}
+        # it warns where SLURM has no accounting
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        submitted = self._submit(jobs)
+        first = submitted[0]
+        log.info(
+            "%d SLURM jobs, from %s; output in %s", len(jobs), first.job_id, first.paths.folder
+        )
+        for job, of_slurm in zip(jobs, submitted, strict=True):
+            # other sweeps skip it, even after this sweep ends
+            if job.in_tables:
+                log_file = str(of_slurm.task(0).paths.stdout)
+                lock.record_queued(job.fingerprint, of_slurm.job_id, log_file)
+        failures: dict[str, str | None] = {}
+        for job, of_slurm in zip(jobs, submitted, strict=True):
+            while slurm.in_queue(of_slurm.job_id):
+                time.sleep(_POLL_SECONDS)
+            ended = f"job {of_slurm.job_id} ended without a result"
+            failures[job.fingerprint] = f"{ended}; its log is {of_slurm.task(0).paths.stderr}"
+        return failures
+
+    def _submit(self, jobs: Sequence[Job]) -> list[submitit.Job[None]]:
+        parameters = {}
+        for name, value in self.options.items():
+            parameters[name if name in _UNPREFIXED else f"slurm_{name}"] = value
         try:
             executor = submitit.AutoExecutor(cluster="slurm", folder=self.folder)
-            executor.update_parameters(
-                **{names[name]: value for name, value in self.options.items()}
-            )
+            executor.update_parameters(**parameters)
             with executor.batch():
-                submitted = [executor.submit(become, job.command, job.environment) for job in jobs]
+                return [executor.submit(become, job.command, job.environment) for job in jobs]
         except RuntimeError as error:
             raise RunError(
                 f"SLURM rejected the runs ({one_line(error)}); launcher=slurm needs a machine with sbatch and srun, "
                 "and options that your cluster accepts, such as hydra.launcher.partition"
             ) from error
-        log.info(
-            "%d SLURM jobs, from %s; output in %s",
-            len(jobs),
-            submitted[0].job_id,
-            submitted[0].paths.folder,
-        )
-        failures: dict[str, str | None] = {}
-        for job, of_slurm in zip(
-            jobs, submitted, strict=True
-        ):  # other sweeps skip it, even after this sweep ends
-            if job.in_tables:
-                lock.record_queued(
-                    job.fingerprint, of_slurm.job_id, str(of_slurm.task(0).paths.stdout)
-                )
-        for job, of_slurm in zip(jobs, submitted, strict=True):
-            while slurm.in_queue(of_slurm.job_id):
-                time.sleep(_POLL_SECONDS)
-            log_file = of_slurm.task(0).paths.stderr
-            failures[job.fingerprint] = (
-                f"job {of_slurm.job_id} ended without a result; its log is {log_file}"
-            )
-        return failures
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> None:

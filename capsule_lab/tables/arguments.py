@@ -10,6 +10,9 @@ from capsule_lab.config.declaration import Options
 from capsule_lab.config.overrides import quoted
 from capsule_lab.errors import ConfigError
 
+SELECTION = ("rows", "columns", "seeds")
+FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
+FOR_REPORT = ("table", *SELECTION, "out", "difference", "power")
 
 def for_hydra(arguments: Sequence[str], options: type[Options]) -> list[str]:
     """Convert arguments for Hydra: keep the ``options`` of the command, and collect all others in ``overrides``.

@@ -15,7 +15,7 @@ from capsule_lab.analysis.axes import LINE, SIZE, add_heading, wrapped
 from capsule_lab.errors import printable
 from capsule_lab.tables import statistics
 from capsule_lab.tables.comparisons import Compared
-from capsule_lab.tables.summary import Entry, Run
+from capsule_lab.tables.summary import Entry, Point, panels
 
 HEADINGS = [
     "", "column", "difference", "95 % interval", "p", "p (Holm)", "g", "n", "detectable", "n needed", "equal within",
@@ -26,6 +26,7 @@ EXPLANATION = (
     "Hedges' g. detectable: the smallest difference that n runs find with a power of 80 %. n needed: runs that find "
     "the observed difference with this power. planned: the comparison was in the table before the first of its runs."
 )
+_PLANNED = {True: "yes", False: "after the fact", None: "unknown"}
 _PANEL = 3.2  # ours: inches for the labels of rows
 _PAPER = 5.5  # inches: text width of NeurIPS
 
@@ -34,24 +35,26 @@ def cells_of(compared: Compared) -> list[str]:
     """Return one line, in the order of ``HEADINGS``, not yet escaped for any format."""
     found = compared.difference
     first, second = found.counts
-    label = compared.first.column.label if compared.first.column == compared.second.column else ""
-    planned = {True: "yes", False: "after the fact", None: "unknown"}[compared.planned]
-    margin = compared.comparison.margin
+    is_one_column = compared.first.column == compared.second.column
+    interval = ""
+    if found.low is not None and found.high is not None:
+        interval = f"{_signed(found.low)} to {_signed(found.high)}"
+    equivalent = ""
+    if found.equivalent is not None:
+        equivalent = f"{compared.comparison.margin:g}: {found.equivalent}"
     cells = [
         compared.name + ("" if compared.real else " (stand-in)"),
-        label,
+        compared.first.column.label if is_one_column else "",
         _signed(found.estimate),
-        ""
-        if found.low is None or found.high is None
-        else f"{_signed(found.low)} to {_signed(found.high)}",
+        interval,
         _number(found.p),
         _number(compared.corrected),
         _number(found.g),
         f"{first}" if first == second else f"{first}, {second}",
         _number(found.detectable),
         "" if found.needed is None else f"{found.needed}",
-        "" if found.equivalent is None else f"{margin:g}: {found.equivalent}",
-        planned,
+        equivalent,
+        _PLANNED[compared.planned],
         "; ".join(filter(None, [found.test, compared.remark])),
     ]
     return [printable(cell) for cell in cells]
@@ -67,17 +70,14 @@ def _number(value: float | None) -> str:
 
 def on_terminal(compared: Sequence[Compared]) -> RichTable:
     """Return a table with one line per comparison."""
-    rich = RichTable(
-        title=Text("Comparisons", style="table.title"), title_justify="left", caption=EXPLANATION
-    )
+    title = Text("Comparisons", style="table.title")
+    rich = RichTable(title=title, title_justify="left", caption=EXPLANATION)
     for heading in HEADINGS:
-        rich.add_column(
-            heading,
-            justify="left" if heading in ("", "column", "test") else "right",
-            overflow="fold",
-        )
+        is_text = heading in ("", "column", "test")
+        rich.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for line in compared:
-        rich.add_row(*map(Text, cells_of(line)), style="bold" if line.is_significant else None)
+        cells = map(Text, cells_of(line))
+        rich.add_row(*cells, style="bold" if line.is_significant else None)
     return rich
 
 
@@ -124,42 +124,17 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
     Each column has one panel for real data and one for stand-in data; columns with medians are left out. Runs of a
     seed are joined between neighbouring rows.
     """
-    panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
-    for entry in entries:
-        for real in (True, False):
-            found = [run for run in entry.runs if run.real is real]
-            if found and entry.column.statistic == "mean":
-                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append(
-                    (entry, found)
-                )
-    if not panels:
+    points_of = panels(entry for entry in entries if entry.column.statistic == "mean")
+    if not points_of:
         return None
-    figure, axes = _panels(
-        {title: [entry.row.label for entry, _ in points] for title, points in panels.items()}
-    )
-    for axis, points in zip(axes, panels.values(), strict=True):
-        for place, (entry, found) in enumerate(points):
-            values = [run.value for run in found]
-            axis.plot(
-                values, [place] * len(values), "o", color="C0", markersize=3, alpha=0.6, zorder=3
-            )
-            half, mean = statistics.half_width(values), sum(values) / len(values)
-            axis.errorbar(
-                mean, place, xerr=half, fmt="|", color="black", capsize=2, linewidth=1, zorder=4
-            )
-            if entry.published is not None and found[0].real:
-                axis.plot(entry.published.mean, place, "D", color="0.75", markersize=5, zorder=2)
-            if place:
-                before = {run.cell.seed: run.value for run in points[place - 1][1]}
-                for run in (run for run in found if run.cell.seed in before):
-                    axis.plot(
-                        [before[run.cell.seed], run.value],
-                        [place - 1, place],
-                        color="C0",
-                        alpha=0.2,
-                        linewidth=0.6,
-                    )
-        _label_rows(axis, [entry.row.label for entry, _ in points])
+    labels = {title: _row_labels(points) for title, points in points_of.items()}
+    figure, axes = _panels(labels)
+    for axis, points in zip(axes, points_of.values(), strict=True):
+        for place, point in enumerate(points):
+            _draw_runs(axis, place, point)
+            if place > 0:
+                _join_seeds(axis, place, points[place - 1], point)
+        _label_rows(axis, _row_labels(points))
     add_heading(
         figure,
         "Dots: runs, joined by seed. Bars: mean and 95 % interval over runs. Diamonds: published values",
@@ -167,53 +142,56 @@ def runs_as_dots(entries: Sequence[Entry]) -> Figure | None:
     return figure
 
 
+def _row_labels(points: Sequence[Point]) -> list[str]:
+    return [point.entry.row.label for point in points]
+
+
+def _draw_runs(axis: Axes, place: int, point: Point) -> None:
+    """Draw the runs of a row at the height ``place``, with their mean and the published value."""
+    values = point.values
+    places = [place] * len(values)
+    axis.plot(values, places, "o", color="C0", markersize=3, alpha=0.6, zorder=3)
+    axis.errorbar(
+        sum(values) / len(values),
+        place,
+        xerr=statistics.half_width(values),
+        fmt="|",
+        color="black",
+        capsize=2,
+        linewidth=1,
+        zorder=4,
+    )
+    published = point.entry.published
+    if published is not None and point.runs[0].real:
+        axis.plot(published.mean, place, "D", color="0.75", markersize=5, zorder=2)
+
+
+def _join_seeds(axis: Axes, place: int, above: Point, point: Point) -> None:
+    """Draw a line between the runs of a seed in this row and in the one above."""
+    before = {run.cell.seed: run.value for run in above.runs}
+    for run in point.runs:
+        if run.cell.seed in before:
+            values = [before[run.cell.seed], run.value]
+            axis.plot(values, [place - 1, place], color="C0", alpha=0.2, linewidth=0.6)
+
+
 def differences(compared: Sequence[Compared]) -> Figure | None:
     """Draw the difference of every comparison with its 95 % interval and margin, one panel for each family."""
-    panels: dict[str, list[Compared]] = {}
+    lines_of: dict[str, list[Compared]] = {}
     for line in compared:
         if line.difference.low is not None:
             name = line.comparison.family or line.comparison.name
-            panels.setdefault(
-                name.replace("_", " ") + ("" if line.real else ", stand-in"), []
-            ).append(line)
-    if not panels:
+            title = name.replace("_", " ") + ("" if line.real else ", stand-in")
+            lines_of.setdefault(title, []).append(line)
+    if not lines_of:
         return None
-    figure, axes = _panels(
-        {title: [line.name for line in lines] for title, lines in panels.items()}
-    )
-    for axis, lines in zip(axes, panels.values(), strict=True):
+    labels = {title: [line.name for line in lines] for title, lines in lines_of.items()}
+    figure, axes = _panels(labels)
+    for axis, lines in zip(axes, lines_of.values(), strict=True):
         axis.axvline(0, color="0.4", linewidth=0.8)
         for place, line in enumerate(lines):
-            found = line.difference
-            assert found.low is not None
-            assert found.high is not None
-            half = [[found.estimate - found.low], [found.high - found.estimate]]
-            colour = "C3" if line.is_significant else "black"
-            axis.errorbar(
-                found.estimate,
-                place,
-                xerr=half,
-                fmt="o",
-                color=colour,
-                markersize=3,
-                capsize=2,
-                linewidth=1,
-            )
-            if (margin := line.comparison.margin) is not None:
-                axis.fill_betweenx(
-                    [place - 0.4, place + 0.4], -margin, margin, color="0.9", zorder=0
-                )
-        several = len({line.first.column.label for line in lines}) > 1
-        names = [
-            line.name
-            + (
-                f", {line.first.column.label}"
-                if several and line.first.row != line.second.row
-                else ""
-            )
-            for line in lines
-        ]
-        _label_rows(axis, names)
+            _draw_difference(axis, place, line)
+        _label_rows(axis, _names_with_columns(lines))
         axis.set_xlabel("difference, first minus second", fontsize=SIZE)
     add_heading(
         figure,
@@ -223,29 +201,59 @@ def differences(compared: Sequence[Compared]) -> Figure | None:
     return figure
 
 
+def _draw_difference(axis: Axes, place: int, line: Compared) -> None:
+    """Draw a difference at the height ``place``, with its interval and margin."""
+    found = line.difference
+    assert found.low is not None
+    assert found.high is not None
+    axis.errorbar(
+        found.estimate,
+        place,
+        xerr=[[found.estimate - found.low], [found.high - found.estimate]],
+        fmt="o",
+        color="C3" if line.is_significant else "black",
+        markersize=3,
+        capsize=2,
+        linewidth=1,
+    )
+    margin = line.comparison.margin
+    if margin is not None:
+        heights = [place - 0.4, place + 0.4]
+        axis.fill_betweenx(heights, -margin, margin, color="0.9", zorder=0)
+
+
+def _names_with_columns(lines: Sequence[Compared]) -> list[str]:
+    """Return the names of comparisons, with the column if the panel has several."""
+    columns = {line.first.column.label for line in lines}
+    names = []
+    for line in lines:
+        name = line.name
+        # a row that is compared with itself has its columns in the name
+        if len(columns) > 1 and line.first.row != line.second.row:
+            name += f", {line.first.column.label}"
+        names.append(name)
+    return names
+
+
 def _panels(labels: Mapping[str, Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title, one below another, as high as the labels of its rows need."""
-    lines = [
-        max(wrapped(printable(label), _PANEL).count("\n") + 1 for label in rows)
-        for rows in labels.values()
-    ]
-    heights = [
-        0.8 + (0.1 + LINE * most) * len(rows)
-        for most, rows in zip(lines, labels.values(), strict=True)
-    ]
+    heights = []
+    for rows in labels.values():
+        most_lines = max(_wrapped_label(label).count("\n") + 1 for label in rows)
+        heights.append(0.8 + (0.1 + LINE * most_lines) * len(rows))
     figure = Figure(figsize=(_PAPER, sum(heights)), layout="constrained")
-    axes = list(figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0])
+    axes = figure.subplots(len(labels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, title in zip(axes, labels, strict=True):
         axis.set_title(wrapped(printable(title), _PAPER), fontsize=SIZE, loc="left")
-    return figure, axes
+    return figure, list(axes)
+
+
+def _wrapped_label(label: str) -> str:
+    return wrapped(printable(label), _PANEL)
 
 
 def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
-    axis.set_yticks(
-        range(len(labels)),
-        [wrapped(printable(label), _PANEL) for label in labels],
-        fontsize=SIZE - 1.5,
-    )
+    axis.set_yticks(range(len(labels)), map(_wrapped_label, labels), fontsize=SIZE - 1.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=SIZE - 1)
     axis.grid(axis="x", alpha=0.3)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,42 +21,97 @@ from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.runs.predictions import Predictions
 from capsule_lab.tables import statistics
 from capsule_lab.tables.schema import Comparison, Table
-from capsule_lab.tables.statistics import Difference
-from capsule_lab.tables.summary import Entry, Run
+from capsule_lab.tables.statistics import Difference, Spread
+from capsule_lab.tables.summary import Entry, Run, values_of
+
+
+class Sample(NamedTuple):
+    """Values whose deviation a t-test uses: those of a row, or the differences of pairs.
+
+    Attributes:
+        place: row and column, of pairs those of both rows. Comparisons that share a row share its sample.
+        values: one for each run, or for each pair of runs.
+        run: one of the runs, which knows the number of test images.
+    """
+
+    place: tuple[str, ...]
+    values: list[float]
+    run: Run
+
+    @property
+    def is_below_an_image(self) -> bool:
+        """Whether the deviation is smaller than one test image, so that it is no estimate."""
+        if len(self.values) < 2:
+            return False
+        predictions = self.run.predictions
+        one_image = 100 / len(predictions.label) if predictions else 0.0
+        return float(np.std(self.values, ddof=1)) <= one_image
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One row compared with another one, on real or on stand-in data.
-
-    Attributes:
-        first, second: the difference is that of ``first`` minus ``second``.
-        corrected: p value after Holm's correction for the comparisons of the family in this report.
-        planned: whether the comparison was in the table in the commit of every run; ``None`` if a commit is unknown.
-        remark: what differs from the comparison that the table asks for; may be empty.
-    """
+class Pair:
+    """Two rows that a comparison asks about, on real or on stand-in data."""
 
     comparison: Comparison
     first: Entry
     second: Entry
     real: bool
-    difference: Difference
-    corrected: float | None = None
-    planned: bool | None = None
-    remark: str = ""
 
     @property
     def name(self) -> str:
         """Names of both rows, with their columns if these differ."""
-        sides = [self.first.row.label, self.second.row.label]
-        if self.first.column != self.second.column:
-            sides = [f"{each.row.label}, {each.column.label}" for each in (self.first, self.second)]
-            if self.first.row == self.second.row:
-                sides = [
-                    f"{self.first.row.label}: {self.first.column.label}",
-                    self.second.column.label,
-                ]
-        return " against ".join(sides)
+        row, column = self.first.row.label, self.first.column.label
+        other_row, other_column = self.second.row.label, self.second.column.label
+        if self.first.column == self.second.column:
+            return f"{row} against {other_row}"
+        if self.first.row == self.second.row:
+            return f"{row}: {column} against {other_column}"
+        return f"{row}, {column} against {other_row}, {other_column}"
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether runs with the same seed are compared with each other."""
+        return self.comparison.pairing == "seed"
+
+    @property
+    def runs(self) -> tuple[list[Run], list[Run]]:
+        """The runs of both rows; of pairs, only seeds that both have, in the same order."""
+        first = _by_seed(self.first, self.real)
+        second = _by_seed(self.second, self.real)
+        if not self.is_paired:
+            return [*first.values()], [*second.values()]
+        both = sorted(first.keys() & second.keys())
+        return [first[seed] for seed in both], [second[seed] for seed in both]
+
+    @property
+    def values(self) -> tuple[list[float], list[float]]:
+        """The values of ``runs``."""
+        first, second = self.runs
+        return values_of(first), values_of(second)
+
+    @property
+    def seeds_without_a_pair(self) -> int:
+        """Number of seeds that only one of the rows has."""
+        first = _by_seed(self.first, self.real)
+        second = _by_seed(self.second, self.real)
+        return len(first.keys() ^ second.keys())
+
+
+@dataclass(frozen=True)
+class Compared(Pair):
+    """One row compared with another one, on real or on stand-in data.
+
+    Attributes:
+        difference: that of ``first`` minus ``second``.
+        corrected: p value after Holm's correction for the comparisons of the family in this report.
+        planned: whether the comparison was in the table in the commit of every run; ``None`` if a commit is unknown.
+        remark: what differs from the comparison that the table asks for; may be empty.
+    """
+
+    difference: Difference
+    corrected: float | None = None
+    planned: bool | None = None
+    remark: str = ""
 
     @property
     def is_significant(self) -> bool:
@@ -70,17 +127,12 @@ def compared(table: Table, entries: Sequence[Entry]) -> list[Compared]:
     ``clusters`` were tested on different images.
     """
     pairs = [*_pairs(table, entries)]
-    found = []
+    answers = []
     for pair in pairs:
-        family = pair.comparison.family
-        alike = [
-            other for other in pairs
-            if (other.comparison.family, other.comparison.pairing, other.first.column, other.real)
-            == (family, pair.comparison.pairing, pair.first.column, pair.real)
-        ]  # fmt: skip
-        answer = _answered(pair, alike if family else [pair])
-        found.append(replace(answer, planned=_planned(table, pair)))
-    return _corrected(found)
+        alike = [other for other in pairs if _may_be_pooled(pair, other)]
+        answer = _answered(pair, alike)
+        answers.append(replace(answer, planned=_planned(table, pair)))
+    return _corrected(answers)
 
 
 def plan(answers: Sequence[Compared], difference: float, power: float) -> list[str]:
@@ -94,188 +146,195 @@ def plan(answers: Sequence[Compared], difference: float, power: float) -> list[s
             f"difference={difference:g} and power={power:g} cannot be planned; expected a difference above 0, and a "
             "power above 0.05 and below 1"
         )
-    lines = []
-    for answer in answers:
-        found, minutes = (
-            answer.difference,
-            [entry.minutes for entry in (answer.first, answer.second)],
-        )
-        if found.spread is None:
-            continue
-        seeds = statistics.runs_for(difference, found.spread, pairs=found.pairs, power=power)
-        many = "more than 10,000 seeds find" if seeds is None else f"{seeds} seeds find"
-        known = f"deviation {found.spread:.3g} {'of pairs ' if found.pairs else ''}in {min(found.counts)} seeds"
-        known += f", with {power:.0%} power"
-        if seeds is not None and None not in minutes:
-            known += (
-                f"; {seeds * sum(map(float, filter(None, minutes))) / 60:.1f} hours for both rows"
-            )
-        lines.append(f"{answer.name}: {many} a difference of {difference:g} ({known})")
-    if not lines:
+    known = [answer for answer in answers if answer.difference.spread is not None]
+    if not known:
         raise TableError(
             "no comparison of this table has a known deviation; expected comparisons: in the table, and two finished "
             "seeds of both rows as a pilot"
         )
-    return lines
+    return [_needed_seeds(answer, difference, power) for answer in known]
 
 
-def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Compared]:
-    """Yield every pair of rows that the table compares, without its answer."""
+def _needed_seeds(answer: Compared, difference: float, power: float) -> str:
+    """Return the line of a plan for a comparison whose deviation is known."""
+    found = answer.difference
+    assert found.spread is not None
+    of_pairs = " of pairs" if found.pairs else ""
+    known = f"deviation {found.spread:.3g}{of_pairs} in {min(found.counts)} seeds"
+    known += f", with {power:.0%} power"
+    seeds = statistics.runs_for(difference, found.spread, pairs=found.pairs, power=power)
+    many = "more than 10,000" if seeds is None else f"{seeds}"
+    minutes, other_minutes = answer.first.minutes, answer.second.minutes
+    if seeds is not None and minutes is not None and other_minutes is not None:
+        hours = seeds * (minutes + other_minutes) / 60
+        known += f"; {hours:.1f} hours for both rows"
+    return f"{answer.name}: {many} seeds find a difference of {difference:g} ({known})"
+
+
+def _pairs(table: Table, entries: Sequence[Entry]) -> Iterator[Pair]:
+    """Yield every pair of rows that the table compares and that have runs."""
     by_place = {(entry.row.name, entry.column.name): entry for entry in entries}
-    unknown = Difference(math.nan, None, None, None, (0, 0), "")
     for comparison in table.comparisons:
-        for column in comparison.columns or [each.name for each in table.columns]:
-            for row in comparison.rows or [each.name for each in table.rows]:
-                first = by_place.get((row, column))
-                second = by_place.get(
-                    (comparison.against or row, comparison.against_column or column)
-                )
-                if first is None or second is None or first is second:
-                    continue
-                for real in (True, False):
-                    pair = Compared(comparison, first, second, real, unknown)
-                    if all(_runs(entry, real) for entry in (first, second)) and min(
-                        map(len, _samples(pair))
-                    ):
-                        yield pair
+        columns = comparison.columns or [each.name for each in table.columns]
+        rows = comparison.rows or [each.name for each in table.rows]
+        for column, row in itertools.product(columns, rows):
+            other_row = comparison.against or row
+            other_column = comparison.against_column or column
+            first = by_place.get((row, column))
+            second = by_place.get((other_row, other_column))
+            if first is None or second is None or first is second:
+                continue
+            for real in (True, False):
+                pair = Pair(comparison, first, second, real)
+                if all(pair.runs):
+                    yield pair
 
 
-def _runs(entry: Entry, real: bool) -> dict[int, Run]:
+def _by_seed(entry: Entry, real: bool) -> dict[int, Run]:
     """Return the runs with a finite value by seed."""
-    return {
-        run.cell.seed: run for run in entry.runs if run.real is real and math.isfinite(run.value)
-    }
+    runs = entry.runs_on(real=real)
+    return {run.cell.seed: run for run in runs if math.isfinite(run.value)}
 
 
-def _compared_runs(pair: Compared) -> tuple[list[Run], list[Run]]:
-    """Return the runs of both rows; of pairs, only seeds that both have, in the same order."""
-    first, second = (_runs(entry, pair.real) for entry in (pair.first, pair.second))
-    if pair.comparison.pairing == "none":
-        return [*first.values()], [*second.values()]
-    both = sorted(first.keys() & second.keys())
-    return [first[seed] for seed in both], [second[seed] for seed in both]
-
-
-def _samples(pair: Compared) -> list[list[float]]:
-    return [[run.value for run in each] for each in _compared_runs(pair)]
-
-
-def _answered(pair: Compared, alike: Sequence[Compared]) -> Compared:
-    paired = pair.comparison.pairing == "seed"
-    first, second = _compared_runs(pair)
-    seeds = {
-        run.cell.seed
-        for entry in (pair.first, pair.second)
-        for run in _runs(entry, pair.real).values()
-    }
-    remarks = (
-        [f"{len(seeds) - len(first)} seeds without a pair"]
-        if paired and len(seeds) > len(first)
-        else []
+def _may_be_pooled(pair: Pair, other: Pair) -> bool:
+    """Return whether two comparisons may share a deviation; without a family, each has its own."""
+    if not pair.comparison.family:
+        return other is pair
+    return (
+        other.comparison.family == pair.comparison.family
+        and other.comparison.pairing == pair.comparison.pairing
+        and other.first.column == pair.first.column
+        and other.real is pair.real
     )
+
+
+def _answered(pair: Pair, alike: Sequence[Pair]) -> Compared:
+    """Compare two rows; ``alike`` are the comparisons with which they may share a deviation."""
+    remarks = []
+    if pair.is_paired and pair.seeds_without_a_pair:
+        remarks.append(f"{pair.seeds_without_a_pair} seeds without a pair")
     difference = None
-    if pair.comparison.unit != "seeds":
-        tested = [[run.predictions for run in each] for each in (first, second)]
-        difference = _over_images(pair, [*filter(None, tested[0])], [*filter(None, tested[1])])
-        complete = all(each is not None for predictions in tested for each in predictions)
-        if difference is None or not complete:
-            difference = None
-            remarks.append(
-                f"over seeds alone: not all runs have predictions with {pair.comparison.unit}"
-            )
+    unit = pair.comparison.unit
+    if unit != "seeds":
+        difference = _over_images(pair)
+        if difference is None:
+            remarks.append(f"over seeds alone: not all runs have predictions with {unit}")
     if difference is None:
-        values = [run.value for run in first], [run.value for run in second]
-        compare = statistics.paired_difference if paired else statistics.unpaired_difference
-        common = None
-        if any(_is_below_an_image(*sample) for sample in _spreads(pair).values()):
-            samples = {
-                place: sample for other in alike for place, (sample, _) in _spreads(other).items()
-            }
-            common = statistics.pooled([*samples.values()])
-        difference = compare(*values, margin=pair.comparison.margin, common=common)
+        common = _deviation_of_family(pair, alike)
+        difference = _over_seeds(pair, common)
         if common is not None:
             remarks.append(f"deviations below one test image: pooled over the family ({common})")
-    return replace(pair, difference=difference, remark="; ".join(remarks))
-
-
-def _spreads(pair: Compared) -> dict[tuple[str, ...], tuple[list[float], Run]]:
-    """Return the samples whose deviations a test uses, each with one of its runs, by row and column.
-
-    A row that several comparisons share is one sample; of pairs, the sample is the differences.
-    """
-    first, second = _compared_runs(pair)
-    values = _samples(pair)
-    places = [(entry.row.name, entry.column.name) for entry in (pair.first, pair.second)]
-    if pair.comparison.pairing == "seed":
-        return {
-            (*places[0], *places[1]): (
-                [one - other for one, other in zip(*values, strict=True)],
-                first[0],
-            )
-        }
-    return {places[0]: (values[0], first[0]), places[1]: (values[1], second[0])}
-
-
-def _is_below_an_image(sample: Sequence[float], run: Run) -> bool:
-    if len(sample) < 2:
-        return False
-    return float(np.std(sample, ddof=1)) <= (
-        100 / len(run.predictions.label) if run.predictions else 0.0
+    return Compared(
+        pair.comparison,
+        pair.first,
+        pair.second,
+        pair.real,
+        difference,
+        remark="; ".join(remarks),
     )
 
 
-def _over_images(
-    pair: Compared, first: list[Predictions], second: list[Predictions]
-) -> Difference | None:
-    """Compare over runs and test images, or over these two networks if there is one run each."""
-    if not (first and second) or pair.first.column.metric != pair.second.column.metric:
+def _deviation_of_family(pair: Pair, alike: Sequence[Pair]) -> Spread | None:
+    """Return the deviation to use in place of that of a sample below one test image: pooled over the family.
+
+    Each sample counts once, also if several comparisons share it. ``None`` if the samples have estimates of their own,
+    or if there is nothing to pool, because no sample of the family has two different values.
+    """
+    if not any(sample.is_below_an_image for sample in _samples(pair)):
         return None
+    values = {}
+    for other in alike:
+        for sample in _samples(other):
+            values[sample.place] = sample.values
+    return statistics.pooled([*values.values()])
+
+
+def _samples(pair: Pair) -> list[Sample]:
+    """Return the samples whose deviations the test of this pair uses."""
+    first, second = pair.runs
+    values, other_values = pair.values
+    place = (pair.first.row.name, pair.first.column.name)
+    other_place = (pair.second.row.name, pair.second.column.name)
+    if pair.is_paired:
+        differences = [one - other for one, other in zip(values, other_values, strict=True)]
+        return [Sample((*place, *other_place), differences, first[0])]
+    return [Sample(place, values, first[0]), Sample(other_place, other_values, second[0])]
+
+
+def _over_seeds(pair: Pair, common: Spread | None) -> Difference:
+    """Compare over runs, with the deviation ``common`` in place of that of the samples if it is given."""
+    compare = statistics.paired_difference if pair.is_paired else statistics.unpaired_difference
+    return compare(*pair.values, margin=pair.comparison.margin, common=common)
+
+
+def _over_images(pair: Pair) -> Difference | None:
+    """Compare over runs and test images, or over these two networks if there is one run each.
+
+    ``None`` if not all runs have predictions with what the unit of the comparison needs.
+    """
+    first_runs, second_runs = pair.runs
+    first = _predictions(first_runs)
+    second = _predictions(second_runs)
+    if not first or not second or pair.first.column.metric != pair.second.column.metric:
+        return None
+    unit = pair.comparison.unit
     labels = first[0].label
     if any(not np.array_equal(each.label, labels) for each in (*first, *second)):
         raise TableError(
             f"{pair.name} has runs with different test images; expected the same images in every run with unit: "
-            f"{pair.comparison.unit}; use unit: seeds"
+            f"{unit}; use unit: seeds"
         )
-    clusters: npt.NDArray[Any] = np.arange(len(labels))
-    if pair.comparison.unit == "clusters":
-        if first[0].cluster is None:
-            return None
-        clusters = first[0].cluster
-    elif len(first) == len(second) == 1:
+    if len(first) < len(first_runs) or len(second) < len(second_runs):
+        return None
+    if unit == "images" and len(first) == len(second) == 1:
         return statistics.mcnemar(first[0].wrong, second[0].wrong)
-    one, other = (
-        np.stack([each.wrong for each in predictions]) * np.float64(100)
-        for predictions in (first, second)
-    )
-    paired = pair.comparison.pairing == "seed"
+    clusters = first[0].cluster if unit == "clusters" else np.arange(len(labels))
+    if clusters is None:
+        return None
     return statistics.resampled_difference(
-        one, other, clusters, paired=paired, margin=pair.comparison.margin
+        _percent_wrong(first),
+        _percent_wrong(second),
+        clusters,
+        paired=pair.is_paired,
+        margin=pair.comparison.margin,
     )
 
 
-def _corrected(found: Sequence[Compared]) -> list[Compared]:
+def _predictions(runs: Sequence[Run]) -> list[Predictions]:
+    """Return the predictions of the runs that have some."""
+    found = [run.predictions for run in runs]
+    return [each for each in found if each is not None]
+
+
+def _percent_wrong(predictions: Sequence[Predictions]) -> npt.NDArray[Any]:
+    """Return 0 or 100 for each image, ``(run, image)``."""
+    wrong = np.stack([each.wrong for each in predictions])
+    return wrong * np.float64(100)
+
+
+def _corrected(answers: Sequence[Compared]) -> list[Compared]:
     """Add the p values after Holm's correction within each family; a comparison without a family is alone."""
-    families: dict[tuple[str, bool], list[int]] = {}
-    for index, each in enumerate(found):
+    families: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
+    for index, each in enumerate(answers):
         if each.difference.p is not None:
-            families.setdefault((each.comparison.family or f"{index}", each.real), []).append(index)
-    corrected = [*found]
+            family = each.comparison.family or f"{index}"
+            families[family, each.real].append(index)
+    corrected = [*answers]
     for members in families.values():
-        for index, p in zip(
-            members, statistics.holm([found[i].difference.p or 0.0 for i in members]), strict=True
-        ):
-            corrected[index] = replace(found[index], corrected=p)
+        p_values = [answers[index].difference.p or 0.0 for index in members]
+        for index, p in zip(members, statistics.holm(p_values), strict=True):
+            corrected[index] = replace(answers[index], corrected=p)
     return corrected
 
 
-def _planned(table: Table, pair: Compared) -> bool | None:
-    commits = {
-        run.result.get("commit") for run in (run for side in _compared_runs(pair) for run in side)
-    }
-    every = {
-        part for commit in commits for part in str(commit).split("; ")
-    }  # of a run that continued with other code
-    stood = [_was_in_commit(commit, table.file, pair.comparison) for commit in every]
+def _planned(table: Table, pair: Pair) -> bool | None:
+    """Return whether the comparison was in the table in the commit of every run; ``None`` if one is unknown."""
+    first, second = pair.runs
+    commits: set[str] = set()
+    for run in (*first, *second):
+        # a run that continued with other code has several
+        commits.update(str(run.result.get("commit")).split("; "))
+    stood = [_was_in_commit(commit, table.file, pair.comparison) for commit in commits]
     return None if None in stood else all(stood)
 
 
@@ -287,23 +346,29 @@ def _was_in_commit(commit: str, file: Path, comparison: Comparison) -> bool | No
         return None
     try:
         given = (plain_yaml.parse(content) or {}).get("comparisons") or []
-        return comparison in [Comparison.model_validate(each) for each in given]
+        then = [Comparison.model_validate(each) for each in given]
     except (ValueError, AttributeError, TypeError):  # of pydantic, too
         return False
+    return comparison in then
 
 
 @functools.cache
 def _at_commit(commit: str, file: Path) -> str | None:
     """Return a file in a commit, as in ``git describe``; empty if it was not there, ``None`` without the commit."""
-    if not (found := re.search(r"[0-9a-f]{7,40}(?=(-dirty)?$)", commit)):
+    found = re.search(r"[0-9a-f]{7,40}(?=(-dirty)?$)", commit)
+    if found is None:
         return None
-    git: Callable[..., subprocess.CompletedProcess[str]] = functools.partial(
-        subprocess.run, cwd=file.resolve().parent, capture_output=True, text=True, check=False
-    )
+    folder = file.resolve().parent
     try:
-        if git(["git", "cat-file", "-e", f"{found[0]}^{{commit}}"]).returncode:
+        if _git(folder, "cat-file", "-e", f"{found[0]}^{{commit}}").returncode:
             return None
-        shown = git(["git", "show", f"{found[0]}:./{file.name}"])
+        shown = _git(folder, "show", f"{found[0]}:./{file.name}")
     except OSError:
         return None  # no git on this machine
     return shown.stdout if shown.returncode == 0 else ""
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import re
 import statistics
@@ -12,8 +14,8 @@ from matplotlib.figure import Figure
 
 from capsule_lab.analysis.axes import add_heading
 from capsule_lab.analysis.curves import legend_below, look
-from capsule_lab.tables.schema import Table
-from capsule_lab.tables.summary import Entry, Run
+from capsule_lab.config.compose import module_of
+from capsule_lab.tables.summary import Entry, Point, panels
 
 _PERCENT = (
     "error",
@@ -35,86 +37,101 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     one for stand-in data. Rows without runs, evaluations, and columns with medians or with runs on different hardware
     are left out; return ``None`` if no panel has two rows.
     """
-    panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
-    for entry in entries:
-        if entry.row.of or entry.column.statistic == "median" or entry.different_hardware:
-            continue
-        for real in (True, False):
-            runs = [run for run in entry.runs if run.real is real]
-            if runs:
-                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append(
-                    (entry, runs)
-                )
-    panels = {label: points for label, points in panels.items() if len(points) > 1}
-    if not panels:
+    points_of = panels(filter(_has_training_time, entries))
+    for title, points in [*points_of.items()]:
+        if len(points) < 2:
+            del points_of[title]
+    if not points_of:
         return None
-    families = _families([entry for points in panels.values() for entry, _ in points])
-    figure = Figure(figsize=(max(8, 5.8 * len(panels)), 4.4), layout="constrained")  # inches
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (label, points) in zip(axes, panels.items(), strict=True):
+    families = _families([*itertools.chain(*points_of.values())])
+    size = (max(8, 5.8 * len(points_of)), 4.4)  # inches
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(points_of), squeeze=False)[0]
+    for axis, (title, points) in zip(axes, points_of.items(), strict=True):
         _draw(axis, points, families)
-        metric = points[0][0].column.metric
+        metric = points[0].entry.column.metric
         unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
-        axis.set(title=label, ylabel=metric.replace("/", " ") + unit)
+        axis.set(title=title, ylabel=metric.replace("/", " ") + unit)
     legend_below(figure)
-    numbers = (
-        ". Numbers beside points: the ends of row names" if any(axis.texts for axis in axes) else ""
-    )
-    add_heading(figure, f"Bars: standard deviation over seeds{numbers}")
+    heading = "Bars: standard deviation over seeds"
+    if any(axis.texts for axis in axes):
+        heading += ". Numbers beside points: the ends of row names"
+    add_heading(figure, heading)
     return figure
 
 
-def figures_by_command(table: Table, entries: Sequence[Entry]) -> dict[str, Figure]:
-    """Return, by name, the figures that the commands of evaluated rows declare."""
+def _has_training_time(entry: Entry) -> bool:
+    is_trained = not entry.row.of
+    return is_trained and entry.column.statistic == "mean" and not entry.different_hardware
+
+
+def figures_by_command(entries: Sequence[Entry]) -> dict[str, Figure]:
+    """Return, by name, the figures of commands that evaluate rows, from ``table_figures`` of their modules."""
     figures: dict[str, Figure] = {}
-    commands = dict.fromkeys(table.commands.of(entry.row) for entry in entries if entry.row.of)
-    for command in commands:
-        if command.measures and command.measures.figures:
-            figures |= command.measures.figures(entries)
+    commands = [entry.row.by for entry in entries if entry.row.of]
+    for by in dict.fromkeys(commands):
+        draw = getattr(importlib.import_module(module_of(by)), "table_figures", None)
+        figures |= draw(entries) if draw else {}
     return figures
 
 
-def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[str, str]) -> None:
-    times = [run.result.get("training_cpu_seconds") for _, runs in points for run in runs]
-    clock = None if None in times else "training_cpu_seconds"
+def _draw(axis: Axes, points: Sequence[Point], families: dict[str, str]) -> None:
+    clock = _clock(points)
     for number, (family, name) in enumerate(families.items()):
-        members = [(entry, runs) for entry, runs in points if _family(entry) == family]
-        seconds = [
-            statistics.fmean(run.result[clock or "training_seconds"] for run in runs)
-            for _, runs in members
-        ]
-        errors = [statistics.fmean(run.value for run in runs) for _, runs in members]
-        spreads = [
-            statistics.stdev(run.value for run in runs) if len(runs) > 1 else 0.0
-            for _, runs in members
-        ]
-        style = look(number) | ({} if len(members) > 1 else {"linestyle": ""})
+        members = [point for point in points if _family(point) == family]
+        seconds = []
+        errors = []
+        deviations = []
+        for point in members:
+            seconds.append(statistics.fmean(run.result[clock] for run in point.runs))
+            errors.append(statistics.fmean(point.values))
+            deviations.append(statistics.stdev(point.values) if len(point.values) > 1 else 0.0)
+        style = look(number)
+        if len(members) < 2:
+            style["linestyle"] = ""
         axis.errorbar(
-            seconds, errors, spreads, label=name, capsize=2, linewidth=0.8, markersize=5, **style
+            seconds,
+            errors,
+            deviations,
+            label=name,
+            capsize=2,
+            linewidth=0.8,
+            markersize=5,
+            **style,
         )
         if len(members) > 1:
-            for (entry, _), x, y in zip(members, seconds, errors, strict=True):
-                number_of_row = entry.row.name.rpartition("_")[2]
+            for point, x, y in zip(members, seconds, errors, strict=True):
+                number_of_row = point.entry.row.name.rpartition("_")[2]
                 axis.annotate(number_of_row, (x, y), (4, 3), textcoords="offset points", fontsize=7)
-    kind = "seconds of processor time" if clock else "seconds"
+    kind = "seconds of processor time" if clock == "training_cpu_seconds" else "seconds"
     axis.set(xlabel=f"{kind}, training", xlim=(0, None))
     axis.grid(alpha=0.3)
 
 
-def _families(entries: Sequence[Entry]) -> dict[str, str]:
+def _clock(points: Sequence[Point]) -> str:
+    """Return the key of the time that all runs recorded: processor time if possible."""
+    for point in points:
+        for run in point.runs:
+            if run.result.get("training_cpu_seconds") is None:
+                return "training_seconds"
+    return "training_cpu_seconds"
+
+
+def _families(points: Sequence[Point]) -> dict[str, str]:
     """Map names of rows without the number at the end to the common start of their labels, or to themselves."""
-    labels: dict[str, list[str]] = {}
-    for entry in entries:
-        labels.setdefault(_family(entry), []).append(entry.row.label)
-    starts = {  # "Heinsen 2019" of "Heinsen 2019, 1 iteration" and "Heinsen 2019, 12 iterations"
-        family: re.sub(r"\d+$", "", os.path.commonprefix(texts)).rstrip(" ,:(")  # noqa: RUF071
-        for family, texts in labels.items()
-    }
-    return {
-        family: starts[family] or family if len({*texts}) > 1 else texts[0]
-        for family, texts in labels.items()
-    }
+    labels_of: dict[str, list[str]] = {}
+    for point in points:
+        labels_of.setdefault(_family(point), []).append(point.entry.row.label)
+    return {family: _common_label(labels) or family for family, labels in labels_of.items()}
 
 
-def _family(entry: Entry) -> str:
-    return re.sub(r"_\d+$", "", entry.row.name)
+def _common_label(labels: Sequence[str]) -> str:
+    """Return ``Heinsen 2019`` of "Heinsen 2019, 1 iteration" and "Heinsen 2019, 12 iterations"."""
+    if len(set(labels)) == 1:
+        return labels[0]
+    start = os.path.commonprefix(labels)  # noqa: RUF071
+    return re.sub(r"\d+$", "", start).rstrip(" ,:(")
+
+
+def _family(point: Point) -> str:
+    return re.sub(r"_\d+$", "", point.entry.row.name)

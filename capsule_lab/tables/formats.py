@@ -7,7 +7,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,44 @@ from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import one_line, printable
 from capsule_lab.system.files import read_regular
 from capsule_lab.tables import comparison_formats
+from capsule_lab.tables.cells import FAILED
 from capsule_lab.tables.comparisons import Compared
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.statistics import half_width
-from capsule_lab.tables.summary import NOT_REACHED, Entry, Mean, Median, Run, best_runs
+from capsule_lab.tables.summary import (
+    NOT_REACHED,
+    Entry,
+    Mean,
+    Median,
+    Run,
+    best_runs,
+    runs_of,
+    values_of,
+)
 
 log = logging.getLogger(__name__)
 
 _IN_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
 )
-_IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
+_MARKUP = re.compile(r"[\\`*_\[\]<>|&~]")  # of Markdown
 _PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of the format
 _LARGEST_FIGURE = 2**24  # ours: bytes; those of runs have 100 kB
 _FORMULA = tuple("=+-@")  # text with such a beginning is a formula in spreadsheets
 HEADINGS = [
-    "",
-    "published",
-    "ours",
-    "n",
-    "difference",
-    "standin",
-    "n standin",
-    "minutes",
-    "parameters",
-    "runs",
-]
+    "", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs",
+]  # fmt: skip
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -84,12 +95,12 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
     for label, part in by_column(entries).items():
         title = Text(f"{printable(table.paper)}\n{printable(label)}", style="table.title")
         rich = RichTable(title=title, title_justify="left")
-        for number, heading in enumerate(HEADINGS):
-            rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
+        for heading in HEADINGS:
+            is_text = heading in ("", "runs")
+            rich.add_column(heading, justify="left" if is_text else "right")
         for entry in part:
-            rich.add_row(
-                *map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None
-            )
+            cells = map(Text, cells_of(entry))
+            rich.add_row(*cells, style="red" if "failed" in entry.state else None)
         shown.append(rich)
     return shown
 
@@ -100,27 +111,35 @@ def as_markdown(
     """Format for a README: a table per column, comparisons, notes and the command."""
     lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
-        lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
-        lines += [_line(cells_of(entry)) for entry in part] + [""]
+        lines += [f"### {_markdown(label)}", ""]
+        lines += _markdown_table(HEADINGS, map(cells_of, part))
     if answers:
-        headings = comparison_formats.HEADINGS
-        lines += ["### Comparisons", "", _line(headings), _line(["---"] * len(headings))]
-        lines += [_line(comparison_formats.cells_of(each)) for each in answers]
-        lines += ["", _markdown(comparison_formats.EXPLANATION), ""]
-    lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
-    lines += [f"- {_markdown(remark)}" for remark in [*remarks(entries), *failures(entries)]]
-    lines += [
-        f"- data: {_markdown(name)}"
-        for name in dict.fromkeys(entry.data for entry in entries if entry.data)
-    ]
+        cells = map(comparison_formats.cells_of, answers)
+        lines += ["### Comparisons", ""]
+        lines += _markdown_table(comparison_formats.HEADINGS, cells)
+        lines += [_markdown(comparison_formats.EXPLANATION), ""]
+    for label, note in notes(entries).items():
+        lines.append(f"- {_markdown(label)}: {_markdown(note)}")
+    for remark in [*remarks(entries), *failures(entries)]:
+        lines.append(f"- {_markdown(remark)}")
+    for data in dict.fromkeys(entry.data for entry in entries):
+        if data:
+            lines.append(f"- data: {_markdown(data)}")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, and an empty one below it."""
+    return [_line(headings), _line(["---"] * len(headings)), *map(_line, lines), ""]
 
 
 def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return a data frame of numbers for a CSV, one line per entry."""
     records = []
     for entry in entries:
-        published, ours, standin = entry.published, entry.ours, entry.standin
+        published = entry.published
+        ours = entry.ours
+        standin = entry.standin
         records.append(
             {
                 "column": entry.column.label,
@@ -168,32 +187,31 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     records: list[dict[str, Any]] = []
     for entry in entries:
         place = {"column": entry.column.label, "row": entry.row.label}
-        records += [
-            {
-                **place,
-                "seed": run.cell.seed,
-                "status": run.cell.status,
-                "value": run.value,
-                "partial_test": run.partial_test,
-                "source": run.result["provenance"]["source"],
-                "minutes": round(run.minutes, 2),
-                "steps": run.result["steps"],
-                "hardware": run.result["hardware"],
-                "precision": run.precision,
-                "commit": run.result["commit"],
-                "directory": run.directory.name,
-                "command": run.cell.command,
-            }
-            for run in entry.runs
-        ]
-        records += [
-            {**place, "seed": cell.seed, "status": entry.status_of(cell), "command": cell.command}
-            for cell in entry.unfinished
-        ]
+        records += [place | _record_of(run) for run in entry.runs]
+        for cell in entry.unfinished:
+            status = entry.status_of(cell)
+            facts = {"seed": cell.seed, "status": status, "command": cell.command}
+            records.append(place | facts)
     frame = pd.DataFrame.from_records(records)
-    return frame.astype(
-        {"steps": "Int64"} if "steps" in frame else {}
-    )  # failed runs have none; avoids 20.0
+    # unfinished runs have no steps, and a column with gaps would show 20.0
+    return frame.astype({"steps": "Int64"}) if "steps" in frame else frame
+
+
+def _record_of(run: Run) -> dict[str, Any]:
+    return {
+        "seed": run.cell.seed,
+        "status": run.cell.status,
+        "value": run.value,
+        "partial_test": run.partial_test,
+        "source": run.result["provenance"]["source"],
+        "minutes": round(run.minutes, 2),
+        "steps": run.result["steps"],
+        "hardware": run.result["hardware"],
+        "precision": run.precision,
+        "commit": run.result["commit"],
+        "directory": run.directory.name,
+        "command": run.cell.command,
+    }
 
 
 def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared] = ()) -> str:
@@ -201,11 +219,10 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
 
     Columns without any entry are left out; the caption says what the numbers are and what they rest on.
     """
+    tested = [answer for answer in answers if answer.corrected is not None]
     lines = []
     for entry in entries:
-        found = [
-            answer for answer in answers if answer.first is entry and answer.corrected is not None
-        ]
+        p_values = [f"{answer.corrected:.2g}" for answer in tested if answer.first is entry]
         lines.append(
             {
                 "column": printable(entry.column.label),
@@ -215,24 +232,20 @@ def as_latex(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]
                 "n": entry.ours.described_count if entry.ours else "",
                 "stand-in": _with_half_width(entry, real=False),
                 "n stand-in": entry.standin.described_count if entry.standin else "",
-                "p": ", ".join(f"{answer.corrected:.2g}" for answer in found),
+                "p": ", ".join(p_values),
             }
         )
     frame = pd.DataFrame(lines)
     frame = frame.loc[:, (frame != "").any()]
     if frame["column"].nunique() == 1:
         frame = frame.drop(columns="column")
-    left = sum(name in ("column", "row") for name in frame)
-    text = (
-        frame.style.hide(axis="index")
-        .format(escape="latex")
-        .format_index(escape="latex", axis="columns")
-        .to_latex(
-            hrules=True,
-            caption=_caption(table, entries, answers).translate(_IN_LATEX),
-            label="tab:" + re.sub(r"[^\w.-]", "-", table.name),
-            column_format="l" * left + "r" * (frame.shape[1] - left),
-        )
+    texts = frame.columns.isin(["column", "row"]).sum()
+    style = frame.style.hide(axis="index").format(escape="latex")
+    text = style.format_index(escape="latex", axis="columns").to_latex(
+        hrules=True,
+        caption=_caption(table, entries, tested).translate(_IN_LATEX),
+        label="tab:" + re.sub(r"[^\w.-]", "-", table.name),
+        column_format="l" * texts + "r" * (frame.shape[1] - texts),
     )
     return str(text).replace("±", r"$\pm$")
 
@@ -243,30 +256,35 @@ def _with_half_width(entry: Entry, *, real: bool) -> str:
     partial_test = entry.partial_test(real=real)
     if not isinstance(ours, Mean):
         return _with_size(ours, partial_test)
-    half = half_width([run.value for run in entry.runs if run.real is real])
-    center = f"{ours.center:.2f}"
-    return _with_size(center if half is None else f"{center} ± {half:.2f}", partial_test)
+    half = half_width(values_of(entry.runs_on(real=real)))
+    text = f"{ours.center:.2f}"
+    if half is not None:
+        text += f" ± {half:.2f}"
+    return _with_size(text, partial_test)
 
 
-def _caption(table: Table, entries: Sequence[Entry], answers: Sequence[Compared]) -> str:
-    runs = [run for entry in entries for run in entry.runs]
-    tests = dict.fromkeys(
-        answer.difference.test for answer in answers if answer.corrected is not None
-    )
-    facts = {
-        "data": (run.result["provenance"]["name"] for run in runs),
-        "hardware": (run.hardware for run in runs),
-        "precision": (run.precision for run in runs),
-        "commit": (str(run.result.get("commit")) for run in runs),
-    }
-    parts = [table.paper, "Means ± half of the 95 % interval over n runs" if runs else ""]
-    parts += [f"p: {', '.join(tests)}, with Holm's correction within a family"] if tests else []
-    parts += [
-        f"{name}: {', '.join(dict.fromkeys(filter(None, values)))}"
-        for name, values in facts.items()
-        if runs
-    ]
-    return printable(". ".join(filter(None, parts)) + ("." if runs else ""))
+def _caption(table: Table, entries: Sequence[Entry], tested: Sequence[Compared]) -> str:
+    """Return what the numbers are; ``tested`` are the comparisons with a p value."""
+    runs = runs_of(entries)
+    if not runs:
+        return printable(table.paper)
+    parts = [table.paper, "Means ± half of the 95 % interval over n runs"]
+    if tested:
+        tests = _listed(answer.difference.test for answer in tested)
+        parts.append(f"p: {tests}, with Holm's correction within a family")
+    facts: dict[str, list[str]] = {"data": [], "hardware": [], "precision": [], "commit": []}
+    for run in runs:
+        facts["data"].append(run.result["provenance"]["name"])
+        facts["hardware"].append(run.hardware)
+        facts["precision"].append(run.precision)
+        facts["commit"].append(str(run.result.get("commit")))
+    parts += [f"{name}: {_listed(texts)}" for name, texts in facts.items()]
+    return printable(". ".join(parts) + ".")
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """Return the different texts that are not empty, separated by commas."""
+    return ", ".join(dict.fromkeys(filter(None, texts)))
 
 
 def as_page(
@@ -286,36 +304,32 @@ def as_page(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
+    runs = runs_frame(entries).drop(columns=["hardware", "precision"], errors="ignore")
+    runs = runs.astype(object).fillna("").replace(math.inf, NOT_REACHED)
+    drawn = {
+        "Differences": comparison_formats.differences(answers),
+        "Runs": comparison_formats.runs_as_dots(entries),
+    }
+    curves = {title: curves_of_runs(files) for title, files in _curves(entries).items()}
     return environment.get_template("page.html").render(
         table=table,
         command=command,
         headings=HEADINGS,
-        parts=[
-            (label, [(cells_of(entry), entry) for entry in part])
-            for label, part in by_column(entries).items()
-        ],
+        parts=by_column(entries),
+        cells_of=cells_of,
         notes=notes(entries),
         remarks=remarks(entries),
         failures=failures(entries),
-        costs=costs and _svg(costs),
-        answers=[(comparison_formats.cells_of(each), each) for each in answers],
+        costs=costs,
+        answers=answers,
         comparison_headings=comparison_formats.HEADINGS,
+        comparison_cells_of=comparison_formats.cells_of,
         explanation=comparison_formats.EXPLANATION,
-        drawn={
-            name: _svg(figure)
-            for name, figure in {
-                "Differences": comparison_formats.differences(answers),
-                "Runs": comparison_formats.runs_as_dots(entries),
-            }.items()
-            if figure
-        },
-        attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
-        runs=runs_frame(entries)
-        .drop(columns=["hardware", "precision"], errors="ignore")
-        .astype(object)
-        .fillna("")
-        .replace(math.inf, NOT_REACHED),
-        curves=[(title, _svg(curves_of_runs(files))) for title, files in _curves(entries).items()],
+        drawn=drawn,
+        attacks=attacks or {},
+        runs=runs,
+        curves=curves,
+        svg=_svg,
         best=[(run, _figures(run)) for run in best_runs(entries)],
         made=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
@@ -344,17 +358,13 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
                 f"{label}: no times, which are comparable only on the same hardware: {one.name} used {one.hardware}, "
                 f"{other.name} used {other.hardware}"
             )
-        of_column = [run for entry in part for run in entry.runs]
-        commits = {
-            str(run.result.get("commit") or "unknown").removesuffix("-dirty"): run.name
-            for run in of_column
-        }
+        commits = _commits(runs_of(part))
         if len(commits) > 1:
             used = ", ".join(f"{name} of {commit}" for commit, name in sorted(commits.items()))
             found.append(
                 f"{label}: runs of {len(commits)} commits, so that differences may come from the code: {used}"
             )
-    runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
+    runs = {run.cell.fingerprint: run for run in runs_of(entries)}
     partial = [run for run in runs.values() if run.partial_test]
     if partial:
         found.append(
@@ -370,46 +380,65 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     return found + _duplicates(entries)
 
 
+def _commits(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the name of a run for each commit, without the mark of uncommitted code."""
+    found = {}
+    for run in runs:
+        commit = str(run.result.get("commit") or "unknown")
+        found[commit.removesuffix("-dirty")] = run.name
+    return found
+
+
 def _duplicates(entries: Sequence[Entry]) -> list[str]:
     """Return remarks on rows with other runs but the same test metrics as an earlier row for every seed."""
     found: dict[str, str] = {}
     for label, part in by_column(entries).items():
         first: dict[str, Entry] = {}
         for entry in part:
-            tests = {run.cell.seed: run.result["test"] for run in entry.runs if run.result["test"]}
-            same = first.setdefault(repr(sorted(tests.items())), entry)
-            if tests and not {run.directory for run in same.runs} & {
-                run.directory for run in entry.runs
-            }:
+            tested = [run for run in entry.runs if run.result["test"]]
+            if not tested:
+                continue
+            results = {run.cell.seed: run.result["test"] for run in tested}
+            same = first.setdefault(repr(sorted(results.items())), entry)
+            if _directories(same).isdisjoint(_directories(entry)):
                 names = f"{same.row.label}; {entry.row.label}"
                 found.setdefault(names, f"{label}: identical test results for every seed: {names}")
     return [*found.values()]
 
 
+def _directories(entry: Entry) -> set[Path]:
+    return {run.directory for run in entry.runs}
+
+
 def failures(entries: Sequence[Entry]) -> list[str]:
     """Return a line for each failed run, with reason and log, and one for all others of each status."""
     cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished}
-    lines, others = [], dict[str, list[str]]()
+    lines = []
+    others: dict[str, list[str]] = {}
     for cell in cells.values():
-        if cell.status == "failed":
+        if cell.status == FAILED:
             lines.append(f"{cell.name} failed: {cell.failure}")
         else:
             others.setdefault(cell.status, []).append(cell.name)
-    return lines + [
-        f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}"
-        for status, names in others.items()
-    ]
+    for status, names in others.items():
+        lines.append(f"{status}: {len(names)} runs, from {names[0]} to {names[-1]}")
+    return lines
 
 
-def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
+def _curves(entries: Sequence[Entry]) -> dict[str, dict[str, Path]]:
+    """Return the files of curves of each trained row, by title of the figure and label of the run."""
     curves: dict[str, dict[str, Path]] = {}
     for entry in entries:
+        if entry.row.of:
+            continue
+        title = f"{entry.row.label}: {entry.column.label}"
         for run in entry.runs:
             file = run.directory / "metrics.csv"
-            if not entry.row.of and not read_curves(file, run.result.get("curves")).empty:
-                label = f"seed {run.cell.seed}{'' if run.real else ', stand-in'}"
-                curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = file
-    return dict(curves)
+            if read_curves(file, run.result.get("curves")).empty:
+                continue
+            label = f"seed {run.cell.seed}" + ("" if run.real else ", stand-in")
+            curves.setdefault(title, {})[label] = file
+    return curves
 
 
 def _svg(figure: Figure) -> str:
@@ -446,11 +475,12 @@ def _line(cells: Sequence[str]) -> str:
 
 def _markdown(text: str) -> str:
     """Escape ``text`` for Markdown, on one line, so that it cannot become HTML, a link or an image."""
-    return printable(text).translate(_IN_MARKDOWN)
+    return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
 def _code(text: str) -> str:
     """Format ``text`` as code, between more backticks than it contains."""
-    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
     padding = " " if "`" in text else ""
     return f"{fence}{padding}{printable(text)}{padding}{fence}"

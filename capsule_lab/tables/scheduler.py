@@ -53,33 +53,29 @@ def run_table(
     ``TableError`` before anything is launched, if overrides cannot work; at the end, if a run failed, or if runs were
     paused and none has made a step.
     """
-    cells = before = distinct(expand(table, overrides))
+    before = distinct(expand(table, overrides))
+    cells = before
     log.info("%s: %s", table.name, _counted(cells))
-    for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
+    for cell in _one_of_each(_with_status(cells, *_TO_LAUNCH, WAITING)):
         verify(cell)
     tried: set[str] = set()
     while time.time() < deadline:
-        remaining = [
-            cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried
-        ]
+        to_launch = _with_status(cells, *_TO_LAUNCH)
+        remaining = [cell for cell in to_launch if cell.fingerprint not in tried]
         if not remaining:
             break
         remaining.sort(key=lambda cell: cell.status != PAUSED)
         failures = launch([cell.job for cell in remaining], deadline)
         tried |= failures.keys()
         cells = distinct(expand(table, overrides))
-        for cell in (
-            cells
-        ):  # jobs that could not record their error: killed, or rejected before their run started
-            if (error := failures.get(cell.fingerprint)) and not cell.finished:
-                lock.record_failure(cell.fingerprint, error)
-                vars(cell).pop("status", None)
+        _record_failures(cells, failures)
     log.info("%s: %s", table.name, _counted(cells))
     stopped = time.time() >= deadline
-    _raise_if_failed(
-        table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried]
-    )
-    if stopped or any(cell.status == PAUSED for cell in cells):
+    if stopped:
+        _raise_if_failed(table, cells, [cell for cell in cells if cell.fingerprint in tried])
+    else:
+        _raise_if_failed(table, cells, cells)
+    if stopped or _with_status(cells, PAUSED):
         _raise_if_nothing_done(table, before, cells)
         log.info("%s: %s", table.name, _left(cells))
 
@@ -95,13 +91,25 @@ def show_plan(table: Table, overrides: Sequence[str]) -> None:
         if isinstance(cell, TrainingCell):
             build_without_weights(cell.config)
     for cell in cells:
-        console.print(
-            f"[{_STYLES[cell.status]}]{cell.described}[/]  {escape(cell.name)}", soft_wrap=True
-        )
+        status = f"[{_STYLES[cell.status]}]{cell.described}[/]"
+        console.print(f"{status}  {escape(cell.name)}", soft_wrap=True)
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
             console.print(f"    {cell.failure}", markup=False, soft_wrap=True)
     console.print(f"{table.name}: {_counted(cells)}", markup=False)
+
+
+def _with_status(cells: Sequence[Cell], *statuses: str) -> list[Cell]:
+    return [cell for cell in cells if cell.status in statuses]
+
+
+def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
+    """Record errors of jobs that could not do so: killed, or rejected before their run started."""
+    for cell in cells:
+        error = failures.get(cell.fingerprint)
+        if error and not cell.finished:
+            lock.record_failure(cell.fingerprint, error)
+            vars(cell).pop("status", None)
 
 
 def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
@@ -110,7 +118,7 @@ def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _raise_if_failed(table: Table, cells: Sequence[Cell], tried: Sequence[Cell]) -> None:
-    failed = [cell for cell in tried if cell.status == FAILED]
+    failed = _with_status(tried, FAILED)
     if failed:
         listed = "; ".join(f"{cell.name}: {cell.failure}" for cell in failed)
         raise TableError(
@@ -120,7 +128,8 @@ def _raise_if_failed(table: Table, cells: Sequence[Cell], tried: Sequence[Cell])
 
 def _raise_if_nothing_done(table: Table, before: Sequence[Cell], after: Sequence[Cell]) -> None:
     """Raise an error if no run made progress, because repeating the command would never end."""
-    if any(cell.status != DONE for cell in after) and _progress(before) == _progress(after):
+    is_complete = len(_with_status(after, DONE)) == len(after)
+    if not is_complete and _progress(before) == _progress(after):
         raise TableError(
             f"no run of {table.name} made a step or was tested before the time was over, which includes starting up; "
             "expected a larger budget=… or trainer.max_time=…"
@@ -129,7 +138,11 @@ def _raise_if_nothing_done(table: Table, before: Sequence[Cell], after: Sequence
 
 def _progress(cells: Sequence[Cell]) -> list[tuple[bool, int]]:
     """Return whether each cell is done, and the number of steps of a paused run."""
-    return [(cell.status == DONE, cell.pause["steps"] if cell.pause else 0) for cell in cells]
+    found = []
+    for cell in cells:
+        steps = cell.pause["steps"] if cell.pause else 0
+        found.append((cell.status == DONE, steps))
+    return found
 
 
 def _left(cells: Sequence[Cell]) -> str:
@@ -138,11 +151,12 @@ def _left(cells: Sequence[Cell]) -> str:
     complete = f"{counts[DONE]} of {len(cells)} runs complete"
     if counts[DONE] == len(cells):
         return complete
-    others = "".join(
-        f", {counts[status]} {status}" for status in (RUNNING, FAILED) if counts[status]
-    )
     not_started = counts[MISSING] + counts[WAITING]
-    return f"{complete}, {counts[PAUSED]} paused, {not_started} not started{others}; the same command continues"
+    left = f"{counts[PAUSED]} paused, {not_started} not started"
+    for status in (RUNNING, FAILED):
+        if counts[status]:
+            left += f", {counts[status]} {status}"
+    return f"{complete}, {left}; the same command continues"
 
 
 def _counted(cells: Sequence[Cell]) -> str:

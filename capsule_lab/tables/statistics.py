@@ -66,9 +66,9 @@ class Difference:
     @property
     def needed(self) -> int | None:
         """The number of runs per row, or of pairs, that find a difference as large as the estimate with that power."""
-        return (
-            None if self.spread is None else runs_for(self.estimate, self.spread, pairs=self.pairs)
-        )
+        if self.spread is None:
+            return None
+        return runs_for(self.estimate, self.spread, pairs=self.pairs)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ class Spread:
 
 def pooled(samples: Sequence[Sequence[float]]) -> Spread | None:
     """Return the common standard deviation of several samples; ``None`` if no sample has two different values."""
-    squares = sum(
-        float(np.var(sample, ddof=1)) * (len(sample) - 1) for sample in samples if len(sample) > 1
-    )
-    df = sum(len(sample) - 1 for sample in samples if len(sample) > 1)
+    squares = 0.0
+    df = 0
+    for sample in samples:
+        if len(sample) > 1:
+            squares += float(np.var(sample, ddof=1)) * (len(sample) - 1)
+            df += len(sample) - 1
     return Spread(math.sqrt(squares / df), df) if squares > 0 else None
 
 
@@ -102,29 +104,36 @@ def unpaired_difference(
 
     ``margin`` is the largest difference that counts as none.
     """
-    counts, unit = (len(first), len(second)), math.sqrt(1 / len(first) + 1 / len(second))
-    if common is not None:
-        error, df, test = common.std * unit, float(common.df), "t-test with pooled deviation"
+    counts = (len(first), len(second))
+    unit = math.sqrt(1 / len(first) + 1 / len(second))
+    if common is None:
+        test = "Welch's t-test"
+        error, df = _welch(first, second)
     else:
-        parts = [
-            float(np.var(sample, ddof=1)) / len(sample) if len(sample) > 1 else 0.0
-            for sample in (first, second)
-        ]
-        error, test = math.sqrt(sum(parts)) if min(counts) > 1 else 0.0, "Welch's t-test"
-        df = (
-            error**4 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
-            if error
-            else 0.0
-        )
+        test = "t-test with pooled deviation"
+        error, df = common.std * unit, float(common.df)
     estimate = float(np.mean(first) - np.mean(second))
+    difference = Difference(estimate, None, None, None, counts, test)
     if error == 0:
-        return Difference(estimate, None, None, None, counts, test)
+        return difference
     spread = error / unit
-    g = estimate / spread * _small_sample(sum(counts) - 2) if sum(counts) > 2 else None
-    return _by_t_test(
-        Difference(estimate, None, None, None, counts, test, g, None, spread, False, error, df),
-        margin,
-    )
+    g = None
+    if sum(counts) > 2:
+        g = estimate / spread * _small_sample(sum(counts) - 2)
+    return _by_t_test(replace(difference, g=g, spread=spread, error=error, df=df), margin)
+
+
+def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of Welch 1947 and its degrees of freedom; zeros if a sample has no deviation."""
+    if min(len(first), len(second)) < 2:
+        return 0.0, 0.0
+    one = float(np.var(first, ddof=1)) / len(first)
+    other = float(np.var(second, ddof=1)) / len(second)
+    error = math.sqrt(one + other)
+    if error == 0:
+        return 0.0, 0.0
+    df = error**4 / (one**2 / (len(first) - 1) + other**2 / (len(second) - 1))
+    return error, df
 
 
 def paired_difference(
@@ -136,19 +145,24 @@ def paired_difference(
 ) -> Difference:
     """Compare values that belong together, in the same order, by the paired t-test; see ``unpaired_difference``."""
     differences = np.subtract(first, second)
-    count, estimate = len(differences), float(np.mean(differences))
-    test = "paired t-test" if common is None else "paired t-test with pooled deviation"
-    own = Spread(float(np.std(differences, ddof=1)) if count > 1 else 0.0, count - 1)
-    std, df = ((common or own).std, (common or own).df)
+    count = len(differences)
+    estimate = float(np.mean(differences))
+    if common is None:
+        test = "paired t-test"
+        std = float(np.std(differences, ddof=1)) if count > 1 else 0.0
+        df = count - 1
+    else:
+        test = "paired t-test with pooled deviation"
+        std, df = common.std, common.df
+    difference = Difference(estimate, None, None, None, (count, count), test)
     if std == 0:
-        return Difference(estimate, None, None, None, (count, count), test)
+        return difference
+    g = None
     single = pooled([first, second])
-    g = estimate / single.std * _small_sample(2 * count - 2) if single else None
+    if single is not None:
+        g = estimate / single.std * _small_sample(2 * count - 2)
     error = std / math.sqrt(count)
-    return _by_t_test(
-        Difference(estimate, None, None, None, (count, count), test, g, None, std, True, error, df),
-        margin,
-    )
+    return _by_t_test(replace(difference, g=g, spread=std, pairs=True, error=error, df=df), margin)
 
 
 def resampled_difference(
@@ -169,42 +183,48 @@ def resampled_difference(
     """
     _, cluster = np.unique(clusters, return_inverse=True)
     sizes = np.bincount(cluster)
-    of_clusters = np.stack([np.bincount(cluster, run, len(sizes)) for run in (*first, *second)])
+    wrong_in_clusters = [np.bincount(cluster, run, len(sizes)) for run in (*first, *second)]
     # clusters with the same results are interchangeable: draw how often each kind of cluster occurs
-    kinds, counts = np.unique(np.vstack([sizes, of_clusters]), axis=1, return_counts=True)
+    kinds, counts = np.unique(np.vstack([sizes, *wrong_in_clusters]), axis=1, return_counts=True)
     generator = np.random.default_rng(0)
     drawn = generator.multinomial(len(sizes), counts / len(sizes), _DRAWS)  # [draw kind]
-    total = drawn @ kinds[0]
-    means: list[npt.NDArray[Any]] = []
-    means_of_all_runs: list[npt.NDArray[Any]] = []
-    weights = None
-    for rows in np.split(kinds[1:], [len(first)]):
-        wrong = drawn @ rows.T  # [draw run]
-        if weights is None or not paired:
-            weights = generator.multinomial(
-                len(rows), np.full(len(rows), 1 / len(rows)), _DRAWS
-            ) / len(rows)
-        means.append(np.einsum("ds,ds->d", weights, wrong) / total)
-        means_of_all_runs.append(wrong.mean(axis=1) / total)
-    draws = means[0] - means[1]
-    error = float(np.std(draws, ddof=1))
-    error_of_clusters = float(np.std(means_of_all_runs[0] - means_of_all_runs[1], ddof=1))
-    estimate = float(first.mean() - second.mean())
+    images = drawn @ kinds[0]
+    wrong = drawn @ kinds[1 : 1 + len(first)].T  # [draw run]
+    wrong_of_second = drawn @ kinds[1 + len(first) :].T
+    weights = _weights_of_runs(generator, len(first))
+    weights_of_second = weights if paired else _weights_of_runs(generator, len(second))
+    mean = np.einsum("ds,ds->d", weights, wrong) / images
+    mean_of_second = np.einsum("ds,ds->d", weights_of_second, wrong_of_second) / images
+    draws = mean - mean_of_second
+    draws_of_clusters = wrong.mean(axis=1) / images - wrong_of_second.mean(axis=1) / images
     low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
     tail = min((draws <= 0).sum(), (draws >= 0).sum())
-    equivalent: Equivalence | None = None
-    if margin is not None:
-        narrow = np.quantile(draws, [LEVEL, 1 - LEVEL])
-        equivalent = "yes" if -margin < narrow[0] and narrow[1] < margin else "undecided"
-        equivalent = "no" if narrow[0] > margin or narrow[1] < -margin else equivalent
-    p = min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1))
     unit = "images" if len(sizes) == len(clusters) else f"{len(sizes)} clusters of images"
-    test = f"bootstrap over runs and {unit}"
-    found = Difference(
-        estimate, float(low), float(high), p, (len(first), len(second)), test, equivalent=equivalent
+    return Difference(
+        float(first.mean() - second.mean()),
+        float(low),
+        float(high),
+        min(1.0, 2 * (int(tail) + 1) / (_DRAWS + 1)),
+        (len(first), len(second)),
+        f"bootstrap over runs and {unit}",
+        equivalent=None if margin is None else _equivalence_of_draws(draws, margin),
+        error=float(np.std(draws, ddof=1)),
+        df=min(len(first), len(second)) - 1.0,
+        error_of_clusters=float(np.std(draws_of_clusters, ddof=1)),
     )
-    df = min(found.counts) - 1.0
-    return replace(found, error=error, df=df, error_of_clusters=error_of_clusters)
+
+
+def _weights_of_runs(generator: np.random.Generator, count: int) -> npt.NDArray[Any]:
+    """Return how often each run is drawn, as a share of all: ``(draw, run)``."""
+    return generator.multinomial(count, np.full(count, 1 / count), _DRAWS) / count
+
+
+def _equivalence_of_draws(draws: npt.NDArray[Any], margin: float) -> Equivalence:
+    """Compare the 90 % interval of the draws with the margin: two one-sided tests."""
+    low, high = np.quantile(draws, [LEVEL, 1 - LEVEL])
+    if low > margin or high < -margin:
+        return "no"
+    return "yes" if -margin < low and high < margin else "undecided"
 
 
 def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Difference:
@@ -214,18 +234,14 @@ def mcnemar(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Diff
     """
     from scipy.stats import binomtest, norm
 
-    only_first, only_second, count = (
-        int((first & ~second).sum()),
-        int((second & ~first).sum()),
-        len(first),
-    )
-    estimate = 100 * (only_first - only_second) / count
-    p = (
-        float(binomtest(only_first, only_first + only_second).pvalue)
-        if only_first + only_second
-        else 1.0
-    )
-    variance = (only_first + only_second - (only_first - only_second) ** 2 / count) / count**2
+    count = len(first)
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
+    either = only_first + only_second
+    shift = only_first - only_second
+    estimate = 100 * shift / count
+    p = float(binomtest(only_first, either).pvalue) if either else 1.0
+    variance = (either - shift**2 / count) / count**2
     half = 100 * float(norm.ppf(1 - LEVEL / 2)) * math.sqrt(variance)
     return Difference(
         estimate,
@@ -251,18 +267,17 @@ def half_width(values: Sequence[float]) -> float | None:
 
     if len(values) < 2:
         return None
-    return float(
-        student.ppf(1 - LEVEL / 2, len(values) - 1)
-        * np.std(values, ddof=1)
-        / math.sqrt(len(values))
-    )
+    quantile = float(student.ppf(1 - LEVEL / 2, len(values) - 1))
+    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p values of a family after the correction of Holm 1979, in the given order."""
-    corrected, largest = [0.0] * len(p_values), 0.0
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted = min(1.0, (len(p_values) - rank) * p_values[index])
+        largest = max(largest, adjusted)
         corrected[index] = largest
     return corrected
 
@@ -274,18 +289,24 @@ def runs_for(
 
     ``None`` if more than 10,000 are needed. ``level`` is that of the test, smaller for one of several tests.
     """
+    samples = 1 if pairs else 2
 
-    def reached(count: int) -> bool:
-        error = std * math.sqrt((1 if pairs else 2) / count)
-        return _power(abs(difference) / error, (1 if pairs else 2) * (count - 1), level) >= power
+    def is_enough(count: int) -> bool:
+        error = std * math.sqrt(samples / count)
+        shift = abs(difference) / error
+        return _power(shift, samples * (count - 1), level) >= power
 
-    if difference == 0 or not reached(_MOST_RUNS):
+    if difference == 0 or not is_enough(_MOST_RUNS):
         return None
-    low, high = 1, _MOST_RUNS  # `low` is too few, `high` enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    too_few = 1
+    enough = _MOST_RUNS
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough
 
 
 def _by_t_test(found: Difference, margin: float | None) -> Difference:
@@ -294,15 +315,17 @@ def _by_t_test(found: Difference, margin: float | None) -> Difference:
 
     half = float(student.ppf(1 - LEVEL / 2, found.df)) * found.error
     p = 2 * float(student.sf(abs(found.estimate) / found.error, found.df))
-    equivalent: Equivalence | None = None
-    if margin is not None:
-        inside = float(
-            student.sf((margin - abs(found.estimate)) / found.error, found.df)
-        )  # the larger of two p values
-        equivalent = "yes" if inside < LEVEL else "no" if 1 - inside < LEVEL else "undecided"
-    return replace(
-        found, low=found.estimate - half, high=found.estimate + half, p=p, equivalent=equivalent
-    )
+    found = replace(found, low=found.estimate - half, high=found.estimate + half, p=p)
+    if margin is None:
+        return found
+    # the larger of the p values of two one-sided tests
+    p_outside = float(student.sf((margin - abs(found.estimate)) / found.error, found.df))
+    equivalent: Equivalence = "undecided"
+    if p_outside < LEVEL:
+        equivalent = "yes"
+    elif 1 - p_outside < LEVEL:
+        equivalent = "no"
+    return replace(found, equivalent=equivalent)
 
 
 def _power(shift: float, df: float, level: float = LEVEL) -> float:
@@ -311,10 +334,9 @@ def _power(shift: float, df: float, level: float = LEVEL) -> float:
     from scipy.stats import t as student
 
     critical = float(student.ppf(1 - level / 2, df))
-    above, below = (
-        nct.sf(critical, df, shift),
-        nct.cdf(-critical, df, shift),
-    )  # NaN in scipy 1.17 for large shifts
+    above = nct.sf(critical, df, shift)
+    below = nct.cdf(-critical, df, shift)
+    # both are NaN in scipy 1.17 for large shifts
     return float(np.nan_to_num(above, nan=1.0) + np.nan_to_num(below, nan=0.0))
 
 

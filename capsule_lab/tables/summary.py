@@ -7,10 +7,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
@@ -56,8 +56,10 @@ class Run:
     def precision(self) -> str:
         """Precision of training, and that of the evaluation if it differs; empty if unknown."""
         own = str(self.result.get("precision") or "")
-        training = self.cell.training.finished if isinstance(self.cell, EvaluationCell) else None
-        trained = str(training[1].get("precision") or "") if training else own
+        if not isinstance(self.cell, EvaluationCell) or self.cell.training.finished is None:
+            return own
+        _, training = self.cell.training.finished
+        trained = str(training.get("precision") or "")
         return own if own == trained else f"{trained}, evaluated in {own}"
 
     @cached_property
@@ -77,9 +79,8 @@ class Run:
         part = metric.removeprefix("test/").removesuffix("error").rstrip("/")
         if not part or found is None:
             return found
-        parts = list(
-            dict.fromkeys(name.partition("/")[0] for name in self.result["test"] if "/" in name)
-        )
+        names = [name.partition("/")[0] for name in self.result["test"] if "/" in name]
+        parts = [*dict.fromkeys(names)]
         return found.of_part(parts.index(part)) if part in parts else None
 
     @property
@@ -123,14 +124,27 @@ class Median:
     def __str__(self) -> str:
         if not self.reached:
             return NOT_REACHED
-        return (
-            f"{as_reached(self.center)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
-        )
+        center = as_reached(self.center)
+        smallest = as_reached(self.smallest)
+        largest = as_reached(self.largest)
+        return f"{center} ({smallest} to {largest})"
 
     @property
     def described_count(self) -> str:
         """The number of runs that reached the value, and of all runs: ``4 of 5``."""
         return f"{self.reached} of {self.count}"
+
+
+class Point(NamedTuple):
+    """The runs of an entry on one kind of data, for a figure."""
+
+    entry: Entry
+    runs: list[Run]
+
+    @property
+    def values(self) -> list[float]:
+        """The values of the runs."""
+        return values_of(self.runs)
 
 
 NOT_REACHED = "not reached"
@@ -166,40 +180,39 @@ class Entry:
         """Whether the metric is a time."""
         return self.column.metric.endswith("seconds")
 
+    def runs_on(self, *, real: bool) -> list[Run]:
+        """Return the runs on real or on stand-in data."""
+        return [run for run in self.runs if run.real is real]
+
     @property
     def ours(self) -> Mean | Median | None:
         """Statistic over runs on real data."""
-        return self._statistic([run for run in self.runs if run.real])
+        return self._statistic(self.runs_on(real=True))
 
     @property
     def standin(self) -> Mean | Median | None:
         """Statistic over runs on stand-in data, which are not comparable with published values."""
-        return self._statistic([run for run in self.runs if not run.real])
+        return self._statistic(self.runs_on(real=False))
 
     def _statistic(self, runs: Sequence[Run]) -> Mean | Median | None:
-        if self.is_time and self.different_hardware:
+        if not runs or (self.is_time and self.different_hardware):
             return None
-        if self.column.statistic == "median":
-            values = [run.value for run in runs]
-            reached = sum(map(math.isfinite, values))
-            return (
-                Median(statistics.median(values), min(values), max(values), len(values), reached)
-                if values
-                else None
-            )
-        return _mean(runs)
+        return _median(runs) if self.column.statistic == "median" else _mean(runs)
 
     @property
     def difference(self) -> float | None:
         """Our value minus the published value, which is of the whole test set."""
-        if self.partial_test(real=True):
+        ours = self.ours
+        if not ours or not self.published or self.partial_test(real=True):
             return None
-        return self.ours.center - self.published.mean if self.ours and self.published else None
+        return ours.center - self.published.mean
 
     def partial_test(self, *, real: bool) -> str:
         """Return the size of a test that did not use the whole test set, of runs on real or on stand-in data."""
-        sizes = (run.partial_test for run in self.runs if run.real is real)
-        return next(filter(None, sizes), "")
+        for run in self.runs_on(real=real):
+            if run.partial_test:
+                return run.partial_test
+        return ""
 
     @property
     def state(self) -> str:
@@ -207,10 +220,8 @@ class Entry:
         if not self.row.has_runs:
             return "reported"
         counts = Counter(map(self.status_of, self.unfinished))
-        parts = [
-            f"{self.asked - len(self.unfinished)} of {self.asked}",
-            *(f"{n} {name}" for name, n in counts.items()),
-        ]
+        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}"]
+        parts += [f"{count} {status}" for status, count in counts.items()]
         if self.failed:
             parts.append(f"failed checks: {', '.join(self.failed)}")
         return ", ".join(parts)
@@ -221,19 +232,17 @@ class Entry:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks of ``capsule_studies.attacks.checks`` that fail in any run."""
-        failed = [
-            check
-            for run in self.runs
-            for check in run.result.get("checks", ())
-            if check["passed"] is False
-        ]
-        return list(dict.fromkeys(check["name"] for check in failed))
+        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
+        names = []
+        for run in self.runs:
+            checks = run.result.get("checks", ())
+            names += [check["name"] for check in checks if check["passed"] is False]
+        return list(dict.fromkeys(names))
 
     @property
     def counted(self) -> tuple[Run, ...]:
         """The runs whose cost is shown: those on real data if there are any, because others may be far shorter."""
-        return tuple(run for run in self.runs if run.real) or self.runs
+        return tuple(self.runs_on(real=True)) or self.runs
 
     def shared(self, key: str) -> str:
         """Return ``parameters``, ``hardware`` or another value of the ``counted`` runs; all values if they differ."""
@@ -247,11 +256,9 @@ class Entry:
     @property
     def minutes(self) -> float | None:
         """Mean minutes of the ``counted`` runs; ``None`` if runs of the column used different hardware."""
-        return (
-            statistics.fmean(run.minutes for run in self.counted)
-            if self.runs and not self.different_hardware
-            else None
-        )
+        if not self.runs or self.different_hardware:
+            return None
+        return statistics.fmean(run.minutes for run in self.counted)
 
 
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
@@ -262,40 +269,22 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     """
     composed: Composed = {}
     asked = expand(table, overrides, any_precision=True, composed=composed)
-    known = {cell.fingerprint for cell in asked}
     standins = expand(table, overrides, any_precision=True, standin=True, composed=composed)
-    asked_at, others_at = (
-        _by_place(asked),
-        _by_place(cell for cell in standins if cell.fingerprint not in known),
-    )
+    asked_at = _by_place(asked)
+    others_at = _by_place(_without(standins, asked))
     entries = []
     for column in table.columns:
-        runs: dict[str, tuple[Run, ...]] = {}
-        shown = [row for row in table.rows if table.commands.show(row, column)]
-        rows = [
-            row
-            for row in shown
-            if asked_at[column.name, row.name] or row.published.get(column.name)
-        ]
-        for row in rows:
-            cells = (*asked_at[column.name, row.name], *others_at[column.name, row.name])
-            runs[row.name] = tuple(run for cell in cells if (run := _run(cell, column)))
-        of_column = [run for of_row in runs.values() for run in of_row]
-        if pair := _differing(of_column, lambda run: run.precision):
-            one, other = pair
-            raise TableError(
-                f"column {column.label}: {one.name} has precision {one.precision}, but {other.name} {other.precision}; "
-                "expected the same in a column: train all runs with one trainer.precision=…, or select runs of one "
-                "precision with rows=…, columns=… or seeds=…"
-            )
-        different_hardware = _differing(of_column, lambda run: run.hardware)
-        for row in rows:
-            own, published = asked_at[column.name, row.name], row.published.get(column.name)
-            finished = {run.cell.fingerprint for run in runs[row.name]}
-            left = tuple(cell for cell in own if cell.fingerprint not in finished)
-            entries.append(
-                Entry(row, column, published, runs[row.name], left, len(own), different_hardware)
-            )
+        of_column = []
+        for row in table.rows:
+            place = (column.name, row.name)
+            published = row.published.get(column.name)
+            if column.shows(row) and (asked_at[place] or published):
+                entry = _entry(row, column, published, asked_at[place], others_at[place])
+                of_column.append(entry)
+        runs = runs_of(of_column)
+        _check_precision(column, runs)
+        different_hardware = _differing(runs, lambda run: run.hardware)
+        entries += [replace(each, different_hardware=different_hardware) for each in of_column]
     return entries
 
 
@@ -305,6 +294,42 @@ def _by_place(cells: Iterable[Cell]) -> defaultdict[tuple[str, str], list[Cell]]
     for cell in cells:
         found[cell.column.name, cell.row.name].append(cell)
     return found
+
+
+def _entry(
+    row: Row,
+    column: Column,
+    published: Published | None,
+    asked: Sequence[Cell],
+    others: Sequence[Cell],
+) -> Entry:
+    """Return the entry of a row: ``asked`` are its requested cells, ``others`` those on stand-in data."""
+    found = [_run(cell, column) for cell in (*asked, *others)]
+    runs = tuple(run for run in found if run is not None)
+    unfinished = tuple(_without(asked, [run.cell for run in runs]))
+    return Entry(row, column, published, runs, unfinished, len(asked))
+
+
+def _without(cells: Sequence[Cell], others: Sequence[Cell]) -> list[Cell]:
+    """Return the cells whose configuration is not among the others."""
+    known = {cell.fingerprint for cell in others}
+    return [cell for cell in cells if cell.fingerprint not in known]
+
+
+def runs_of(entries: Iterable[Entry]) -> list[Run]:
+    """Return the runs of entries."""
+    return [run for entry in entries for run in entry.runs]
+
+
+def _check_precision(column: Column, runs: Sequence[Run]) -> None:
+    different = _differing(runs, lambda run: run.precision)
+    if different is not None:
+        one, other = different
+        raise TableError(
+            f"column {column.label}: {one.name} has precision {one.precision}, but {other.name} {other.precision}; "
+            "expected the same in a column: train all runs with one trainer.precision=…, or select runs of one "
+            "precision with rows=…, columns=… or seeds=…"
+        )
 
 
 def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:
@@ -320,6 +345,23 @@ def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run
     return None
 
 
+def panels(entries: Iterable[Entry]) -> dict[str, list[Point]]:
+    """Group the runs of entries by the title of their panel: one for each column, on real and on stand-in data."""
+    found: dict[str, list[Point]] = {}
+    for entry in entries:
+        for real in (True, False):
+            runs = entry.runs_on(real=real)
+            if runs:
+                title = entry.column.label + ("" if real else ", stand-in")
+                found.setdefault(title, []).append(Point(entry, runs))
+    return found
+
+
+def values_of(runs: Iterable[Run]) -> list[float]:
+    """Return the values of runs."""
+    return [run.value for run in runs]
+
+
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
     """Return the run with the lowest error in each column, on real data if there is any.
 
@@ -331,7 +373,7 @@ def best_runs(entries: Sequence[Entry]) -> list[Run]:
         if not entry.row.by:
             first.setdefault(entry.column.overrides, entry.column)
     for column in first.values():
-        runs = [run for entry in entries if entry.column == column for run in entry.runs]
+        runs = runs_of(entry for entry in entries if entry.column == column)
         if runs:
             best.append(min(runs, key=lambda run: (not run.real, run.value)))
     return list({run.directory: run for run in best}.values())
@@ -343,22 +385,27 @@ def _run(cell: Cell, column: Column) -> Run | None:
     except TableError as error:  # for example a run without test; the other runs are still shown
         log.warning("%s: %s", cell.name, error)
         return None
-    return None if value is None or cell.finished is None else Run(cell, value, *cell.finished)
+    if value is None or cell.finished is None:
+        return None
+    return Run(cell, value, *cell.finished)
 
 
-def _mean(runs: Sequence[Run]) -> Mean | None:
-    values = [run.value for run in runs]
+def _mean(runs: Sequence[Run]) -> Mean:
+    values = values_of(runs)
     if len(values) > 1:
         return Mean(statistics.fmean(values), statistics.stdev(values), len(values))
-    if not values:
-        return None
+    over_images = None
     predictions = runs[0].predictions
-    over_images = (
-        interval_over_images(int(predictions.wrong.sum()), len(predictions.label))
-        if predictions
-        else None
-    )
+    if predictions is not None:
+        wrong = int(predictions.wrong.sum())
+        over_images = interval_over_images(wrong, len(predictions.label))
     return Mean(values[0], None, 1, over_images)
+
+
+def _median(runs: Sequence[Run]) -> Median:
+    values = values_of(runs)
+    reached = sum(map(math.isfinite, values))
+    return Median(statistics.median(values), min(values), max(values), len(values), reached)
 
 
 def _as_text(value: Any) -> str:

@@ -102,14 +102,17 @@ def effect_of(claim: dict[str, Any]) -> Effect:
     """Compute the effect of a claim from the records."""
     if "comparison" in claim:
         return _of_report(**claim["comparison"])
-    first, second, paired = _sample(claim["first"]), claim["second"], claim.get("paired", False)
-    if not isinstance(second, dict):  # a number
-        second, paired, other = pd.Series(float(second), first.index), True, None
+    first = _sample(claim["first"])
+    paired = claim.get("paired", False)
+    other = None
+    if isinstance(claim["second"], dict):
+        second = _sample(claim["second"])
+        if _are_different_networks(claim):
+            other = _other_test(first, second, paired=paired)
     else:
-        second = _sample(second)
-        other = (
-            _other_test(first, second, paired=paired) if _are_different_networks(claim) else None
-        )
+        # a number, with which every run is compared
+        second = pd.Series(float(claim["second"]), first.index)
+        paired = True
     if paired:
         seeds = first.index.intersection(second.index)
         first, second = first[seeds], second[seeds]
@@ -119,9 +122,8 @@ def effect_of(claim: dict[str, Any]) -> Effect:
         raise ValueError(
             f"{claim['claim']} has samples without a deviation; expected several different values"
         )
-    return Effect(
-        found, paired, claim.get("source", _source(claim["first"])) == "real", other=other
-    )
+    source = claim.get("source", _source(claim["first"]))
+    return Effect(found, paired, source == "real", other=other)
 
 
 def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
@@ -135,29 +137,32 @@ def _of_report(file: str, name: str, row: str = "", column: str = "") -> Effect:
     line = chosen.iloc[0]
     found = _difference(line)
     paired = "paired" in line["test"] or found.error_of_clusters > 0
-    different = line["first"] != line["second"] and "t-test" in line["test"]
-    other = _other_test(*_samples(file, line), paired=paired) if different else None
+    other = None
+    if line["first"] != line["second"] and "t-test" in line["test"]:
+        first = _values(file, line, "first")
+        second = _values(file, line, "second")
+        other = _other_test(first, second, paired=paired)
     plan = _plan(file, frame, line)
     return Effect(found, paired, line["source"] == "real", plan, other, float(line["p_holm"]))
 
 
 def _difference(line: pd.Series) -> Difference:
-    number = {
-        name: float(line[name] or "nan")
-        for name in ("difference", "low", "high", "p", "error", "df")
-    }
     return Difference(
-        number["difference"],
-        number["low"],
-        number["high"],
-        number["p"],
+        _number(line["difference"]),
+        _number(line["low"]),
+        _number(line["high"]),
+        _number(line["p"]),
         (int(line["n_first"]), int(line["n_second"])),
         line["test"],
         equivalent=line["equivalent"] or None,
-        error=number["error"],
-        df=number["df"],
+        error=_number(line["error"]),
+        df=_number(line["df"]),
         error_of_clusters=float(line["error_of_clusters"]),
     )
+
+
+def _number(cell: Any) -> float:
+    return float(cell or "nan")
 
 
 def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
@@ -179,15 +184,12 @@ def _plan(file: str, frame: pd.DataFrame, line: pd.Series) -> Plan:
     )
 
 
-def _samples(file: str, line: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Return the values of both rows of a comparison by seed."""
+def _values(file: str, line: pd.Series, side: str) -> pd.Series:
+    """Return the values of the ``first`` or ``second`` row of a comparison by seed."""
     runs = read_csv(RESULTS / f"{file}_runs.csv")
     runs = runs[(runs["status"] == "done") & (runs["source"] == line["source"])]
-    found = []
-    for side in ("first", "second"):
-        of_row = runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])]
-        found.append(pd.Series(of_row["value"].astype(float).to_numpy(), of_row["seed"]))
-    return found[0], found[1]
+    runs = runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])]
+    return pd.Series(runs["value"].astype(float).to_numpy(), runs["seed"])
 
 
 def _other_test(first: pd.Series, second: pd.Series, *, paired: bool) -> Difference | None:
@@ -212,10 +214,10 @@ def _sample(source: dict[str, str]) -> pd.Series:
     frame = pd.read_csv(RESULTS / source["file"])
     for key in ("column", "row", "network"):
         if key in source:
-            exact = frame[key] == source[key]
-            frame = frame[
-                exact if exact.any() else frame[key].astype(str).str.startswith(source[key])
-            ]
+            matches = frame[key] == source[key]
+            if not matches.any():
+                matches = frame[key].astype(str).str.startswith(source[key])
+            frame = frame[matches]
     if "status" in frame:
         frame = frame[frame["status"] == "done"]
     if frame.empty or frame["seed"].duplicated().any():

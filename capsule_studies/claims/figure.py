@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -51,22 +51,12 @@ def figure(every: list[Judged]) -> Figure:
     axes = drawn.add_axes((0.6, below, 0.38, 1 - below - above))
     axes.axvspan(-1, 1, color="0.93", linewidth=0)
     axes.axvline(0, color="0.6", linewidth=0.7)
-    text: dict[str, Any] = {
-        "va": "center",
-        "ha": "right",
-        "size": 7.5,
-        "transform": axes.get_yaxis_transform(),
-    }
     for each, height in zip(every, heights, strict=True):
         _draw(axes, each, height)
-        axes.text(-0.015, height, _shortened(each), color=COLOURS[each.verdict], **text)
+        _write_left(axes, height, _shortened(each), size=7.5, color=COLOURS[each.verdict])
     for topic in order:
-        axes.text(
-            -0.015,
-            heights[topics.index(topic)] - 1.1,
-            topic,
-            **{**text, "size": 8, "weight": "bold"},
-        )
+        height = heights[topics.index(topic)] - 1.1
+        _write_left(axes, height, topic, size=8, weight="bold")
     axes.set_xlim(-1.05 * _WIDEST, 1.05 * _WIDEST)
     axes.set_ylim(heights[-1] + 0.8, heights[0] - 1.8)
     axes.set_yticks([])
@@ -74,23 +64,30 @@ def figure(every: list[Judged]) -> Figure:
     axes.tick_params(labelsize=8)
     unit = "in units of the smallest one that matters; 95 % interval"
     axes.set_xlabel(f"difference in the claimed direction, {unit}", size=8)
-    keys = [
-        Line2D([], [], color=colour, marker="o", markersize=4, label=verdict)
-        for verdict, colour in COLOURS.items()
-    ]
+    keys = []
+    for verdict, colour in COLOURS.items():
+        keys.append(Line2D([], [], color=colour, marker="o", markersize=4, label=verdict))
     drawn.legend(handles=keys, loc="upper left", ncols=4, fontsize=8, frameon=False)
     return drawn
 
 
+def _write_left(axes: Axes, height: float, text: str, **style: Any) -> None:
+    """Write a line of text to the left of the axes."""
+    transform = axes.get_yaxis_transform()
+    axes.text(-0.015, height, text, va="center", ha="right", transform=transform, **style)
+
+
 def _draw(axes: Axes, each: Judged, height: float) -> None:
-    scale, colour = sign(each.claim) / each.claim["smallest"], COLOURS[each.verdict]
-    effect = each.effect
-    low, high = sorted((scale * effect.low, scale * effect.high))
-    middle = scale * effect.found.estimate
-    inside = [max(-_WIDEST, min(value, _WIDEST)) for value in (low, high)]
-    axes.plot(inside, [height, height], color=colour, linewidth=1.4, solid_capstyle="butt")
-    for end in {math.copysign(_WIDEST, value) for value in (low, high) if abs(value) > _WIDEST}:
-        axes.plot([end], [height], "<" if end < 0 else ">", color=colour, markersize=4)
+    colour = COLOURS[each.verdict]
+    scale = sign(each.claim) / each.claim["smallest"]
+    middle = scale * each.effect.found.estimate
+    low, high = sorted((scale * each.effect.low, scale * each.effect.high))
+    ends = np.clip([low, high], -_WIDEST, _WIDEST)
+    axes.plot(ends, [height, height], color=colour, linewidth=1.4, solid_capstyle="butt")
+    if low < -_WIDEST:
+        axes.plot([-_WIDEST], [height], "<", color=colour, markersize=4)
+    if high > _WIDEST:
+        axes.plot([_WIDEST], [height], ">", color=colour, markersize=4)
     if abs(middle) <= _WIDEST:
         axes.plot([middle], [height], "o", color=colour, markersize=4)
 

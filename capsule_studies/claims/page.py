@@ -37,19 +37,24 @@ def _label(each: Judged) -> str:
 def signed(value: float) -> str:
     """Round half away from zero, as the digits of the records say: a binary fraction of 0.415 is below 0.415."""
     step = Decimal("0.001") if abs(value) < 0.1 else Decimal("0.01")
-    return f"{Decimal(str(float(f'{value:.6g}'))).quantize(step, ROUND_HALF_UP):+}"
+    digits = str(float(f"{value:.6g}"))
+    return f"{Decimal(digits).quantize(step, ROUND_HALF_UP):+}"
 
 
 def p_value(p: float) -> str:
     """Return a p value as text."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def page(every: list[Judged]) -> str:
     """Return docs/claims.md."""
     lines = [_head(every)]
-    for topic in dict.fromkeys(each.claim["topic"] for each in every):
-        of_topic = [each for each in every if each.claim["topic"] == topic]
+    topics: dict[str, list[Judged]] = {}
+    for each in every:
+        topics.setdefault(each.claim["topic"], []).append(each)
+    for topic, of_topic in topics.items():
         lines += [
             f"## {topic}",
             "",
@@ -118,10 +123,11 @@ a7db179c. After each reading, claims were removed, replaced or judged again, wit
 
 
 def _head(every: list[Judged]) -> str:
-    papers = [each for each in every if each.claim["kind"] == "paper"]
+    papers = _of_kind(every, "paper")
     rules = [f"- **{name[0].upper()}{name[1:]}**: {rule}" for name, rule in VERDICTS.items()]
     keys = ("claim", "before", "after", "commit", "reason")
-    changed = ["| " + " | ".join(change[key] for key in keys) + " |" for change in changes()]
+    changed = [_line([change[key] for key in keys]) for change in changes()]
+    points = [f"- {point}" for point in open_points()]
     over_page = survivors(every)
     return _HEAD.format(
         papers=len(papers),
@@ -134,24 +140,32 @@ def _head(every: list[Judged]) -> str:
         different=over_page.different,
         by_bh=over_page.by_benjamini_hochberg,
         changed="\n".join(changed),
-        open_points="\n".join(f"- {point}" for point in open_points()),
+        open_points="\n".join(points),
     )
 
 
 def _other_kinds(every: list[Judged]) -> list[str]:
     lines = []
     for kind, meaning in KINDS.items():
-        of_kind = [each for each in every if each.claim["kind"] == kind]
+        of_kind = _of_kind(every, kind)
         if kind != "paper":
             lines.append(f"- **{kind}** ({len(of_kind)} {meaning}). {counted(of_kind)}")
     return lines
 
 
+def _of_kind(every: list[Judged], kind: str) -> list[Judged]:
+    return [each for each in every if each.claim["kind"] == kind]
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
 def _row(each: Judged) -> str:
     verdict = f"**{each.verdict}**"
     numbers = f"{_interval(each.effect)} {each.claim['unit']}"
-    cells = [title(each), each.claim["kind"], verdict, numbers, _count(each.effect), _plan(each)]
-    return "| " + " | ".join(cells) + " |"
+    kind = each.claim["kind"]
+    return _line([title(each), kind, verdict, numbers, _count(each.effect), _plan(each)])
 
 
 def _interval(effect: Effect) -> str:
@@ -171,26 +185,21 @@ def _plan(each: Judged) -> str:
 
 
 def _details(each: Judged) -> list[str]:
-    claim, effect = each.claim, each.effect
+    claim = each.claim
     predicted = {"less": "smaller", "more": "larger"}[claim["expects"]]
     matters = f"{claim['smallest']:g} {claim['unit']}"
-    p_values = (
-        f"no difference: {p_value(each.p)}; a difference that matters: {p_value(each.p_of_smaller)}"
-    )
-    found = effect.found
-    error = f"standard error {found.error:.3g} with {found.df:.3g} degrees of freedom"
     lines = [
         f"**{title(each)}** ({claim['by']}): {each.verdict}.",
         "",
         f"- Test: {claim['test']} The claim predicts a {predicted} value; {matters} would matter.",
-        f"- Statistics: {found.test}, {_plan(each)}; {error}; as one of {each.tests} tests, {p_values}.",
+        f"- Statistics: {_statistics(each)}.",
     ]
-    lines += [f"- {what}: {_outcome(beside)}" for what, beside in claim.get("beside", {}).items()]
+    for what, beside in claim.get("beside", {}).items():
+        lines.append(f"- {what}: {_outcome(beside)}")
     if "planned_first" in claim:
-        lines.append(
-            f"- The measure that was planned first: {_outcome({'comparison': claim['planned_first']})}"
-        )
-    lines += _warnings(effect)
+        planned_first = _outcome({"comparison": claim["planned_first"]})
+        lines.append(f"- The measure that was planned first: {planned_first}")
+    lines += _warnings(each.effect)
     lines.append(f"- Scale: {claim['scale']}")
     if each.verdict == UNDECIDED:
         lines.append(f"- Needs: {needs(each)}")
@@ -199,6 +208,18 @@ def _details(each: Judged) -> list[str]:
     if claim.get("figure") and each.verdict in (HOLDS, OPEN, SMALL):
         lines += [f"![{title(each)}](../results/{claim['figure']})", ""]
     return lines
+
+
+def _statistics(each: Judged) -> str:
+    """Describe the test, its error, and both p values."""
+    found = each.effect.found
+    parts = [
+        f"{found.test}, {_plan(each)}",
+        f"standard error {found.error:.3g} with {found.df:.3g} degrees of freedom",
+        f"as one of {each.tests} tests, no difference: {p_value(each.p)}",
+        f"a difference that matters: {p_value(each.p_of_smaller)}",
+    ]
+    return "; ".join(parts)
 
 
 def _outcome(source: dict[str, Any]) -> str:
@@ -211,11 +232,11 @@ def _outcome(source: dict[str, Any]) -> str:
 
 
 def _warnings(effect: Effect) -> list[str]:
-    plan, lines = effect.plan, []
+    plan = effect.plan
+    lines = []
     if plan.label == UNKNOWN:
-        lines.append(
-            f"- Commit of the runs that does not exist in the repository: {', '.join(plan.missing)}."
-        )
+        missing = ", ".join(plan.missing)
+        lines.append(f"- Commit of the runs that does not exist in the repository: {missing}.")
     if len(plan.commits) > 1:
         commits = f"runs of {len(plan.commits)} commits ({', '.join(plan.commits)})"
         lines.append(f"- Warning of the report: {commits}, so differences may come from the code.")
@@ -227,7 +248,8 @@ def _records(claim: dict[str, Any]) -> str:
     if "records" in claim:
         return str(claim["records"])
     table = re.search(r"table=(\w+)", claim["command"])
-    archive = f"{claim.get('archive', table[1] if table else '')}_runs.tar.gz"
+    name = claim.get("archive", table[1] if table else "")
+    archive = f"{name}_runs.tar.gz"
     if not (RESULTS / archive).is_file():
         return (
             "no archive of run directories; the numbers come from the CSV of runs in results/, "
@@ -244,18 +266,20 @@ def counted(every: list[Judged]) -> str:
 
 def short_form(every: list[Judged]) -> str:
     """Return the block of README.md: counts of papers' claims, and the decided ones with a key ``short``."""
-    papers = [each for each in every if each.claim["kind"] == "paper"]
+    papers = _of_kind(every, "paper")
     lines = [
         f"**[{len(papers)} claims of papers](docs/claims.md), tested with a published algorithm** in small networks "
         f"({counted(papers)}). {len(every) - len(papers)} other rows, which are counted apart, concern claims changed "
         "from a paper, an algorithm of ours, controls, and tests decided by construction.",
         "",
     ]
-    for verdict in VERDICTS:
-        of_verdict = [each for each in papers if each.verdict == verdict and "short" in each.claim]
-        phrases = [each.claim["short"] + _label(each) for each in of_verdict]
-        if phrases and verdict != UNDECIDED:
-            lines.append(f"- {verdict}: {'; '.join(phrases)}")
+    phrases: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+    for each in papers:
+        if each.verdict != UNDECIDED and "short" in each.claim:
+            phrases[each.verdict].append(each.claim["short"] + _label(each))
+    for verdict, of_verdict in phrases.items():
+        if of_verdict:
+            lines.append(f"- {verdict}: {'; '.join(of_verdict)}")
     return "\n".join([*lines, ""])
 
 

@@ -25,18 +25,17 @@ FILE = RESULTS / "plans.csv"
 
 def plans() -> pd.DataFrame:
     """Return one line for each comparison that has results."""
-    tables = sorted(
-        file.name.removesuffix("_comparisons.csv") for file in RESULTS.glob("*_comparisons.csv")
-    )
-    return pd.DataFrame([plan for table in tables for plan in _plans_of(table)])
+    found = []
+    for file in sorted(RESULTS.glob("*_comparisons.csv")):
+        found += _plans_of(file.name.removesuffix("_comparisons.csv"))
+    return pd.DataFrame(found)
 
 
 def has_history() -> bool:
     """Whether this is a clone with all commits, and not a copy of the files."""
     first = pd.read_csv(FILE)["added"].iloc[0]
-    return _git("rev-parse", "--is-shallow-repository").strip() == "false" and bool(
-        _git("cat-file", "-t", first)
-    )
+    is_shallow = _git("rev-parse", "--is-shallow-repository").strip()
+    return is_shallow == "false" and _exists(first)
 
 
 def _plans_of(table: str) -> list[dict[str, Any]]:
@@ -48,29 +47,19 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
         lines = answers[answers["comparison"] == comparison["name"]]
         if lines.empty:
             continue
-        rows, columns = (
-            {*lines["first"], *lines["second"]},
-            {*lines["first_column"], *lines["second_column"]},
-        )
-        of_lines = runs[
-            runs["row"].isin(rows) & runs["column"].isin(columns) & (runs["status"] == "done")
-        ]
-        commits = sorted({*of_lines["commit"]} - {""})
-        missing = [commit for commit in commits if not _git("cat-file", "-t", commit)]
+        commits = _commits(runs, lines)
+        missing = [commit for commit in commits if not _exists(commit)]
         added = _added(table, comparison)
-        known = bool(added) and bool(
-            _git("cat-file", "-t", f"{added}^:results/{table}_comparisons.csv")
-        )
-        stood = all(
-            _stands(_at(commit, table), now, comparison)
-            for commit in commits
-            if commit not in missing
-        )
+        known = bool(added) and _exists(f"{added}^:results/{table}_comparisons.csv")
+        planned = "unknown"
+        if not missing:
+            stood = all(_stands(_at(commit, table), now, comparison) for commit in commits)
+            planned = "yes" if stood and not known else "no"
         found.append(
             {
                 "table": table,
                 "comparison": comparison["name"],
-                "planned": "unknown" if missing else "yes" if stood and not known else "no",
+                "planned": planned,
                 "added": added,
                 "results_known": "yes" if known else "no",
                 "commits_of_runs": " ".join(commits),
@@ -81,11 +70,19 @@ def _plans_of(table: str) -> list[dict[str, Any]]:
     return found
 
 
+def _commits(runs: pd.DataFrame, lines: pd.DataFrame) -> list[str]:
+    """Return the commits of the runs behind some lines of a file of comparisons."""
+    runs = runs[runs["status"] == "done"]
+    runs = runs[runs["row"].isin([*lines["first"], *lines["second"]])]
+    runs = runs[runs["column"].isin([*lines["first_column"], *lines["second_column"]])]
+    return sorted({*runs["commit"]} - {""})
+
+
 def _added(table: str, comparison: dict[str, Any]) -> str:
     """Return the first commit whose table has this comparison."""
-    for commit in _git(
-        "log", "--reverse", "--format=%h", "--abbrev=8", "--", f"sweeps/{table}.yaml"
-    ).split():
+    file = f"sweeps/{table}.yaml"
+    commits = _git("log", "--reverse", "--format=%h", "--abbrev=8", "--", file)
+    for commit in commits.split():
         if comparison in _at(commit, table).get("comparisons", []):
             return commit
     return ""
@@ -93,20 +90,13 @@ def _added(table: str, comparison: dict[str, Any]) -> str:
 
 def _stands(then: dict[str, Any], now: dict[str, Any], comparison: dict[str, Any]) -> bool:
     """Return whether a table had the comparison with the same seeds, measures and rows."""
-    rows = {
-        comparison.get("against"),
-        *comparison.get("rows", [row["name"] for row in now["rows"]]),
-    }
+    if comparison not in then.get("comparisons", []) or then.get("seeds") != now["seeds"]:
+        return False
+    every_row = [row["name"] for row in now["rows"]]
+    rows = {comparison.get("against"), *comparison.get("rows", every_row)}
     columns = {comparison.get("against_column"), *comparison.get("columns", now["columns"])}
-    same_comparison = comparison in then.get("comparisons", [])
-    same_seeds = then.get("seeds") == now["seeds"]
-    same_measures = _measures(then, columns) == _measures(now, columns)
-    return (
-        same_comparison
-        and same_seeds
-        and same_measures
-        and _settings(then, rows) == _settings(now, rows)
-    )
+    has_same_measures = _measures(then, columns) == _measures(now, columns)
+    return has_same_measures and _settings(then, rows) == _settings(now, rows)
 
 
 def _measures(table: dict[str, Any], columns: set[Any]) -> dict[str, Any]:
@@ -122,6 +112,11 @@ def _settings(table: dict[str, Any], rows: set[Any]) -> dict[str, Any]:
 @functools.cache
 def _at(commit: str, table: str) -> dict[str, Any]:
     return _parsed(_git("show", f"{commit}:sweeps/{table}.yaml"))
+
+
+def _exists(name: str) -> bool:
+    """Return whether git knows a commit, or a file in one."""
+    return bool(_git("cat-file", "-t", name))
 
 
 def _parsed(text: str) -> dict[str, Any]:

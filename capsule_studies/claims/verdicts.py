@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capsule_lab.tables import statistics
 from capsule_studies.claims.effects import Effect, effect_of, sign
 
-HOLDS, OPEN, SMALL = "holds", "holds, size open", "holds, but small"
-OPPOSITE, OPPOSITE_OPEN = "the opposite holds", "the opposite holds, size open"
-OPPOSITE_SMALL, NOT, UNDECIDED = "the opposite holds, but small", "does not hold", "undecided"
+HOLDS = "holds"
+OPEN = "holds, size open"
+SMALL = "holds, but small"
+OPPOSITE = "the opposite holds"
+OPPOSITE_OPEN = "the opposite holds, size open"
+OPPOSITE_SMALL = "the opposite holds, but small"
+NOT = "does not hold"
+UNDECIDED = "undecided"
 VERDICTS = {
     HOLDS: "a difference in the claimed direction; the 95 % interval contains only differences that matter.",
     OPEN: "the same, but the interval also contains differences that do not matter.",
@@ -82,14 +87,11 @@ class Judged:
         if test is None:
             return None
         first, second = test.counts
-        spread = (
-            test.error * math.sqrt(first)
-            if pairs
-            else test.error / math.sqrt(1 / first + 1 / second)
-        )
-        return statistics.runs_for(
-            difference, spread, pairs=pairs, level=statistics.LEVEL / self.tests
-        )
+        spread = test.error / math.sqrt(1 / first + 1 / second)
+        if pairs:
+            spread = test.error * math.sqrt(first)
+        level = statistics.LEVEL / self.tests
+        return statistics.runs_for(difference, spread, pairs=pairs, level=level)
 
 
 def _sized(least: float, most: float, smallest: float, verdicts: tuple[str, str, str]) -> str:
@@ -106,30 +108,50 @@ def judged(claims: list[dict[str, Any]], effects: list[Effect] | None = None) ->
     A family of n comparisons in a table has 2 n tests, whether its comparisons are claims or not. The second test of
     a comparison that is no claim is not made: it counts with a p value of 1, which corrects the others most strictly.
     """
-    effects = [effect_of(claim) for claim in claims] if effects is None else effects
+    if effects is None:
+        effects = [effect_of(claim) for claim in claims]
+    families: dict[str, list[Judged]] = {}
     found = []
     for claim, effect in zip(claims, effects, strict=True):
-        earlier = (
-            effect_of({"comparison": claim["planned_first"]}) if "planned_first" in claim else None
-        )
-        found.append(Judged(claim, effect, 1, 1, planned_first=earlier))
-    for family in {effect.plan.family for effect in effects}:
-        members = [each for each in found if each.effect.plan.family == family]
-        own = [each.effect.p for each in members] + [
-            each.effect.p_of_smaller(each.claim) for each in members
-        ]
-        of_claims = {each.effect.plan.line for each in members}
-        others: list[float] = []
-        if family:
-            others = [
-                p for line, p in members[0].effect.plan.family_p.items() if line not in of_claims
-            ]
-        corrected = statistics.holm([*own, *others, *[1.0] * len(others)])
-        for index, each in enumerate(members):
-            each.p = max(corrected[index], each.effect.p_of_report)
-            each.p_of_smaller = corrected[len(members) + index]
-            each.tests = len(corrected)
+        planned_first = None
+        if "planned_first" in claim:
+            planned_first = effect_of({"comparison": claim["planned_first"]})
+        each = Judged(claim, effect, 1, 1, planned_first=planned_first)
+        families.setdefault(effect.plan.family, []).append(each)
+        found.append(each)
+    for members in families.values():
+        _correct(members)
     return found
+
+
+def _correct(members: list[Judged]) -> None:
+    """Correct the p values of the claims of one family."""
+    p_values = _p_values(members)
+    p_of_smaller = _p_values_of_smaller(members)
+    others = _p_values_of_others(members)
+    not_made = [1.0] * len(others)
+    corrected = statistics.holm([*p_values, *p_of_smaller, *others, *not_made])
+    for index, each in enumerate(members):
+        each.p = max(corrected[index], each.effect.p_of_report)
+        each.p_of_smaller = corrected[len(members) + index]
+        each.tests = len(corrected)
+
+
+def _p_values(every: list[Judged]) -> list[float]:
+    return [each.effect.p for each in every]
+
+
+def _p_values_of_smaller(every: list[Judged]) -> list[float]:
+    return [each.effect.p_of_smaller(each.claim) for each in every]
+
+
+def _p_values_of_others(members: list[Judged]) -> list[float]:
+    """Return the p values of the comparisons in the family that are no claims."""
+    plan = members[0].effect.plan
+    if not plan.family:
+        return []
+    claims = {each.effect.plan.line for each in members}
+    return [p for line, p in plan.family_p.items() if line not in claims]
 
 
 @dataclass
@@ -144,26 +166,25 @@ class Survivors:
 
 def survivors(every: list[Judged]) -> Survivors:
     """Correct both tests of all claims by Holm's method, and the tests of no difference by Benjamini and Hochberg's."""
-    p_values = [each.effect.p for each in every]
-    smaller = [each.effect.p_of_smaller(each.claim) for each in every]
-    corrected = statistics.holm([*p_values, *smaller])
-    strict = [
-        Judged(
-            each.claim,
-            each.effect,
-            corrected[index],
-            corrected[len(every) + index],
-            1,
-            each.planned_first,
-        )
-        for index, each in enumerate(every)
-    ]
-    decided = [each.verdict != UNDECIDED for each in every]
-    kept = [
-        one.verdict != UNDECIDED and is_decided
-        for one, is_decided in zip(strict, decided, strict=True)
-    ]
-    levels = [statistics.LEVEL * (rank + 1) / len(every) for rank in range(len(every))]
-    below = [rank + 1 for rank, p in enumerate(sorted(p_values)) if p <= levels[rank]]
+    p_values = _p_values(every)
+    corrected = statistics.holm([*p_values, *_p_values_of_smaller(every)])
+    decided = 0
+    by_holm = 0
+    for index, each in enumerate(every):
+        if each.verdict == UNDECIDED:
+            continue
+        decided += 1
+        p_of_smaller = corrected[len(every) + index]
+        over_page = replace(each, p=corrected[index], p_of_smaller=p_of_smaller, tests=1)
+        by_holm += over_page.verdict != UNDECIDED
     different = sum(p < statistics.LEVEL for p in p_values)
-    return Survivors(sum(decided), sum(kept), different, max(below, default=0))
+    return Survivors(decided, by_holm, different, _discoveries(p_values))
+
+
+def _discoveries(p_values: list[float]) -> int:
+    """Return how many tests have a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
+    found = 0
+    for rank, p in enumerate(sorted(p_values), start=1):
+        if p <= statistics.LEVEL * rank / len(p_values):
+            found = rank
+    return found

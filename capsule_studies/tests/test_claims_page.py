@@ -31,7 +31,7 @@ from capsule_studies.claims.verdicts import (
     judged,
     survivors,
 )  # fmt: skip
-from tests.helpers.claims import RESULTS
+from tests.helpers.quoted_numbers import RESULTS
 from tests.reference.claim_verdicts import verdicts
 
 CLAIMS = read.read()

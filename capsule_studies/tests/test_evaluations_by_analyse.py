@@ -38,9 +38,10 @@ def test_table_with_analyses_is_swept_and_reported(cli: Cli, table_file, tmp_pat
     assert cli("sweep", f"table={file}").status == 0
     assert contents(tmp_path) == before, "no analysis is repeated"
 
-    entries = {
-        entry.column.name: entry for entry in summarise(read(file)) if entry.row.name == "inside"
-    }
+    entries = {}
+    for entry in summarise(read(file)):
+        if entry.row.name == "inside":
+            entries[entry.column.name] = entry
     (run,) = entries["t_score"].runs
     assert 0 <= run.value <= 1
     assert run.result["images"] == 20

@@ -10,7 +10,7 @@ from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.summary import best_runs, summarise
 from capsule_studies.attack_tables import _over_seeds
 from tests.helpers.commands import Cli
-from tests.helpers.tables import ATTACKED, contents, write_evaluation, write_run
+from tests.helpers.tables import ATTACKED, contents, names, write_evaluation, write_run
 
 COLUMNS = {
     "clean": {"label": "clean, error %"},
@@ -45,12 +45,14 @@ def file(table_file) -> Path:
 
 def test_column_shows_only_rows_with_its_metric(file: Path) -> None:
     table = read(file)
-    shown = {
-        column.name: [row.name for row in table.rows if table.commands.show(row, column)]
-        for column in table.columns
+    shown = {}
+    for column in table.columns:
+        shown[column.name] = names(filter(column.shows, table.rows))
+    assert shown == {
+        "clean": ["one", "other"],
+        "attacked_0.1": ["white_box", "transfer"],
+        "attacked_0.3": ["white_box", "transfer"],
     }
-    trained, attacked = ["one", "other"], ["white_box", "transfer"]
-    assert shown == {"clean": trained, "attacked_0.1": attacked, "attacked_0.3": attacked}
     assert len(distinct(expand(table))) == 4, "one attack for all budgets"
 
 
@@ -64,31 +66,42 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    assert transfer.command.startswith(f"capsule-lab attack ckpt={directory / best} ")
+    program = "python -m capsule_lab.studies.attack"
+    assert transfer.command.startswith(f"{program} ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
-    assert transfer.evaluate[-1] == f"source={other.fingerprint}", (
-        "a hash does not depend on the path of the runs"
-    )
-    assert transfer.job.arguments == ("-m", "capsule_lab", "attack", *transfer.overrides)
+    # a hash does not depend on the path of the runs
+    assert transfer.evaluate[-1] == f"source={other.fingerprint}"
+    assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
+
+
+TWIN = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
 
 
 def test_checkpoint_of_next_seed_is_the_source_of_a_transfer(table_file) -> None:
-    for seeds in [[0, 4, 2], [0]]:
-        twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
-        cells = distinct(
-            expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds)))
-        )
-        trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
-        sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
-        following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
-        expected = (
-            {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
-        )
-        assert sources == expected, "a single seed has no next one"
+    file = table_file(rows=[ROWS[0], TWIN], columns=COLUMNS, seeds=[0, 4, 2])
+    trained = {}
+    sources = {}
+    for cell in distinct(expand(read(file))):
+        if cell.row.name == "one":
+            trained[cell.seed] = cell.fingerprint
+        else:
+            sources[cell.seed] = cell.evaluate[-1]
+    assert sources == {
+        0: f"source={trained[4]}",
+        4: f"source={trained[2]}",
+        2: f"source={trained[0]}",
+    }
 
 
-def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> None:
-    for row, message in [
+def test_single_seed_has_no_next_one(table_file) -> None:
+    file = table_file(rows=[ROWS[0], TWIN], columns=COLUMNS, seeds=[0])
+    (cell,) = distinct(expand(read(file)))
+    assert cell.row.name == "one"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         (
             {"takes": {"source": ["other", "val/error"]}},
             "takes has source: [other, val/error]; expected [other, checkpoint]",
@@ -96,13 +109,16 @@ def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> No
         ({"by": "guessing"}, "by has guessing; Options: analyse, attack, evaluate"),
         ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
-    ]:
-        attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
-        ended = cli(
-            "sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}"
-        )
-        assert ended.status == 2
-        assert message in ended.err
+    ],
+)
+def test_wrong_row_is_refused_before_anything_runs(
+    cli: Cli, table_file, change: dict[str, Any], message: str
+) -> None:
+    attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **change}
+    file = table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])
+    ended = cli("sweep", f"table={file}")
+    assert ended.status == 2
+    assert message in ended.err
 
 
 @pytest.mark.whole
@@ -114,17 +130,19 @@ def test_table_with_attacks_is_swept_and_reported(cli: Cli, file: Path, tmp_path
     assert cli("sweep", f"table={file}").status == 0
     assert contents(tmp_path) == before, "no attack is repeated"
 
-    entries = {(entry.column.name, entry.row.name): entry for entry in summarise(read(file))}
+    found = summarise(read(file))
+    entries = {(entry.column.name, entry.row.name): entry for entry in found}
     (run,) = entries["attacked_0.1", "white_box"].runs
     (more,) = entries["attacked_0.3", "white_box"].runs
     assert run.value >= more.value
     assert run.result["images"] == 20
     assert run.result["source"] is None
     (transfer,) = entries["attacked_0.1", "transfer"].runs
-    other = entries["clean", "other"].runs[0].directory
-    assert transfer.result["source"] == str(other / "checkpoints" / "best.ckpt")
-    assert [run.cell.row.name for run in best_runs(list(entries.values()))] != ["white_box"]
-    assert {*figures_by_command(list(entries.values()))} == {"attacks"}
+    (other,) = entries["clean", "other"].runs
+    assert transfer.result["source"] == str(other.directory / "checkpoints" / "best.ckpt")
+    (best,) = best_runs(found)
+    assert best.cell.row.name in ("one", "other")
+    assert [*figures_by_command(found)] == ["attacks"]
 
     ended = cli("report", f"table={file}", "out=.")
     assert ended.status == 0, ended.err
@@ -143,19 +161,20 @@ def test_failed_check_is_part_of_the_state(file: Path) -> None:
     attacked = {**ATTACKED, "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks}
     write_evaluation(white_box, error=1.0, **attacked)
     entries = [entry for entry in summarise(read(file)) if entry.row.name == "white_box"]
-    assert [entry.state for entry in entries] == ["1 of 1, failed checks: large budget"] * 2
+    assert len(entries) == 2, "a column for each budget"
+    for entry in entries:
+        assert entry.state == "1 of 1, failed checks: large budget"
 
 
 def test_attack_curves_are_means_over_seeds_with_their_extremes() -> None:
-    records = [
-        {
-            "attack": {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0},
-            "split": "test",
-            "test": test,
-        }
-        for accuracy, test in ((40.0, {"error": 1.0}), (60.0, {"error": 3.0}))
-    ]
-    merged = _over_seeds([SimpleNamespace(result=record) for record in records])
+    first = attacked_run(accuracy=40.0, error=1.0)
+    second = attacked_run(accuracy=60.0, error=3.0)
+    merged = _over_seeds([first, second])
     assert merged["attack"] == {"0.1/accuracy": 50.0, "0.1/lowest": 40.0, "0.1/highest": 60.0}
     assert merged["test"] == {"error": 2.0}
-    assert _over_seeds([SimpleNamespace(result=records[0])]) == records[0]
+    assert _over_seeds([first]) == first.result
+
+
+def attacked_run(accuracy: float, error: float) -> SimpleNamespace:
+    curves = {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0}
+    return SimpleNamespace(result={"attack": curves, "split": "test", "test": {"error": error}})

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,18 @@ def small_case(name: str, *overrides: str) -> Case:
     """The last case of a layer or model."""
     config = configuration("bench", [*SMALL, *overrides])
     config.layers = config.models = [name]
-    return (cases.layer_groups if name in LAYERS else cases.model_groups)(config)[0][-1]
+    groups = cases.layer_groups if name in LAYERS else cases.model_groups
+    ((*_, last),) = groups(config)
+    return last
+
+
+def forms(found: list[Case]) -> list[str]:
+    return [case.form for case in found]
+
+
+def count(tensors: Iterable[torch.Tensor]) -> int:
+    """Numbers in all tensors."""
+    return sum(tensor.numel() for tensor in tensors)
 
 
 @pytest.fixture
@@ -59,11 +70,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             self.timer = timing._timer  # type: ignore[assignment]
             return result
 
-    for module in (timing, breakdown):
-        monkeypatch.setattr(module, "Worker", InThisProcess)
+    monkeypatch.setattr(timing, "Worker", InThisProcess)
+    monkeypatch.setattr(breakdown, "Worker", InThisProcess)
     monkeypatch.setattr(timing, "_timer", None, raising=False)
-    for name, value in (("MATRIX", 64), ("ARRAY", 1024)):
-        monkeypatch.setattr(roofline, name, value)
+    monkeypatch.setattr(roofline, "MATRIX", 64)
+    monkeypatch.setattr(roofline, "ARRAY", 1024)
     monkeypatch.setattr(timing, "PAUSE", 0.0)
     monkeypatch.setenv("COLUMNS", "300")
     return found
@@ -93,183 +104,225 @@ def test_refused_before_a_process_starts(calls: list[tuple[str, str]], overrides
     assert calls == []
 
 
-def test_sizes_and_forms_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_of_models() -> None:
     config = configuration("bench", ["models=[em_caps_small,cnn_smallnorb]", "device=cpu"])
-    (em, cnn) = cases.model_groups(config)
-    assert [case.form for case in em] == ["textbook", "matmul", "fused", "matmul", "fused"]
-    assert [(case.form, case.precision) for case in cnn] == [
-        ("plain", "bf16-mixed"),
-        ("plain", "32-true"),
-    ]
-    assert small_case("capsnet").sizes == {
-        "batch_size": 2,
-        "image_shape": [1, 21, 21],
-        "num_classes": 10,
-    }
-    assert [case.form for case in cases.model_groups(configuration("bench", [
-        "models=[capsnet]", "backends=[matmul]", "precisions=[32-true]", "options=['model.decoder=null']"
-    ]))[0]] == ["matmul"]  # fmt: skip
-    for model, *options in (["cnn_multimnist"], ["capsnet", "data=smallnorb"]):
-        sizes = cases.sizes_of(
-            configuration("bench"), model, cases.training_config([f"model={model}", *options])
-        )
-        shapes = {"cnn_multimnist": [1, 36, 36], "capsnet": [2, 32, 32]}
-        assert sizes["image_shape"] == shapes[model]
+    em, cnn = cases.model_groups(config)
+    assert forms(em) == ["textbook", "matmul", "fused", "matmul", "fused"]
+    assert forms(cnn) == ["plain", "plain"]
+    assert [case.precision for case in cnn] == ["bf16-mixed", "32-true"]
+
+
+def test_textbook_form_has_a_decoder() -> None:
+    overrides = ["models=[capsnet]", "backends=[matmul]", "precisions=[32-true]"]
+    without = configuration("bench", [*overrides, "options=['model.decoder=null']"])
+    (group,) = cases.model_groups(without)
+    assert forms(group) == ["matmul"]
+
+
+def test_sizes_of_models() -> None:
+    sizes = {"batch_size": 2, "image_shape": [1, 21, 21], "num_classes": 10}
+    assert small_case("capsnet").sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape"),
+    [
+        (["model=cnn_multimnist"], [1, 36, 36]),
+        (["model=capsnet", "data=smallnorb"], [2, 32, 32]),
+    ],
+)
+def test_images_of_a_model_are_those_of_its_data(overrides: list[str], shape: list[int]) -> None:
+    chosen = cases.training_config(overrides)
+    sizes = cases.sizes_of(configuration("bench"), "any", chosen)
+    assert sizes["image_shape"] == shape
+
+
+def test_fused_kernels_that_do_not_run_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "fused_kernels", lambda _: "no numba")
-    with pytest.raises(
-        ConfigError,
-        match=r"fused, which does not run here: no numba; expected backends=\[matmul\]$",
-    ):
+    message = r"fused, which does not run here: no numba; expected backends=\[matmul\]$"
+    with pytest.raises(ConfigError, match=message):
         cases.check_bench(configuration("bench", ["device=cpu"]))
 
 
 @pytest.mark.whole
-def test_every_model_has_a_step() -> None:
-    for model in options_of("model"):
-        sizes = cases.sizes_of(
-            configuration("bench"), model, cases.training_config([f"model={model}"])
-        )
-        assert [*sizes] == [*cases.SIZES]
+@pytest.mark.parametrize("model", options_of("model"))
+def test_every_model_has_a_step(model: str) -> None:
+    chosen = cases.training_config([f"model={model}"])
+    sizes = cases.sizes_of(configuration("bench"), model, chosen)
+    assert tuple(sizes) == cases.SIZES
 
 
-def test_forms_of_a_layer_and_a_network_are_of_the_same_size() -> None:
-    for name in LAYERS:
-        numbers = set()
-        for form in ("textbook", "reference", "matmul"):
-            forward, inputs = layers.build_layer(replace(small_case(name), form=form))
-            outputs = forward()
-            assert all(
-                each.isfinite().all()
-                for each in torch.autograd.grad([o.sum() for o in outputs], inputs)
-            )
-            numbers.add(
-                tuple(sum(each.numel() for each in tensors) for tensors in (outputs, inputs))
-            )
-        assert len(numbers) == 1
-    for model, biases in (("capsnet", 0), ("em_caps_paper", 2 * 17)):
-        case = small_case(
-            model, "options=['model.channels=3','model.primary.types=2','routing.iterations=2']"
-        )
-        config = cases.training_config(case.overrides)
-        networks = models.build_textbook(case, config), models.build_network(case, config).network
-        theirs, ours = (
-            sum(parameter.numel() for parameter in network.parameters()) for network in networks
-        )
-        assert theirs == ours + biases
-    cnns = (small_case("cnn_small", f"options=['module.l2={weight}']") for weight in (0.0, 1.0))
-    losses = [models.build_step(case).loss() for case in cnns]
-    assert losses[1] > losses[0]
+@pytest.mark.parametrize("name", LAYERS)
+def test_forms_of_a_layer_are_of_the_same_size(name: str) -> None:
+    sizes = set()
+    for form in ("textbook", "reference", "matmul"):
+        forward, inputs = layers.build_layer(replace(small_case(name), form=form))
+        outputs = forward()
+        total = sum(output.sum() for output in outputs)
+        for gradient in torch.autograd.grad(total, inputs):
+            assert gradient.isfinite().all()
+        sizes.add((count(outputs), count(inputs)))
+    assert len(sizes) == 1
 
 
-def test_work_is_counted_as_by_hand() -> None:
-    forward = (
-        16 * 4 + 2 * (16 + 16) + (16 + 16)
-    )  # the vote, mean and variance twice, the distance once
+@pytest.mark.parametrize(("model", "biases"), [("capsnet", 0), ("em_caps_paper", 2 * 17)])
+def test_textbook_network_is_as_large_as_ours_but_for_biases(model: str, biases: int) -> None:
+    options = "options=['model.channels=3','model.primary.types=2','routing.iterations=2']"
+    case = small_case(model, options)
+    config = cases.training_config(case.overrides)
+    theirs = models.build_textbook(case, config)
+    ours = models.build_network(case, config).network
+    assert count(theirs.parameters()) == count(ours.parameters()) + biases
+
+
+def test_loss_of_a_model_is_that_of_its_options() -> None:
+    without = small_case("cnn_small", "options=['module.l2=0.0']")
+    with_decay = small_case("cnn_small", "options=['module.l2=1.0']")
+    assert models.build_step(with_decay).loss() > models.build_step(without).loss()
+
+
+def of_window() -> Work:
+    """Two rows of nine children and three parents, two iterations."""
+    vote = 16 * 4
+    mean_and_variance = 2 * (16 + 16)
+    distance = 16 + 16
+    votes = 2 * 9 * 3
     inputs = 2 * 9 * (16 + 1) + 9 * 3 * 16 + 2 * 3  # poses and activations, transformations, betas
-    window = Work(
-        routing_operations=2 * 3 * (2 * 9 * 3) * forward,
-        full_numbers=3 * inputs + 2 * 2 * 3 * (16 + 1),
+    outputs = 2 * 3 * (16 + 1)
+    return Work(
+        routing_operations=2 * 3 * votes * (vote + mean_and_variance + distance),
+        full_numbers=3 * inputs + 2 * outputs,
     )
-    assert roofline.count(small_case("em_window")) == window
-    conv, dense, network = (
-        roofline.count(small_case(name)) for name in ("em_all_parents", "dynamic", "capsnet")
-    )
+
+
+def test_work_of_a_layer_is_counted_as_by_hand() -> None:
+    assert roofline.count(small_case("em_window")) == of_window()
+    conv = roofline.count(small_case("em_all_parents"))
     assert conv.routing_operations == 6 * 8 * 18 * 3 * 160  # 8 positions, 18 places, 3 parents
     assert conv.full_numbers == 3 * (2 * 25 * 2 * 17 + 18 * 3 * 16 + 6) + 2 * 8 * 3 * 17
+    dense = roofline.count(small_case("dynamic"))
     assert dense.routing_operations == 6 * (2 * 6 * 3) * (4 * 5 + 2 * 5 + 5)
     assert dense.full_numbers == 3 * (2 * 6 * 4 + 6 * 4 * 3 * 5 + 3 * 5) + 2 * 2 * 3 * 5
+
+
+def test_work_of_a_network_is_counted_as_by_hand() -> None:
+    network = roofline.count(small_case("capsnet"))
     assert network.routing_operations == 6 * 2 * (2 * 3 * 3) * 10 * (8 * 16 + 3 * 16 + 2 * 16)
     convolutions = 2 * 4 * 13 * 13 * 81 + 3 * 16 * 3 * 3 * 4 * 81  # the images have no gradient
-    assert network.operations == 2 * 2 * (
-        convolutions + 3 * (160 * 512 + 512 * 1024 + 1024 * 21 * 21)
-    )
+    decoder = 3 * (160 * 512 + 512 * 1024 + 1024 * 21 * 21)
+    assert network.operations == 2 * 2 * (convolutions + decoder)
+
+
+def test_roofline_is_the_longer_of_both_times() -> None:
     row = {"precision": "32-true", "seconds_median": 0.01}
-    found = roofline.beside_roofline(row, window, RATES)
-    assert (found["operations"], found["bytes"]) == (51_840, 9_744)
+    found = roofline.beside_roofline(row, of_window(), RATES)
+    assert found["operations"] == 51_840
+    assert found["bytes"] == 9_744
     assert found["roofline_percent"] == pytest.approx(100 * 9_744 / 1e8 / 0.01)
-    found = roofline.beside_roofline({**row, "precision": "bf16-mixed"}, Work(8, 1, 100, 10), RATES)
-    assert (found["bytes"], found["floor_arithmetic_seconds"]) == (240, pytest.approx(3e-9))
+
+
+def test_roofline_in_bfloat16() -> None:
+    row = {"precision": "bf16-mixed", "seconds_median": 0.01}
+    found = roofline.beside_roofline(row, Work(8, 1, 100, 10), RATES)
+    assert found["bytes"] == 2 * 100 + 4 * 10
+    assert found["floor_arithmetic_seconds"] == pytest.approx(8 / 4e9 + 1 / 1e9)
+
+
+def em_work(name: str) -> tuple[int, int]:
+    """Multiply-adds of a kernel, and the numbers that it moves."""
+    votes = 2 * 4 * 18 * 3
+    windows, weight, parents = 8 * 18 * 16, 18 * 3 * 16, 8 * 3 * 16
+    fit = windows + weight + 8 * 18 + votes + parents  # its inputs, and their gradients
+    fitted = 8 * 3 + 2 * parents
+    return {
+        "fit": (votes * (16 * 4 + 4 * 16), fit + fitted + votes),
+        "fit_backward": (2 * votes * (16 * 4 + 4 * 16), 2 * fit + 2 * fitted + votes),
+        "distances": (votes * (16 * 4 + 2 * 16), windows + weight + 2 * parents + votes),
+        "softmax_by_child": (0, 2 * votes),
+        "softmax_by_child_backward": (0, 3 * votes),
+    }[name]
+
+
+def dynamic_work(name: str) -> tuple[int, int]:
+    """Multiply-adds of a kernel, and the numbers that it moves."""
+    votes, dim = 2 * 6 * 3, 5
+    poses, weight, above = 2 * 6 * 4, 6 * 4 * 3 * 5, 2 * 3 * 5
+    inputs = poses + weight
+    return {
+        "weighted_sum": (votes * (4 * dim + dim), inputs + votes + above),
+        "agreement": (votes * (4 * dim + dim), inputs + votes + above),
+        "contraction": (votes * (3 * dim + 2 * 4 * dim), 2 * inputs + 3 * (votes + above)),
+    }[name]
 
 
 @pytest.mark.parametrize("name", cases.KERNELS)
 def test_work_of_a_kernel_is_counted_as_by_hand(name: str) -> None:
     (case,) = cases.kernel_cases(configuration("gpu", [*SMALL, f"kernels=[{name}]"]))
-    votes, dim = (2 * 4 * 18 * 3, 16) if cases.KERNELS[name] == "em_all_parents" else (2 * 6 * 3, 5)
-    poses, weight, above = 2 * 6 * 4, 6 * 4 * 3 * 5, 2 * 3 * 5  # of dynamic routing
-    windows, em_weight, parents = 8 * 18 * 16, 18 * 3 * 16, 8 * 3 * 16
-    fit = windows + em_weight + 8 * 18 + votes + parents  # its inputs, and their gradients
-    fitted = 8 * 3 + 2 * parents
-    multiply_adds, numbers = {
-        "fit": (votes * (16 * 4 + 4 * 16), fit + fitted + votes),
-        "fit_backward": (2 * votes * (16 * 4 + 4 * 16), 2 * fit + 2 * fitted + votes),
-        "distances": (votes * (16 * 4 + 2 * 16), windows + em_weight + 2 * parents + votes),
-        "softmax_by_child": (0, 2 * votes),
-        "softmax_by_child_backward": (0, 3 * votes),
-        "weighted_sum": (votes * (4 * dim + dim), poses + weight + votes + above),
-        "agreement": (votes * (4 * dim + dim), poses + weight + votes + above),
-        "contraction": (
-            votes * (3 * dim + 2 * 4 * dim),
-            2 * (poses + weight) + 3 * (votes + above),
-        ),
-    }[name]
+    work = em_work if cases.KERNELS[name] == "em_all_parents" else dynamic_work
+    multiply_adds, numbers = work(name)
     assert roofline.count(case) == Work(routing_operations=2 * multiply_adds, full_numbers=numbers)
 
 
 def test_unknown_kernel_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^kernels is \['fits'\]; expected a list of values from fit, fit_backward",
-    ):
+    message = r"^kernels is \['fits'\]; expected a list of values from fit, fit_backward"
+    with pytest.raises(ConfigError, match=message):
         cases.kernel_cases(configuration("gpu", ["kernels=[fits]"]))
 
 
 def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, capsys: Any) -> None:
     bench.main(configuration("bench", [*SMALL, "models=[capsnet]", "out=numbers/bench.json"]))
-    shown, numbers = (
-        capsys.readouterr().out,
-        json.loads((tmp_path / "numbers" / "bench.json").read_text()),
-    )
-    assert [
-        text
-        for text in ("textbook", "em_window", "capsnet", "1.00x", "least", "GB/s")
-        if text not in shown
-    ] == []
-    assert {"rows", "rates", "hardware", "bench", "command", "commit", "versions", "python"} == set(
-        numbers
-    )
-    assert [row["name"] for row in numbers["rows"]] == [
-        name for name in [*LAYERS, "capsnet"] for _ in range(2)
-    ]
-    for textbook, ours in zip(numbers["rows"][::2], numbers["rows"][1::2], strict=True):
+    shown = capsys.readouterr().out
+    for text in ("textbook", "em_window", "capsnet", "1.00x", "least", "GB/s"):
+        assert text in shown
+    written = json.loads((tmp_path / "numbers" / "bench.json").read_text())
+    environment = {"hardware", "bench", "command", "commit", "versions", "python"}
+    assert written.keys() == {"rows", "rates", *environment}
+    textbook_rows = written["rows"][::2]
+    our_rows = written["rows"][1::2]
+    assert [row["name"] for row in our_rows] == [*LAYERS, "capsnet"]
+    for textbook, ours in zip(textbook_rows, our_rows, strict=True):
+        assert textbook["name"] == ours["name"]
         assert 0 < ours["seconds_fastest"] <= ours["seconds_median"] <= ours["seconds_slowest"]
-        assert ours["speedup"] == pytest.approx(textbook["seconds_median"] / ours["seconds_median"])
+        ratio = textbook["seconds_median"] / ours["seconds_median"]
+        assert ours["speedup"] == pytest.approx(ratio)
         assert ours["floor_arithmetic_seconds"] == textbook["floor_arithmetic_seconds"] > 0
-    in_turn = [
-        (name.split()[1], function) for name, function in calls if name.startswith("dynamic")
-    ]
-    rounds = ["build_timer", "time_steps", "time_steps", "read_memory"]
-    assert in_turn == [
-        (form, function) for function in rounds for form in ("(textbook,", "(matmul,")
-    ]
+    in_turn = [call for call in calls if call[0].startswith("dynamic")]
+    expected = []
+    for function in ("build_timer", "time_steps", "time_steps", "read_memory"):
+        expected.append(("dynamic (textbook, 32-true)", function))
+        expected.append(("dynamic (matmul, 32-true)", function))
+    assert in_turn == expected
 
 
-def test_profile_and_scaling(calls: list[tuple[str, str]], capsys: Any) -> None:
+def test_profile_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
+    """Which operations are among the slowest depends on the machine."""
     bench.main(configuration("bench", [*SMALL, "models=[capsnet]", "profile=true"]))
-    assert (
-        "optimiser" in capsys.readouterr().out
-    )  # which operations are among the slowest depends on the machine
-    found = breakdown.break_down(
-        {"aten::convolution_backward": 3.0, "capsule_lab::fit": 4.0, "aten::addmm": 1.0}
-    )
-    assert found["shares"] == {
-        "routing": 0.5, "convolutions": 0.375, "matrix products": 0.125, "optimiser": 0, "rest": 0,
-    }  # fmt: skip
+    assert "optimiser" in capsys.readouterr().out
+
+
+def test_operators_are_broken_down_by_family() -> None:
+    operators = {"aten::convolution_backward": 3.0, "capsule_lab::fit": 4.0, "aten::addmm": 1.0}
+    assert breakdown.break_down(operators)["shares"] == {
+        "routing": 0.5,
+        "convolutions": 0.375,
+        "matrix products": 0.125,
+        "optimiser": 0,
+        "rest": 0,
+    }
+
+
+def test_scaling_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
     bench.main(configuration("bench", [*SMALL, "scaling=children"]))
     assert "ns per vote and iteration" in capsys.readouterr().out
-    sizes = {"batch": [1, 2, 4], "iterations": [1, 2, 3, 4, 6], "image_size": [3, 5, 7, 10]}
-    for axis, values in sizes.items():
-        found = scaling.scaled(configuration("bench", [*SMALL, "batch_size=null"]), axis)
-        assert [case.sizes[cases.AXES[axis]] for case in found] == values
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [("batch", [1, 2, 4]), ("iterations", [1, 2, 3, 4, 6]), ("image_size", [3, 5, 7, 10])],
+)
+def test_sizes_along_an_axis(axis: str, values: list[int]) -> None:
+    found = scaling.scaled(configuration("bench", [*SMALL, "batch_size=null"]), axis)
+    assert [case.sizes[cases.AXES[axis]] for case in found] == values
 
 
 def test_path_that_is_not_writable_is_named_before_the_work(
@@ -288,32 +341,29 @@ def test_script_for_a_gpu_writes_after_every_case(
 ) -> None:
     """Here on a CPU; CUDA graphs fail there, and other cases go on."""
     written: list[int] = []
-    monkeypatch.setattr(
-        gpu.files,
-        "write_record",
-        lambda _, report: written.append(len(report["rows"])) or kept.update(report),
-    )
-    monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
     kept: dict[str, Any] = {}
-    overrides = [
-        *SMALL,
-        "kernels=[agreement]",
-        "layers=[dynamic]",
-        "models=[capsnet]",
-        "throughput=[capsnet]",
-        "batches=[1,2]",
-    ]
+
+    def keep(_: Path, report: dict[str, Any]) -> None:
+        written.append(len(report["rows"]))
+        kept.update(report)
+
+    monkeypatch.setattr(gpu.files, "write_record", keep)
+    monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
+    chosen = ["kernels=[agreement]", "layers=[dynamic]", "models=[capsnet]"]
+    overrides = [*SMALL, *chosen, "throughput=[capsnet]", "batches=[1,2]"]
     gpu.main(configuration("gpu", [*overrides, "backends=[fused,graphs]"]))
-    forms = ["fused", "textbook", "fused", "textbook", "fused", "graphs", "fused", "fused"]
-    assert [row["form"] for row in kept["rows"]] == forms
-    assert [number for number, row in enumerate(kept["rows"]) if "error" in row] == [5]
+    rows = kept["rows"]
+    assert [row["form"] for row in rows] == [
+        "fused", "textbook", "fused", "textbook", "fused", "graphs", "fused", "fused",
+    ]  # fmt: skip
+    (failed,) = [row for row in rows if "error" in row]
+    assert failed["form"] == "graphs"
     assert written == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (
-        kept["rows"][0]["sizes"]
-        == "batch_size 2, children 6, child_dim 4, parents 3, parent_dim 5, iterations 2"
-    )
+    sizes = "batch_size 2, children 6, child_dim 4, parents 3, parent_dim 5, iterations 2"
+    assert rows[0]["sizes"] == sizes
     gpu.main(configuration("gpu", [*overrides, "backends=[fused]", "limit=-1"]))
-    assert (kept["rows"], len(kept["not_reached"])) == ([], 7)
+    assert kept["rows"] == []
+    assert len(kept["not_reached"]) == 7
 
 
 @pytest.mark.whole
@@ -332,11 +382,9 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("model", ["capsnet", "em_caps_small"])
 def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
-    case = next(
-        group[0]
-        for group in cases.model_groups(configuration("bench", [*SMALL, f"models=[{model}]"]))
-    )
-    plain, replayed = (models.build_step(replace(case, form="fused")) for _ in range(2))
+    case = replace(small_case(model), form="fused")
+    plain = models.build_step(case)
+    replayed = models.build_step(case)
     replayed.network.load_state_dict(plain.network.state_dict())
     with recorded_graphs() as graphs:
         forward, backward_and_update = timing.replayed_passes(replayed, torch.device("cpu"))
@@ -357,9 +405,8 @@ def test_traffic_counts_arguments_and_results_once(capsys: pytest.CaptureFixture
         (numbers[:, :1] + numbers.T.T).neg()
     assert counted.calls == {"add": 1, "neg": 1}
     assert counted.moved == {"add": 4 * (2 + 6 + 6), "neg": 4 * (6 + 6)}
-    traffic.main(
-        configuration("bench", [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"])
-    )
-    first, *rows = capsys.readouterr().out.splitlines()
-    assert first.startswith("em_caps_small (fused, bf16-mixed), batch ")
-    assert any(row.endswith(" fit_backward") for row in rows)
+    overrides = [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"]
+    traffic.main(configuration("bench", overrides))
+    shown = capsys.readouterr().out
+    assert shown.startswith("em_caps_small (fused, bf16-mixed), batch ")
+    assert " fit_backward\n" in shown

@@ -16,8 +16,6 @@ ROW = {
     "form": "fused",
     "precision": "32-true",
     "sizes": "batch_size 64",
-}
-ROW |= {
     "seconds_median": 0.0123456,
     "roofline_percent": 2.3456,
     "images_per_second": 5184.2,
@@ -31,8 +29,8 @@ def report(*rows: dict[str, Any], **other: Any) -> dict[str, Any]:
 
 
 def test_rows_have_units_of_the_columns() -> None:
-    kernel = {key: value for key, value in ROW.items() if key != "images_per_second"}
-    kernel |= {"kind": "kernel", "name": "fit"}
+    kernel = {**ROW, "kind": "kernel", "name": "fit"}
+    del kernel["images_per_second"]
     failed = {**ROW, "error": "out of memory"}
     step, second = by_card.rows_of(report(ROW, failed, kernel), "0123abcd")
     assert step == {
@@ -65,19 +63,15 @@ def test_case_that_is_measured_again_replaces_its_row(
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(report(*rows)))
         by_card.main([str(path), "commit=abcd"])
-    assert [(row["form"], row["ms"]) for row in by_card.read()] == [
-        ("fused", "10"),
-        ("textbook", "12.35"),
-    ]
+    fused, textbook = by_card.read()
+    assert (fused["form"], fused["ms"]) == ("fused", "10")
+    assert (textbook["form"], textbook["ms"]) == ("textbook", "12.35")
     text = by_card.PAGE.read_text()
     assert "old" not in text
-    assert text.startswith(
-        "before\n<!-- measured by card: command -->\n\n**NVIDIA H100**, torch 2.11.0, Triton 3.6.0"
-    )
-    assert (
-        "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n"
-        in text
-    )
+    card = "**NVIDIA H100**, torch 2.11.0, Triton 3.6.0"
+    assert text.startswith(f"before\n<!-- measured by card: command -->\n\n{card}")
+    line = "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n"
+    assert line in text
     assert text.endswith("\n<!-- end -->\nafter\n")
     path.write_text(json.dumps(report(ROW)))
     by_card.main([str(path), "commit=other"])
@@ -96,10 +90,9 @@ def test_rows_are_complete() -> None:
     rows = by_card.read()
     assert by_card.FILE.read_text() == by_card.csv_text(by_card.merged(rows))
     for row in rows:
-        assert all(
-            row[name]
-            for name in ("date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms")
-        )
+        for name in ("date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms"):
+            assert row[name]
+        for name in by_card.MEASURED:
+            assert float(row[name] or 0) >= 0
         assert re.fullmatch(r"[0-9a-f]{8,40}", row["commit"])
-        assert all(float(row[name] or 0) >= 0 for name in by_card.MEASURED)
     assert not re.search(r"/(tmp|home|root|work)/", by_card.FILE.read_text())

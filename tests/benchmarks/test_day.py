@@ -1,5 +1,6 @@
 """The day of a lent GPU: its steps, what it leaves, and that it needs no installation."""
 
+import itertools
 import json
 import os
 import re
@@ -10,8 +11,10 @@ import sysconfig
 import tarfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,16 +28,21 @@ from tests.helpers.commands import ROOT, environment_of_a_command
 
 WRITE = "open('{folder}/written', 'w').write('{seconds}')"
 SLEEP = "__import__('time').sleep(60)"
-CHILD = f"__import__('subprocess').Popen(['{sys.executable}', '-c', 'import time; time.sleep(60)', '{{folder}}'])"
+CHILD_COMMAND = f"['{sys.executable}', '-c', 'import time; time.sleep(60)', '{{folder}}']"
+CHILD = f"__import__('subprocess').Popen({CHILD_COMMAND})"
 ONCE = "timeit -n 1 -r 1"
 
 
 def day_of(tmp_path: Path, *overrides: str, **steps: str) -> Any:
-    config = options.load(
-        ["day"], [f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}", *overrides], ["steps"]
-    )
+    folders = [f"out={tmp_path / 'out'}", f"work={tmp_path / 'work'}"]
+    config = options.load(["day"], [*folders, *overrides], ["steps"])
     config.steps = steps
     return config
+
+
+def results_of(tmp_path: Path) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = json.loads((tmp_path / "out" / "day.json").read_text())["steps"]
+    return results
 
 
 def members(path: Path) -> list[str]:
@@ -44,11 +52,13 @@ def members(path: Path) -> list[str]:
 
 def processes_of(folder: Path) -> list[str]:
     """Command lines of running processes that name a folder."""
-    lines = []
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it ended meanwhile
-            lines.append(path.read_text())
-    return [line for line in lines if str(folder) in line]
+            line = path.read_text()
+            if str(folder) in line:
+                found.append(line)
+    return found
 
 
 def test_steps_that_fail_or_take_too_long_do_not_stop_the_next(
@@ -64,16 +74,13 @@ def test_steps_that_fail_or_take_too_long_do_not_stop_the_next(
     config = day_of(tmp_path, "limit=20", **steps)
     words = ["fails:9", "sleeps:3", f'writes:50:"{WRITE}"']
     assert not day.main(config, words)
-    results = json.loads((tmp_path / "out" / "day.json").read_text())["steps"]
-    assert [result["status"] for result in results] == [
-        "failed with status 1",
-        "its time ended",
-        "done",
-    ]
-    assert 3 <= results[1]["seconds"] < 3 + day.PATIENCE + 2, "2: to end the killed processes"
-    assert (
-        tmp_path / "work" / "sleeps" / "written"
-    ).read_text() == "1"  # 3 seconds, less than what is kept in reserve
+    fails, sleeps, writes = results_of(tmp_path)
+    assert fails["status"] == "failed with status 1"
+    assert sleeps["status"] == "its time ended"
+    assert writes["status"] == "done"
+    assert 3 <= sleeps["seconds"] < 3 + day.PATIENCE + 2, "2: to end the killed processes"
+    written = tmp_path / "work" / "sleeps" / "written"
+    assert written.read_text() == "1", "3 seconds, less than what is kept in reserve"
     assert members(tmp_path / "out" / "sleeps.tar.gz") == ["sleeps/log.txt", "sleeps/written"]
     assert processes_of(tmp_path / "work" / "sleeps") == []
     shown = capsys.readouterr().out
@@ -107,17 +114,16 @@ def test_step_whose_time_ends_may_save_before_it_is_killed(
 
 def test_steps_for_which_no_time_is_left_are_named(tmp_path: Path) -> None:
     assert not day.main(day_of(tmp_path, "limit=0", late=ONCE), ["late:9"])
-    (result,) = json.loads((tmp_path / "out" / "day.json").read_text())["steps"]
+    (result,) = results_of(tmp_path)
     assert result["status"] == "no time is left"
 
 
 def test_files_arrive_while_a_step_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(day, "PACK_EVERY", 0.05)
-    packed: list[int] = []
-    pack = archives.pack
-    monkeypatch.setattr(archives, "pack", lambda *paths: packed.append(1) or pack(*paths))
+    pack = Mock(wraps=archives.pack)
+    monkeypatch.setattr(archives, "pack", pack)
     assert day.main(day_of(tmp_path, naps=ONCE), ["naps:9:\"__import__('time').sleep(0.5)\""])
-    assert len(packed) > 3
+    assert pack.call_count > 3
 
 
 def test_steps_share_the_checkout_and_a_cache_of_kernels(
@@ -157,24 +163,21 @@ def test_arguments_are_overrides_or_steps() -> None:
 
 def test_prepared_list_fits_into_its_limits() -> None:
     config = options.load(["day"], [], [])
-    seconds = []
+    total = 0.0
     for part in config.parts.values():
-        steps = [day.step_of(word, config.steps) for word in part]
-        assert (
-            len(steps) + 3 <= 8
-        )  # files that a machine gives back: with day.json and the kernels in two
-        seconds.append(sum(step.seconds + day.PATIENCE for step in steps))
-    assert max(seconds) <= config.limit
-    assert sum(seconds) <= (15 - 2) * 60  # without the start of the machine
+        assert len(part) + 3 <= 8, "files given back: with day.json and the kernels in two"
+        seconds = sum(day.step_of(word, config.steps).seconds + day.PATIENCE for word in part)
+        assert seconds <= config.limit
+        total += seconds
+    assert total <= (15 - 2) * 60, "without the start of the machine"
 
 
 def test_documented_list_is_the_prepared_one() -> None:
     config = options.load(["day"], [], [])
     text = (ROOT / "docs" / "gpu.md").read_text()
     documented = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)
-    assert [":".join(row) for row in documented] == [
-        word for part in config.parts.values() for word in part
-    ]
+    words = itertools.chain(*config.parts.values())
+    assert [f"{name}:{seconds}" for name, seconds in documented] == [*words]
 
 
 @pytest.mark.whole
@@ -182,37 +185,39 @@ def test_prepared_list_composes_and_ends_in_time() -> None:
     config = options.load(["day"], [], [])
     for name, text in config.steps.items():
         step = day.step_of(f"{name}:100", {name: text})
-        module, *arguments = step.command(100, Path("folder"))[2:]
-        if module == "capsule_lab" and name not in ("train", "table"):
-            command = load(arguments[0])
-            composed = compose(command.name, command.for_hydra(arguments[1:]))
-            command.check(composed)
-            seconds = (
-                budget_seconds(composed.budget)
-                if command.name == "sweep"
-                else time_limit(composed.trainer)
-            )
-            assert seconds == 100 - day.RESERVE
+        _, _, module, *arguments = step.command(100, Path("folder"))
+        package, _, command = module.rpartition(".")
+        if package != "capsule_lab" or name in ("train", "table"):
+            continue
+        if command == "sweep":
+            composed = compose(command, for_hydra(arguments, FOR_SWEEP))
+            seconds = budget_seconds(composed.budget)
+        else:
+            composed = compose(command, arguments)
+            seconds = time_limit(composed.trainer)
+        check(composed)
+        assert seconds == 100 - day.RESERVE
 
 
 def test_archive_has_no_checkpoints_and_is_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "LARGEST", 2000)
-    folder, archive = tmp_path / "step", tmp_path / "out" / "step.tar.gz"
+    folder = tmp_path / "step"
+    archive = tmp_path / "out" / "step.tar.gz"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"0")
     (folder / "link").symlink_to(tmp_path)
     (folder / "noise").write_bytes(os.urandom(5000))
     archives.pack(folder, archive)
-    parts = sorted(archive.parent.iterdir())
-    assert [path.name for path in parts] == [f"step.tar.gz.{number}" for number in range(3)]
+    parts = [Path(f"{archive}.{number}") for number in range(3)]
+    assert {*archive.parent.iterdir()} == {*parts}
     joined = tmp_path / "joined"
     joined.write_bytes(b"".join(path.read_bytes() for path in parts))
     assert members(joined) == ["step/noise"]
     (folder / "noise").write_bytes(b"0")
     archives.pack(folder, archive)
-    assert [path.name for path in archive.parent.iterdir()] == ["step.tar.gz"]
+    assert [*archive.parent.iterdir()] == [archive]
 
 
 def test_kernels_of_an_earlier_day_are_found_at_their_new_place(
@@ -222,21 +227,24 @@ def test_kernels_of_an_earlier_day_are_found_at_their_new_place(
     cache = pytest.importorskip("triton.runtime.cache")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "before" / "triton"))
     writer = cache.FileCacheManager("key")
-    writer.put_group(
-        "fit.json", {name: writer.put(name, name) for name in ("fit.json", "fit.cubin")}
-    )
+    files = {
+        "fit.json": writer.put("numbers", "fit.json"),
+        "fit.cubin": writer.put("code", "fit.cubin"),
+    }
+    writer.put_group("fit.json", files)
     archives.pack(tmp_path / "before" / "triton", tmp_path / "out" / "triton.tar.gz")
     shutil.rmtree(tmp_path / "before")
     day.main(day_of(tmp_path, f"kernels={tmp_path / 'out'}", once=ONCE), ["once:9"])
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "work" / "triton"))
     found = cache.FileCacheManager("key").get_group("fit.json")
-    assert {name: Path(path).read_text() for name, path in found.items()} == {
-        "fit.json": "fit.json",
-        "fit.cubin": "fit.cubin",
-    }
-    with pytest.raises(
-        ConfigError, match=r"which has no triton\.tar\.gz; expected the folder of an earlier day$"
-    ):
+    assert found.keys() == files.keys()
+    assert Path(found["fit.json"]).read_text() == "numbers"
+    assert Path(found["fit.cubin"]).read_text() == "code"
+
+
+def test_folder_without_kernels_is_refused(tmp_path: Path) -> None:
+    message = r"which has no triton\.tar\.gz; expected the folder of an earlier day$"
+    with pytest.raises(ConfigError, match=message):
         archives.unpack_kernels(tmp_path, tmp_path)
 
 
@@ -261,7 +269,9 @@ class Item:
     fixturenames = ()
 
     def __init__(self, file: str, **order: int) -> None:
-        self.path, self.originalname, self.stash = Path(file), file, pytest.Stash()
+        self.path = Path(file)
+        self.originalname = file
+        self.stash = pytest.Stash()
         self.markers = {"gpu": pytest.mark.gpu(**order).mark}
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
@@ -269,12 +279,11 @@ class Item:
 
 
 def test_most_telling_tests_of_a_gpu_are_first(pytestconfig: pytest.Config) -> None:
-    last, first, second, another_first = items = [
-        Item("a", order=2),
-        Item("a"),
-        Item("a", order=1),
-        Item("b", order=0),
-    ]
+    last = Item("a", order=2)
+    first = Item("a")
+    second = Item("a", order=1)
+    another_first = Item("b", order=0)
+    items = [last, first, second, another_first]
     conftest.pytest_collection_modifyitems(pytestconfig, items)
     assert items == [first, another_first, second, last]
 
@@ -298,62 +307,49 @@ HIDDEN = ("capsule_lab", "tensorboard", "wandb")
 @pytest.mark.whole
 @pytest.mark.integration
 def test_day_of_a_copy_without_installation(tmp_path: Path) -> None:
-    """A copy of the files on the path, packages without metadata of ours, wandb and tensorboard, and no others."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    copy, packages = tmp_path / "copy", tmp_path / "packages"
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("results/"):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name)
-    packages.mkdir()
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.lstrip("_").startswith(HIDDEN) and path.suffix != ".pth":
-            (packages / path.name).symlink_to(path)
+    copy = tmp_path / "copy"
+    packages = tmp_path / "packages"
+    copy_files(copy)
+    link_packages(packages)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     bare = tmp_path / "venv" / "bin" / "python"
-    environment = environment_of_a_command(PYTHONPATH=os.pathsep.join(map(str, (copy, packages))))
+    environment = environment_of_a_command(PYTHONPATH=f"{copy}{os.pathsep}{packages}")
+    run = partial(subprocess.run, env=environment, capture_output=True, check=False, text=True)
     script = "import capsule_lab, importlib.metadata as m; print(capsule_lab.__file__); m.version('capsule-lab')"
-    found = subprocess.run(
-        [bare, "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    found = run([bare, "-c", script], cwd=tmp_path)
     assert found.stdout == f"{copy / 'capsule_lab' / '__init__.py'}\n"
     assert "PackageNotFoundError" in found.stderr
     out = tmp_path / "out"
+    work = tmp_path / "work"
     tests = "tests:200:-k 'memory_does_not_grow' -n 0"
-    command = [
-        bare,
-        "-m",
-        "benchmarks.day",
-        f"out={out}",
-        f"work={tmp_path / 'work'}",
-        BENCH,
-        TRAIN,
-        tests,
-    ]
-    ended = subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, check=False, text=True
-    )
-    results = json.loads((out / "day.json").read_text())["steps"]
-    assert [result["status"] for result in results] == ["done"] * 3, ended.stdout + ended.stderr
+    command = [bare, "-m", "benchmarks.day", f"out={out}", f"work={work}", BENCH, TRAIN, tests]
+    ended = run(command, cwd=copy)
+    shown = ended.stdout + ended.stderr
+    assert [result["status"] for result in results_of(tmp_path)] == ["done"] * 3, shown
     assert ended.returncode == 0
     assert "0 of 1 tests ran" in ended.stdout
-    rows = json.loads((tmp_path / "work" / "bench" / "gpu.json").read_text())["rows"]
+    rows = json.loads((work / "bench" / "gpu.json").read_text())["rows"]
     kinds = [(row["kind"], row["form"]) for row in rows]
     assert kinds == [("kernel", "fused"), ("layer", "textbook"), ("layer", "fused")]
     assert all(row["seconds_median"] > 0 for row in rows)
-    files = members(out / "train.tar.gz")
-    assert [
-        name for name in files if name.endswith(("metrics.json", "metrics.csv", "train.log"))
-    ] != []
-    assert [name for name in files if "checkpoints" in name] == []
+    files = " ".join(members(out / "train.tar.gz"))
+    assert re.search(r"metrics\.json|metrics\.csv|train\.log", files)
+    assert "checkpoints" not in files
+
+
+def copy_files(copy: Path) -> None:
+    """Copy the files of the repository that are neither results nor ignored."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("results/"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+
+
+def link_packages(folder: Path) -> None:
+    """Link the installed packages, apart from ``HIDDEN`` ones."""
+    folder.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.lstrip("_").startswith(HIDDEN) and path.suffix != ".pth":
+            (folder / path.name).symlink_to(path)

@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -26,25 +27,23 @@ SHARES = [
 
 def test_golden_gaussians_and_shares() -> None:
     for (step, *expected), (_, proportion, share) in zip(GOLDEN, SHARES, strict=True):
-        log_likelihood, mixture = (
-            (found := fit_mixture(*example(), step)[-1]).log_likelihood,
-            found.mixture,
-        )
-        numbers = [log_likelihood, *mixture.means.tolist(), *mixture.variances.tolist()]
+        *_, found = fit_mixture(*example(), step)
+        means = found.mixture.means.tolist()
+        variances = found.mixture.variances.tolist()
+        numbers = [found.log_likelihood, *means, *variances]
         assert numbers == pytest.approx(expected, abs=1e-11)
-        assert mixture.proportions.tolist() == pytest.approx(
-            [proportion, 1 - proportion], abs=1e-11
-        )
+        proportions = found.mixture.proportions.tolist()
+        assert proportions == pytest.approx([proportion, 1 - proportion], abs=1e-11)
         assert float(found.responsibilities[3, 0]) == pytest.approx(share, rel=1e-6, abs=1e-11)
 
 
 def test_likelihood_never_falls_and_a_floor_keeps_a_component_from_collapsing() -> None:
     steps = fit_mixture(*example(), 200)
-    assert all(
-        after.log_likelihood >= before.log_likelihood - 1e-12 for before, after in pairwise(steps)
-    )
-    assert float(steps[-1].mixture.variances.min()) < 0.07
-    assert float(fit_mixture(*example(), 200, min_variance=0.3)[-1].mixture.variances.min()) > 0.3
+    for before, after in pairwise(steps):
+        assert after.log_likelihood >= before.log_likelihood - 1e-12
+    assert steps[-1].mixture.variances.min() < 0.07
+    *_, last = fit_mixture(*example(), 200, min_variance=0.3)
+    assert last.mixture.variances.min() > 0.3
 
 
 def test_routing_from_another_first_coupling_is_this_mixture() -> None:
@@ -62,27 +61,34 @@ def test_routing_from_another_first_coupling_is_this_mixture() -> None:
             return shares.t().unsqueeze(0) if self.calls == 1 else log_couplings.softmax(1)
 
     traces: list[RoutingTrace] = []
+    no_beta = points.new_zeros(2)
     em_routing(
-        points.view(1, -1, 1, 1).expand(-1, -1, 2, -1), points.new_ones(1, len(points)), points.new_zeros(2),
-        points.new_zeros(2), iterations=3, min_variance=1e-12, mass_eps=0.0, activation="mixing_proportions",
-        normalise=FirstShares(), on_iteration=traces.append, backend="reference",
-    )  # fmt: skip
+        points.view(1, -1, 1, 1).expand(-1, -1, 2, -1),
+        points.new_ones(1, len(points)),
+        no_beta,
+        no_beta,
+        iterations=3,
+        min_variance=1e-12,
+        mass_eps=0.0,
+        activation="mixing_proportions",
+        normalise=FirstShares(),
+        on_iteration=traces.append,
+        backend="reference",
+    )
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-8)
     for routed, fitted in zip(traces, fit_mixture(points, start, 3), strict=True):
-        torch.testing.assert_close(routed.couplings[0], fitted.responsibilities, rtol=0, atol=1e-8)
-        torch.testing.assert_close(routed.poses.flatten(), fitted.mixture.means, rtol=0, atol=1e-8)
-        torch.testing.assert_close(
-            routed.variances.flatten(), fitted.mixture.variances, rtol=0, atol=1e-8
-        )
+        close(routed.couplings[0], fitted.responsibilities)
+        close(routed.poses.flatten(), fitted.mixture.means)
+        close(routed.variances.flatten(), fitted.mixture.variances)
 
 
 def test_figure_has_a_panel_per_step_and_the_likelihood() -> None:
     figure = mixture_figure(*example(), shown=(0, 3))
     assert [axis.get_title() for axis in figure.axes] == ["start", "after 3", "log-likelihood"]
-    (line,) = figure.axes[-1].lines
-    assert [*line.get_ydata()] == pytest.approx(
-        [step.log_likelihood for step in fit_mixture(*example(), 4)]
-    )
-    (dots,) = figure.axes[1].collections
-    assert [*dots.get_array()] == pytest.approx(
-        fit_mixture(*example(), 4)[3].responsibilities[:, 1].tolist()
-    )
+    _, after_three, likelihood = figure.axes
+    steps = fit_mixture(*example(), 4)
+    (line,) = likelihood.lines
+    assert [*line.get_ydata()] == pytest.approx([step.log_likelihood for step in steps])
+    (dots,) = after_three.collections
+    shares = steps[3].responsibilities[:, 1]
+    assert [*dots.get_array()] == pytest.approx(shares.tolist())

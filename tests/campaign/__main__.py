@@ -36,17 +36,22 @@ def run(kinds: Mapping[str, tuple[str, Try]], minutes: float, seed: int) -> bool
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end:
         name = min(kinds, key=lambda name: spent[name])
-        start_time, number = time.monotonic(), outcomes[name].total()
-        outcome = attempt(name, kinds[name][1], seed, number)
-        outcomes[name]["failed" if ":" in outcome else outcome] += 1
+        start_time = time.monotonic()
+        number = outcomes[name].total()
+        _, fault = kinds[name]
+        outcome = attempt(name, fault, seed, number)
         if ":" in outcome:
+            outcomes[name]["failed"] += 1
             sys.stdout.write(f"{outcome}: only={name} seed={seed} case={number}\n")
+        else:
+            outcomes[name][outcome] += 1
         spent[name] += time.monotonic() - start_time
     sys.stdout.write("| campaign | survived | failed | not hit |\n|---|---|---|---|\n")
     for name, (title, _) in kinds.items():
-        counts = [str(outcomes[name][key]) for key in ("survived", "failed", "not hit")]
-        sys.stdout.write(f"| {title} | {' | '.join(counts)} |\n")
-    return not any(outcomes[name]["failed"] for name in kinds)
+        counts = outcomes[name]
+        survived, failed = counts["survived"], counts["failed"]
+        sys.stdout.write(f"| {title} | {survived} | {failed} | {counts['not hit']} |\n")
+    return not any(counts["failed"] for counts in outcomes.values())
 
 
 def attempt(name: str, fault: Try, seed: int, number: int) -> str:
@@ -58,17 +63,18 @@ def attempt(name: str, fault: Try, seed: int, number: int) -> str:
     except Fault as error:
         return str(error)
     except Exception as error:  # unreadable files count as a failure
-        return (
-            f"unreadable: {type(error).__name__}: {error} {traceback.format_exc(limit=-2)}".replace(
-                "\n", " "
-            )
-        )
+        where = traceback.format_exc(limit=-2)
+        message = f"unreadable: {type(error).__name__}: {error} {where}"
+        return message.replace("\n", " ")
     return "survived"
 
 
 def main(arguments: Sequence[str], kinds: Mapping[str, tuple[str, Try]] = KINDS) -> int:
     """Run the command and return its exit status."""
-    options = dict(argument.partition("=")[::2] for argument in arguments)
+    options = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        options[key] = value
     names = options["only"].split(",") if "only" in options else [*kinds]
     if {*options} - {"minutes", "seed", "only", "case"} or not {*names} <= {*kinds}:
         sys.stderr.write(USAGE.format(kinds=", ".join(kinds)) + "\n")
@@ -77,19 +83,20 @@ def main(arguments: Sequence[str], kinds: Mapping[str, tuple[str, Try]] = KINDS)
     faults.TEMPORARY[:] = [Path(tempfile.mkdtemp(prefix="campaign-"))]
     try:
         if "case" in options:
-            outcome = attempt(names[0], kinds[names[0]][1], seed, int(options["case"]))
+            name = names[0]
+            _, fault = kinds[name]
+            outcome = attempt(name, fault, seed, int(options["case"]))
             sys.stdout.write(f"{outcome}\n")
             return int(":" in outcome)
-        return int(
-            not run({name: kinds[name] for name in names}, float(options.get("minutes", 30)), seed)
-        )
+        chosen = {name: kinds[name] for name in names}
+        all_survived = run(chosen, float(options.get("minutes", 30)), seed)
+        return int(not all_survived)
     finally:
         shutil.rmtree(faults.TEMPORARY[0], ignore_errors=True)
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # its processes end with it
+    # its processes end with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes.preload()
     sys.exit(main(sys.argv[1:]))

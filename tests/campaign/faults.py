@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,8 @@ from tests.helpers.tables import write_table
 ANY_SIGNAL = (*STOPPING, signal.SIGKILL)
 GRACE = 10.0  # ours: seconds after which nothing lives on
 IMPORT_SECONDS = 5.0  # ours: what the shell's command takes longer
-RANK_LIMIT = (
-    120.0  # ours: seconds in which a run of two processes ends when one of them stands still
-)
+# ours: seconds in which a run of two processes ends when one of them stands still
+RANK_LIMIT = 120.0
 EPOCHS = [*TINY_CAPSNET, "trainer.max_epochs=3", *NO_PICTURES]
 BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=7", "trainer.check_val_every_n_epoch=null"]
 EMCAPS = [
@@ -48,40 +48,53 @@ CONFIGURATIONS = (
     [*EMCAPS, "trainer.max_epochs=2", *NO_PICTURES],
     [*TINY_CAPSNET, "data=multimnist", "trainer.max_epochs=2", *NO_PICTURES],
 )
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
+"""Audit events of changes, besides ``open`` for writing."""
 SAVES_OFTEN = "callbacks.last.every_minutes=0.0001"
 RESUME = "train.resume=true"
 TEMPORARY: list[Path] = []
 """The folder of all files of the campaign; the runner makes and removes it."""
 
 
+class Place(NamedTuple):
+    """A folder for one case, and its processes."""
+
+    folder: Path
+    started: list[Process]
+
+
 @contextmanager
-def fresh_folder() -> Iterator[tuple[Path, list[Process]]]:
-    """A folder for one case and the list of its processes, which are killed at the end."""
-    folder, started = Path(tempfile.mkdtemp(dir=TEMPORARY[0])), list[Process]()
+def fresh_folder() -> Iterator[Place]:
+    """A place whose processes are killed at the end, when its folder is removed."""
+    place = Place(Path(tempfile.mkdtemp(dir=TEMPORARY[0])), [])
     try:
-        yield folder, started
+        yield place
     finally:
-        for process in started:
+        for process in place.started:
             process.end()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place.folder, ignore_errors=True)
 
 
 class Case:
     """A folder in which one command runs once or several times, compared with an undisturbed run of the command."""
 
-    def __init__(self, place: tuple[Path, list[Process]], command: str, *arguments: str) -> None:
-        (self.folder, self.started), self.command, self.arguments = place, command, arguments
+    def __init__(self, place: Place, command: str, *arguments: str) -> None:
+        self.folder, self.started = place
+        self.command = command
+        self.arguments = arguments
 
     def start(self, *more: str, **options: Any) -> Process:
         return self.do(run(self.command, *self.arguments, *more, **options))
 
     def do(self, function: Callable[[], Any]) -> Process:
-        self.started.append(Process(function, self.folder))
-        return self.started[-1]
+        process = Process(function, self.folder)
+        self.started.append(process)
+        return process
 
     def finish(self) -> None:
         """Check that the same command without a fault gives the same results and leaves no other files."""
-        expect_success(ended(self.start(*[RESUME] * (self.command == "train"))))
+        again = self.start(RESUME) if self.command == "train" else self.start()
+        expect_success(ended(again))
         self.compare()
 
     def compare(self) -> None:
@@ -92,7 +105,9 @@ def run(
     command: str, *arguments: str, prepare: Callable[[], Any] | None = None, imports: bool = False
 ) -> Callable[[], Any]:
     module = f"capsule_lab.{command}"
-    return executed(module, *arguments) if imports else forked(module, *arguments, prepare=prepare)
+    if imports:
+        return executed(module, *arguments)
+    return forked(module, *arguments, prepare=prepare)
 
 
 class Reference(NamedTuple):
@@ -106,35 +121,22 @@ class Reference(NamedTuple):
 @functools.cache
 def reference(command: str, *arguments: str) -> Reference:
     folder = Path(tempfile.mkdtemp(dir=TEMPORARY[0]))
-    began = time.monotonic()
-    expect_success(ended(Process(run(command, *arguments, prepare=counted(folder, 0)), folder)))
-    return Reference(folder, time.monotonic() - began, (folder / "changes").stat().st_size)
+    function = run(command, *arguments, prepare=counted(folder, 0))
+    start_time = time.monotonic()
+    expect_success(ended(Process(function, folder)))
+    seconds = time.monotonic() - start_time
+    return Reference(folder, seconds, (folder / "changes").stat().st_size)
 
 
 def counted(folder: Path, kill_at: int) -> Callable[[], Any]:
     """Make a process kill itself before its change number ``kill_at`` of a file or folder below ``folder/runs``."""
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
     def prepare() -> None:
-        file, runs = (folder / "changes").open("ab", buffering=0), str(folder / "runs")
+        file = (folder / "changes").open("ab", buffering=0)
+        runs = str(folder / "runs")
 
         def audit(name: str, arguments: tuple[Any, ...]) -> None:
-            changes = name in (
-                "os.rename",
-                "os.remove",
-                "os.mkdir",
-                "os.rmdir",
-                "os.link",
-                "os.truncate",
-            )
-            if not changes and not (
-                name == "open" and isinstance(arguments[2], int) and arguments[2] & writing
-            ):
-                return
-            path = arguments[name == "os.rename"]
-            if isinstance(path, str | bytes | os.PathLike) and os.path.abspath(
-                os.fsdecode(path)
-            ).startswith(runs):
+            if _changed_path(name, arguments).startswith(runs):
                 file.write(b".")
                 if file.tell() == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -142,6 +144,22 @@ def counted(folder: Path, kill_at: int) -> Callable[[], Any]:
         sys.addaudithook(audit)
 
     return prepare
+
+
+def _changed_path(event: str, arguments: tuple[Any, ...]) -> str:
+    """The file or folder that an audit event changes, absolute; empty for other events and open files."""
+    if event == "open":
+        path, _, flags = arguments
+        writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        if not isinstance(flags, int) or not flags & writing:
+            return ""
+    elif event in CHANGES:
+        path = arguments[1] if event == "os.rename" else arguments[0]
+    else:
+        return ""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return ""
+    return os.path.abspath(os.fsdecode(path))
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -152,21 +170,26 @@ def crash_point(draw: random.Random) -> None:
     at = draw.randint(1, reference("train", *overrides).changes)
     with fresh_folder() as place:
         case = Case(place, "train", *overrides)
-        if ended(case.start(prepare=counted(case.folder, at))).status != -signal.SIGKILL:
+        result = ended(case.start(prepare=counted(case.folder, at)))
+        if result.status != -signal.SIGKILL:
             raise NotHitError
         case.finish()
 
 
 def chain(draw: random.Random) -> None:
     overrides = [*TINY_DATA, *draw.choice(CONFIGURATIONS), SAVES_OFTEN]
-    hit, seconds = 0, reference("train", *overrides).seconds
+    seconds = reference("train", *overrides).seconds
+    hit = False
     with fresh_folder() as place:
         case = Case(place, "train", *overrides)
         for _ in range(draw.randint(1, 6)):
-            imports, signum, moment = draw.random() < 0.25, draw.choice(ANY_SIGNAL), draw.random()
+            imports = draw.random() < 0.25
+            signum = draw.choice(ANY_SIGNAL)
+            longest = seconds + IMPORT_SECONDS if imports else seconds
+            moment = draw.random() * longest
             process = case.start(RESUME, imports=imports)
-            if process.wait(moment * (seconds + IMPORT_SECONDS * imports)) is None:
-                hit += process.send(process.pid, signum)
+            if process.wait(moment) is None:
+                hit |= process.send(process.pid, signum)
             stopped_by(ended(process), signum)
         if not hit:
             raise NotHitError
@@ -175,7 +198,8 @@ def chain(draw: random.Random) -> None:
 
 def rank(draw: random.Random) -> None:
     overrides = [*TINY_DATA, *EPOCHS, "trainer.devices=2", "trainer.strategy=ddp"]
-    signum, number = draw.choice([*ANY_SIGNAL, signal.SIGKILL, signal.SIGSTOP]), draw.randrange(2)
+    signum = draw.choice([*ANY_SIGNAL, signal.SIGKILL, signal.SIGSTOP])
+    number = draw.randrange(2)
     at = draw.uniform(0, 0.9) * reference("train", *overrides).seconds
     with fresh_folder() as place:
         case = Case(place, "train", *overrides)
@@ -184,14 +208,16 @@ def rank(draw: random.Random) -> None:
             raise NotHitError
         while number and len(process.members()) < 2 and process.wait(0.05) is None:
             pass  # the second is not there yet
-        target = next(iter({*process.members()} - {process.pid}), 0) if number else process.pid
-        if not process.send(target, signum):
+        targets = [process.pid]
+        if number:
+            targets = [pid for pid in process.members() if pid != process.pid]
+        if not targets or not process.send(targets[0], signum):
             raise NotHitError
-        if left := process.remain(RANK_LIMIT, but=target if signum == signal.SIGSTOP else 0):
-            raise Fault(
-                "alive",
-                f"{len(left)} processes {RANK_LIMIT} s after {signum.name} to rank {number}",
-            )
+        target = targets[0]
+        left = process.remain(RANK_LIMIT, but=target if signum == signal.SIGSTOP else 0)
+        if left:
+            after = f"{RANK_LIMIT} s after {signum.name} to rank {number}"
+            raise Fault("alive", f"{len(left)} processes {after}")
         process.send(target, signal.SIGCONT)
         result = ended(process, GRACE)
         if result.status != -signum:
@@ -210,17 +236,20 @@ def table() -> str:
         {"name": "uniform", "overrides": ["routing=uniform"]},
         {"name": "fewer", "of": "one", "evaluate": ["data.eval_images=100"]},
     ]
-    return f"table={write_table(TEMPORARY[0], base=[*TINY_DATA, *EPOCHS], rows=rows)}"
+    file = write_table(TEMPORARY[0], base=[*TINY_DATA, *EPOCHS], rows=rows)
+    return f"table={file}"
 
 
 def sweep(draw: random.Random) -> None:
     command = ("sweep", table(), "launcher=gpus", "hydra.launcher.jobs=2")
-    target, signum = draw.choice(["sweep", "job", "all"]), draw.choice(ANY_SIGNAL)
-    at, twice = draw.uniform(0, 0.9) * reference(*command).seconds, draw.random() < 0.2
+    target = draw.choice(["sweep", "job", "all"])
+    signum = draw.choice(ANY_SIGNAL)
+    at = draw.uniform(0, 0.9) * reference(*command).seconds
+    times = 2 if draw.random() < 0.2 else 1
     with fresh_folder() as place:
         case = Case(place, *command)
         process = case.start()
-        for pid in _targets(process, target, at) * (1 + twice):
+        for pid in _targets(process, target, at) * times:
             process.send(pid, signum)
         if target == "sweep" and signum == signal.SIGKILL:
             _nothing_alive(process)
@@ -237,24 +266,27 @@ def _targets(process: Process, target: str, seconds: float) -> list[int]:
     while process.wait(0.01) is None:
         members = process.members()
         jobs = [pid for pid in members if status_of(pid)[1] == process.pid]
-        if chosen := {"sweep": [process.pid], "job": jobs[:1], "all": members}[target]:
+        chosen = {"sweep": [process.pid], "job": jobs[:1], "all": members}[target]
+        if chosen:
             return chosen
     raise NotHitError
 
 
 def _nothing_alive(process: Process) -> None:
-    if left := process.remain(GRACE):
+    left = process.remain(GRACE)
+    if left:
         raise Fault("alive", f"{len(left)} processes after {GRACE} s")
 
 
 def at_once(draw: random.Random) -> None:
     """The same run in several processes, or many processes that take one lock."""
-    kind, delays = draw.choice([_runs, _locks]), [draw.random() for _ in range(draw.randint(2, 5))]
+    kind = draw.choice([_runs, _locks])
+    delays = [draw.random() for _ in range(draw.randint(2, 5))]
     with fresh_folder() as place:
         kind(place, delays)
 
 
-def _runs(place: tuple[Path, list[Process]], delays: list[float]) -> None:
+def _runs(place: Place, delays: list[float]) -> None:
     case = Case(place, "train", *TINY_DATA, *EPOCHS)
     for delay in delays:
         case.start()
@@ -266,41 +298,47 @@ def _runs(place: tuple[Path, list[Process]], delays: list[float]) -> None:
     case.compare()
 
 
-def _locks(place: tuple[Path, list[Process]], delays: list[float]) -> None:
+def _locks(place: Place, delays: list[float]) -> None:
     case = Case(place, "train")
     for delay in delays:
-        claimers = [case.do(lambda: _claim(case.folder, claims=1000)) for _ in range(4)]
+        holders = [case.do(partial(_take_lock, case.folder, times=1000)) for _ in range(4)]
         time.sleep(1 + delay)
-        for claimer in claimers:
-            claimer.send(claimer.pid, signal.SIGKILL)
-        for result in map(ended, claimers):
+        for holder in holders:
+            holder.send(holder.pid, signal.SIGKILL)
+        for result in map(ended, holders):
             if result.status != -signal.SIGKILL:
                 raise Fault("lock", result.err)
-    result = ended(case.do(lambda: _claim(case.folder, claims=1)), 30)
+    result = ended(case.do(partial(_take_lock, case.folder, times=1)), 30)
     if result.status:
         raise Fault("lock", f"cannot be had after its holders were killed: {result.err}")
 
 
-def _claim(folder: Path, claims: int) -> None:
-    """Take the lock of one configuration ``claims`` times, and read its state in between."""
-    from capsule_lab.commands import compose
+def _take_lock(folder: Path, times: int) -> None:
+    """Take the lock of one configuration so many times, and read its state in between."""
+    from capsule_lab.config.compose import compose
     from capsule_lab.errors import RunError
     from capsule_lab.runs import directories, lock
 
-    config, holder = compose("train", [*TINY_DATA]), folder / "holder"
+    config = compose("train", TINY_DATA)
     fingerprint = directories.config_hash(config)
-    while claims:
+    holder = folder / "holder"
+    while times:
         lock.is_locked(fingerprint)
         lock.read_record(fingerprint)
         try:
             with lock.train_lock(config):
-                other = int(holder.read_text() or 0) if holder.is_file() else 0
-                assert other in (0, os.getpid()) or status_of(other)[0] in "XZ", (
-                    f"{other} holds it as well"
-                )
+                _check_alone(holder)
                 holder.write_text(str(os.getpid()))
                 time.sleep(0.002 * random.random())
                 holder.write_text("0")
-                claims -= 1
+                times -= 1
         except RunError:
             pass  # another process has it
+
+
+def _check_alone(holder: Path) -> None:
+    """Check that no living process is named in the file of the lock's holder."""
+    other = int(holder.read_text() or 0) if holder.is_file() else 0
+    if other not in (0, os.getpid()):
+        state, _, _ = status_of(other)
+        assert state in "XZ", f"{other} holds it as well"

@@ -17,9 +17,9 @@ class Fault(Exception):
 
     def __init__(self, verdict: str, detail: str = "") -> None:
         words = " ".join(detail.split())
-        super().__init__(
-            f"{verdict}: {words if len(words) < 600 else f'{words[:200]} … {words[-400:]}'}"
-        )
+        if len(words) >= 600:
+            words = f"{words[:200]} … {words[-400:]}"
+        super().__init__(f"{verdict}: {words}")
 
 
 class NotHitError(Exception):
@@ -30,7 +30,8 @@ def ended(process: Process, seconds: float = LIMIT) -> Ended:
     """Wait for the end of a process; raise ``Fault`` if it hangs."""
     result = process.wait(seconds)
     if result is None:
-        raise Fault("hangs", "".join(file.read_text(errors="replace") for file in process.files))
+        output = [file.read_text(errors="replace") for file in process.files]
+        raise Fault("hangs", "".join(output))
     return result
 
 
@@ -44,11 +45,10 @@ def expect_sentence(result: Ended, *statuses: int, most: int = 1) -> None:
     """
     if TRACEBACK in result.err + result.out:
         raise Fault("traceback", f"status {result.status}: {result.err or result.out}")
-    if result.status and result.status not in (statuses or (2,)):
-        raise Fault(
-            "wrong status",
-            f"{result.status}, expected 0 or one of {statuses or (2,)}: {result.err}",
-        )
+    allowed = statuses or (2,)
+    if result.status and result.status not in allowed:
+        expected = f"expected 0 or one of {allowed}"
+        raise Fault("wrong status", f"{result.status}, {expected}: {result.err}")
     lines = re.findall(r"^capsule_lab: .+$", result.err, re.MULTILINE)
     if result.status and not 1 <= len(lines) <= most:
         raise Fault("no sentence", f"status {result.status}, {len(lines)} sentences: {result.err}")
@@ -69,25 +69,34 @@ def stopped_by(result: Ended, signum: int) -> None:
 
 def expect_equal(folder: Path, whole: Path) -> None:
     """Check that all runs in a folder equal undisturbed ones bit for bit, and that no other files are left."""
-    names, expected = (
-        {_first(file.parent): file.parent for file in place.glob("runs/*/config.yaml")}
-        for place in (folder, whole)
-    )
-    if names.keys() != expected.keys():
+    directories = _directories(folder)
+    expected = {_first(directory): directory for directory in _directories(whole)}
+    names = {_first(directory) for directory in directories}
+    if names != expected.keys():
         raise Fault("differs", f"runs are {sorted(names)}, not {sorted(expected)}")
-    for directory in sorted(file.parent for file in folder.glob("runs/*/config.yaml")):
-        other = expected[_first(directory)]
-        wrong = differences(
-            _read(directory / "metrics.json"), directory, _read(other / "metrics.json"), other
-        )
-        for file in other.glob("evaluations/*.json"):
-            if _read(file)["test"] != _read(directory / "evaluations" / file.name)["test"]:
-                wrong.append(file.name)
+    for directory in directories:
+        wrong = _differences(directory, expected[_first(directory)])
         if wrong:
             raise Fault("differs", f"{directory.name}: {', '.join(wrong)}")
     left = [*folder.glob("runs/*/checkpoints/.*.ckpt"), *folder.glob("runs/cells/[!.]*.json")]
     if left:
         raise Fault("leftover", ", ".join(str(path.relative_to(folder)) for path in left))
+
+
+def _directories(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob("runs/*/config.yaml"))
+
+
+def _differences(directory: Path, other: Path) -> list[str]:
+    """The names of what differs in a run and its evaluations."""
+    result = _read(directory / "metrics.json")
+    expected = _read(other / "metrics.json")
+    wrong = differences(result, directory, expected, other)
+    for file in other.glob("evaluations/*.json"):
+        own = directory / "evaluations" / file.name
+        if _read(file)["test"] != _read(own)["test"]:
+            wrong.append(file.name)
+    return wrong
 
 
 def _first(directory: Path) -> str:

@@ -30,10 +30,9 @@ class Process:
 
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         number = next(_numbers)
-        self.files = [folder / f"{number}.{name}" for name in ("out", "err")]
-        self.child = multiprocessing.get_context("fork").Process(
-            target=self._run, args=(function, folder)
-        )
+        self.files = [folder / f"{number}.out", folder / f"{number}.err"]
+        context = multiprocessing.get_context("fork")
+        self.child = context.Process(target=self._run, args=(function, folder))
         self.child.start()
         self.pid = int(self.child.pid or 0)
         while self.child.is_alive() and status_of(self.pid)[2] != self.pid:
@@ -44,16 +43,17 @@ class Process:
         self.child.join(seconds)
         if self.child.exitcode is None:
             return None
+        out, err = self.files
         return Ended(
-            self.child.exitcode, *(file.read_text(errors="replace") for file in self.files)
+            self.child.exitcode,
+            out.read_text(errors="replace"),
+            err.read_text(errors="replace"),
         )
 
     def members(self) -> list[int]:
         """Numbers of the living processes of its session."""
-        numbers = sorted(
-            int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()
-        )
-        return [pid for pid in numbers if self._has(pid)]
+        numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in sorted(numbers) if self._has(pid)]
 
     def send(self, pid: int, signum: int) -> bool:
         """Send a signal to a process of the session; ``False`` if it has ended."""
@@ -68,9 +68,11 @@ class Process:
     def remain(self, seconds: float, but: int = 0) -> list[int]:
         """Processes of the session, except ``but``, that are alive after that time; return early if there are none."""
         end = time.monotonic() + seconds
-        while (left := [pid for pid in self.members() if pid != but]) and time.monotonic() < end:
+        while True:
+            left = [pid for pid in self.members() if pid != but]
+            if not left or time.monotonic() >= end:
+                return left
             time.sleep(0.05)
-        return left
 
     def end(self) -> None:
         """Kill all processes of the session."""
@@ -99,9 +101,8 @@ class Process:
         }
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_DFL)
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell's background process inherits none
+        # a shell's background process inherits none
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout.reconfigure(line_buffering=True)
         function()
 
@@ -139,16 +140,16 @@ def preload() -> None:
     """Import what commands need."""
     import torch
 
+    # none starts a thread: this process can be forked
     for name in (
-        *("lightning", "matplotlib.backends.backend_agg", "sklearn.datasets"),
-        *(
-            "capsule_lab.callbacks",
-            "capsule_lab.data",
-            "capsule_lab.kernels.cpu",
-            "capsule_lab.config.compose",
-        ),
+        "lightning",
+        "matplotlib.backends.backend_agg",
+        "sklearn.datasets",
+        "capsule_lab.callbacks",
+        "capsule_lab.data",
+        "capsule_lab.kernels.cpu",
+        "capsule_lab.config.compose",
     ):
-        importlib.import_module(name)  # starts no thread: this process can be forked
-    torch.set_num_threads(
-        1
-    )  # nor may OpenMP, when results are compared: its locks would stay locked in a child
+        importlib.import_module(name)
+    # nor may OpenMP, when results are compared: its locks would stay locked in a child
+    torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,17 @@ from capsule_lab.config.declaration import Command
 from capsule_lab.launchers import Job
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand
-from capsule_lab.tables.cells import EvaluationCell, SeededConfig, TrainingCell
+from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
 TINY = [
-    *("debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", "trainer.precision=32-true"),
-    *(*NO_PICTURES, "callbacks.routing_stats=null"),
+    "debug=smoke",
+    *TINY_CAPSNET,
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    *NO_PICTURES,
+    "callbacks.routing_stats=null",
 ]
 RESULT = {
     "status": "finished", "test": {"error": 1.0, "novel/error": 2.0}, "val": {"error": 3.0}, "parameters": 1234,
@@ -99,9 +103,11 @@ def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path
     return file
 
 
-def call(name: str, *arguments: str) -> Ended:
-    """Run a command in this process, for fixtures with a wider scope than ``cli``; without a name, the overview."""
-    out, err, status = io.StringIO(), io.StringIO(), 0
+def call(module: ModuleType, *arguments: str) -> Ended:
+    """Run a command in this process, for fixtures with a wider scope than ``cli``."""
+    out = io.StringIO()
+    err = io.StringIO()
+    status = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["capsule-lab", *arguments])
         try:
@@ -115,31 +121,41 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
     """Run jobs in this process, as a replacement for the ``launch`` of a launcher."""
     failures = {}
     for job in jobs:
-        hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg  # of the sweep
+        hydra = GlobalHydra.instance().hydra  # of the sweep
+        config = HydraConfig.instance().cfg
         handlers = [*logging.getLogger().handlers]
         GlobalHydra.instance().clear()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**job.environment, protocol.LOG: "a.log"}.items():
                 patch.setenv(name, value)
             if deadline < math.inf:
-                patch.setenv(protocol.DEADLINE, str(deadline))
-            ended = call(*job.arguments[2:])
-        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
+                patch.setenv(DEADLINE_VARIABLE, str(deadline))
+            ended = call(importlib.import_module(job.arguments[1]), *job.arguments[2:])
+        GlobalHydra.instance().hydra = hydra
+        HydraConfig.instance().cfg = config
         logging.getLogger().handlers[:] = handlers
         sys.stdout.write(ended.out)
-        failures[job.fingerprint] = (
-            ended.err.removeprefix("capsule_lab: ").strip() if ended.status else None
-        )
+        message = ended.err.removeprefix("capsule_lab: ").strip()
+        failures[job.fingerprint] = message if ended.status else None
     return failures
 
 
 def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
     """Time stamp and content of every file of every run."""
-    return {
-        run.name: {
-            file.name: (file.stat().st_mtime_ns, file.read_bytes())
-            for file in run.rglob("*")
-            if file.is_file()
-        }
-        for run in folder.glob("runs/capsnet-mnist-*")
-    }
+    found = {}
+    for run in folder.glob("runs/capsnet-mnist-*"):
+        found[run.name] = {}
+        for file in run.rglob("*"):
+            if file.is_file():
+                found[run.name][file.name] = (file.stat().st_mtime_ns, file.read_bytes())
+    return found
+
+
+def statuses(cells: Sequence[Cell]) -> list[str]:
+    """The status of every cell."""
+    return [cell.status for cell in cells]
+
+
+def names(parts: Iterable[Any]) -> list[str]:
+    """The names of rows, columns or cells."""
+    return [part.name for part in parts]

@@ -1,6 +1,7 @@
 """The grid sweeper of ``-m``: a job for each combination of values."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,8 +95,11 @@ def test_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.Monk
     heading, failed, row = ended.out.splitlines()[-3:]
     assert heading.split() == ["test", "error", "minutes", "run"]
     assert failed.split() == ["model.channels=0", "0.0", "not", "finished"]
-    error = f"{json.loads(file.read_text())['test']['error']:.2f}"
-    assert row.split()[:3] == ["model.channels=4", error, "%"]
+    error = json.loads(file.read_text())["test"]["error"]
+    assert row.split()[:3] == ["model.channels=4", f"{error:.2f}", "%"]
     assert "(32 of 359" in row
-    assert row.split()[-2:] == ["0.0", str(file.parent)]
+    # minutes are those of the wall clock, which other work on the machine lengthens
+    minutes, directory = row.split()[-2:]
+    assert re.fullmatch(r"\d\.\d", minutes)
+    assert directory == str(file.parent)
     assert "try next" not in ended.out

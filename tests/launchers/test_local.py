@@ -23,7 +23,7 @@ def training(accelerator: str, devices: int = 1) -> DictConfig:
     return DictConfig({"trainer": {"accelerator": accelerator, "devices": devices}})
 
 
-CPU, ONE_GPU = training("cpu"), training("gpu")
+CPU = training("cpu")
 SHOW_ENVIRONMENT = "import json, os; print(json.dumps({**os.environ}))"
 
 
@@ -37,16 +37,14 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     caplog.set_level(logging.INFO, "capsule_lab")
     monkeypatch.setattr(local, "visible_gpus", lambda: ["3", "5"])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in (("SLURM_JOB_ID", "7"), ("TMPDIR", str(tmp_path))):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    on_gpu, on_three = training("gpu", 2), training("gpu", 3)
-    say = "import sys; sys.exit('a\\ncapsule_lab: no disk')"
     jobs = [
         job("good", SHOW_ENVIRONMENT, EXTRA="x"),
-        job("on_gpus", SHOW_ENVIRONMENT, on_gpu),
-        job("too_many", "", on_three),
-        job("refused", say),
+        job("on_gpus", SHOW_ENVIRONMENT, training("gpu", 2)),
+        job("too_many", "", training("gpu", 3)),
+        job("refused", "import sys; sys.exit('a\\ncapsule_lab: no disk')"),
         job("killed", "import os; os.kill(os.getpid(), 9)"),
         job("broken", "raise SystemExit(3)"),
     ]
@@ -61,19 +59,17 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
         "killed": f"a run was killed by SIGKILL; its log is {logs / 'killed.log'}",
         "broken": f"a run ended with status 3; its log is {logs / 'broken.log'}",
     }
-    good, on_gpus = (json.loads((logs / f"{name}.log").read_text()) for name in ("good", "on_gpus"))
-    own = {"EXTRA": "x", protocol.LOG: str(logs / "good.log"), protocol.PARENT: str(os.getpid())}
+    good = json.loads((logs / "good.log").read_text())
+    on_gpus = json.loads((logs / "on_gpus.log").read_text())
+    own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
     assert own.items() <= good.items()
-    assert good[protocol.DEADLINE] == str(deadline)
-    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), (
-        "two jobs at a time, one a GPU"
-    )
+    assert good[DEADLINE_VARIABLE] == str(deadline)
+    cores = len(os.sched_getaffinity(0))
+    assert good["OMP_NUM_THREADS"] == str(max(1, cores // 2)), "two jobs at a time, one a GPU"
     assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == [
-        "gpu-3-1-of-1.lock",
-        "gpu-5-1-of-1.lock",
-    ]
+    locks = {path.name for path in tmp_path.glob("capsule_lab-*/*")}
+    assert locks == {"gpu-3-1-of-1.lock", "gpu-5-1-of-1.lock"}
     lines = [line for line in caplog.messages if "the refused" in line]
     assert lines == [
         f"[4/6] the refused: log {logs / 'refused.log'}",
@@ -84,41 +80,45 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
 def test_jobs_are_not_started_after_the_deadline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = [job(name, f"print('this is {name}')") for name in ("a", "b")]
+    jobs = [job("a", "print('this is a')"), job("b", "print('this is b')")]
     launcher = LocalLauncher(jobs=1, logs=str(tmp_path), show=True)
     assert launcher.launch(jobs) == {"a": None, "b": None}
     assert launcher.launch(jobs[:1]) == {"a": None}
-    assert capsys.readouterr().out == "this is a\nthis is b\nthis is a\n", (
-        "an appended log is shown once"
-    )
+    # an appended log is shown once
+    assert capsys.readouterr().out == "this is a\nthis is b\nthis is a\n"
     assert (tmp_path / "a.log").read_text() == "this is a\n" * 2
     slow = job("slow", "import time; time.sleep(0.6)")
     assert launcher.launch([slow, *jobs], time.time() + 0.5) == {"slow": None}
-    with pytest.raises(
-        ValueError, match=r"hydra\.launcher\.jobs is 0; expected 1 or more, or null"
-    ):
+
+
+def test_no_job_at_once_is_refused() -> None:
+    message = r"hydra\.launcher\.jobs is 0; expected 1 or more, or null"
+    with pytest.raises(ValueError, match=message):
         LocalLauncher(jobs=0)
 
 
-INT, TERM, HUP, USR1, KILL = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGKILL,
-)
+INT = signal.SIGINT
+TERM = signal.SIGTERM
+HUP = signal.SIGHUP
+USR1 = signal.SIGUSR1
+KILL = signal.SIGKILL
 
 
 @pytest.mark.parametrize(
     ("signum", "further", "passed_on"),
-    [(HUP, [], [TERM]), (USR1, [TERM], [USR1, TERM]), (INT, [INT, INT], [TERM, TERM, KILL])],
+    [
+        (HUP, [], [TERM]),
+        (USR1, [TERM], [USR1, TERM]),
+        (INT, [INT, INT], [TERM, TERM, KILL]),
+    ],
     ids=str,
 )
 def test_signal_is_passed_on_to_running_jobs(
     signum: int, further: list[int], passed_on: list[int]
 ) -> None:
     """Further signals arrive while the sweep waits for its jobs."""
-    received, left = [], list(further)
+    received: list[int] = []
+    left = list(further)
 
     class Popen:
         send_signal = received.append
@@ -130,22 +130,19 @@ def test_signal_is_passed_on_to_running_jobs(
     process = local._Process(job("a", ""), "", Path(), Popen(), 0.0, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(InterruptError) as caught, local._stopping([process]):
         signal.raise_signal(signum)
-    assert (caught.value.signum, received) == (signum, passed_on)
+    assert caught.value.signum == signum
+    assert received == passed_on
     saved = "without saving" if further else "after saving checkpoints"
-    name = signal.Signals(signum).name
-    assert (
-        str(caught.value)
-        == f"stopped by {name}; 1 runs were stopped {saved}; the same command continues"
-    )
+    stopped = f"stopped by {signal.Signals(signum).name}; 1 runs were stopped {saved}"
+    assert str(caught.value) == f"{stopped}; the same command continues"
 
 
 def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     """Also if the sweep is killed during the imports of the command."""
     with subprocess.Popen(["sleep", "60"]) as gone:
         gone.kill()
-    with start(
-        "-m", "capsule_lab", "train", cwd=tmp_path, **{protocol.PARENT: str(gone.pid)}
-    ) as process:
+    parent = {PARENT_VARIABLE: str(gone.pid)}
+    with start("-m", "capsule_lab.train", cwd=tmp_path, **parent) as process:
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGTERM, "")
     assert not list(tmp_path.rglob("metrics.json"))

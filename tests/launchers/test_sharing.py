@@ -6,6 +6,7 @@ import signal
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from capsule_lab.tables.expand import expand
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, Cli, wait_for
 from tests.helpers.messages import one_sentence
-from tests.helpers.tables import write_table
+from tests.helpers.tables import statuses, write_table
 
 SHARE = 20 * 10**9  # bytes of a GPU for each of four runs
 RUN = """
@@ -63,9 +64,8 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4 * SHARE)
-    )
+    properties = SimpleNamespace(total_memory=4 * SHARE)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     return names
 
 
@@ -75,19 +75,24 @@ def jobs_of(folder: Path, config: DictConfig, script: str, *names: str) -> list[
 
 def most_at_once(times: list[tuple[float, float]]) -> int:
     """The largest number of intervals with a common moment."""
-    return max(sum(start <= moment < end for start, end in times) for moment, _ in times)
+    most = 0
+    for moment, _ in times:
+        most = max(most, sum(start <= moment < end for start, end in times))
+    return most
 
 
 def test_as_many_runs_share_each_gpu_as_asked_for(tmp_path: Path, config: DictConfig) -> None:
     names = ["unlucky", *"abcdefghijk"]
     launcher = LocalLauncher(per_gpu=3, logs=str(tmp_path / "logs"))
     ended = launcher.launch(jobs_of(tmp_path, config, RUN, *names))
-    assert ended == {name: "no luck" if name == "unlucky" else None for name in names}
+    assert ended == dict.fromkeys(names) | {"unlucky": "no luck"}
     by_gpu: dict[str, list[tuple[float, float]]] = {"3": [], "5": []}
     for name in names:
         start, gpu = json.loads((tmp_path / f"{name}.started").read_text())
-        by_gpu[gpu].append((start, json.loads((tmp_path / f"{name}.ended").read_text())))
-    assert [most_at_once(times) for times in by_gpu.values()] == [3, 3]
+        end = json.loads((tmp_path / f"{name}.ended").read_text())
+        by_gpu[gpu].append((start, end))
+    assert most_at_once(by_gpu["3"]) == 3
+    assert most_at_once(by_gpu["5"]) == 3
 
 
 def test_runs_know_their_share_of_the_processor_and_of_the_gpu(
@@ -99,26 +104,31 @@ def test_runs_know_their_share_of_the_processor_and_of_the_gpu(
     jobs = jobs_of(tmp_path, config, show, *"abcdef")
     LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
     environment = json.loads((tmp_path / "a.log").read_text())
-    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", protocol.PER_GPU: "4"}
-    assert {name: environment[name] for name in expected} == expected
+    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", PER_GPU_VARIABLE: "4"}
+    assert expected.items() <= environment.items()
 
 
+@pytest.mark.parametrize(("runs", "expected"), [("1", True), ("4", True), ("5", False)])
 def test_a_run_copies_its_images_if_they_fit_into_its_share(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, runs: str, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1600, 1600))
-    images = Images(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    for runs, expected in ((1, True), (4, True), (5, False)):
-        monkeypatch.setenv(protocol.PER_GPU, str(runs))
-        assert loader.fits(images, torch.device("cuda")) is expected
+    monkeypatch.setenv(PER_GPU_VARIABLE, runs)
+    pixels = torch.zeros(100, 1, 1, 1, dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(0, dtype=torch.int64))
+    assert loader.fits(images, torch.device("cuda")) is expected
 
 
-def test_a_record_says_that_a_gpu_was_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("runs", "expected"), [("1", "1 x a GPU"), ("4", "1 x a GPU, shared by 4 runs")]
+)
+def test_a_record_says_that_a_gpu_was_shared(
+    monkeypatch: pytest.MonkeyPatch, runs: str, expected: str
+) -> None:
     """A report compares times of the same hardware only."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    for runs, expected in (("1", "1 x a GPU"), ("4", "1 x a GPU, shared by 4 runs")):
-        monkeypatch.setenv(protocol.PER_GPU, runs)
-        assert hardware(torch.device("cuda")) == expected
+    monkeypatch.setenv(PER_GPU_VARIABLE, runs)
+    assert hardware(torch.device("cuda")) == expected
 
 
 def test_interruption_saves_all_runs_of_a_gpu(
@@ -133,18 +143,22 @@ def test_interruption_saves_all_runs_of_a_gpu(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(
-        InterruptError, match="4 runs were stopped after saving checkpoints; the same command"
-    ):
+    message = "4 runs were stopped after saving checkpoints; the same command"
+    with pytest.raises(InterruptError, match=message):
         LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
     thread.join()
-    assert sorted(path.name for path in tmp_path.glob("*.saved")) == [
-        f"{name}.saved" for name in "abcd"
-    ]
-    locks = [lock_gpus(["0"], 1, 4) for _ in range(5)]
-    assert [*map(bool, locks)] == [True] * 4 + [False], "all places are free again"
-    for descriptors in locks[:4]:
-        os.close((descriptors or {})["0"])
+    assert {path.stem for path in tmp_path.glob("*.saved")} == {*"abcd"}
+    *locks, fifth = [lock_gpus(["0"], 1, 4) for _ in range(5)]
+    assert all(locks), "all places are free again"
+    assert fifth is None
+    close(*locks)
+
+
+def close(*locks: dict[str, int] | None) -> None:
+    """Give places on GPUs back."""
+    for by_gpu in locks:
+        for descriptor in (by_gpu or {}).values():
+            os.close(descriptor)
 
 
 def test_runs_that_wait_for_a_place_do_not_start_after_the_deadline(
@@ -158,28 +172,25 @@ def test_runs_that_wait_for_a_place_do_not_start_after_the_deadline(
 
 def test_a_gpu_has_places_of_one_size_at_a_time() -> None:
     """Also for the sweeps of other processes, which may start at the same time."""
-    quarters = [lock_gpus(["0", "1"], 1, 4) or {} for _ in range(3)]
-    assert [list(locks) for locks in quarters] == [["0"], ["1"], ["0"]], "both GPUs are used"
+    quarter = partial(lock_gpus, ["0", "1"], 1, 4)
+    first, second, third = quarter(), quarter(), quarter()
+    assert [*first, *second, *third] == ["0", "1", "0"], "both GPUs are used"
     assert lock_gpus(["0", "1"], 1) is None
     assert lock_gpus(["0", "1"], 1, 2) is None
-    os.close(quarters[1]["1"])
-    whole = lock_gpus(["0", "1"], 1) or {}
-    assert list(whole) == ["1"]
-    more = [lock_gpus(["0", "1"], 1, 4) for _ in range(3)]
-    assert [locks and list(locks) for locks in more] == [["0"], ["0"], None], (
-        "the whole of 1 is used"
-    )
-    for locks in (quarters[0], quarters[2], whole, *more[:2]):
-        for descriptor in (locks or {}).values():
-            os.close(descriptor)
+    close(second)
+    whole = lock_gpus(["0", "1"], 1)
+    assert [*whole] == ["1"]
+    fourth, fifth = quarter(), quarter()
+    assert [*fourth, *fifth] == ["0", "0"]
+    assert quarter() is None, "the whole of 1 is used"
+    close(first, third, whole, fourth, fifth)
 
 
 @pytest.mark.parametrize("option", ["per_gpu", "jobs"])
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True])
 def test_wrong_number_of_runs_is_refused(cli: Cli, option: str, value: object) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^hydra\.launcher\.{option} is {value}; expected 1 or more"
-    ):
+    message = rf"^hydra\.launcher\.{option} is {value}; expected 1 or more"
+    with pytest.raises(ValueError, match=message):
         LocalLauncher(**{option: value})
     ended = cli("sweep", "table=smoke", "launcher=gpus", f"hydra.launcher.{option}={value}")
     assert f"hydra.launcher.{option} is {value}; expected 1 or more" in one_sentence(ended)
@@ -187,64 +198,77 @@ def test_wrong_number_of_runs_is_refused(cli: Cli, option: str, value: object) -
 
 def test_sharing_needs_a_gpu(tmp_path: Path, config: DictConfig, shown: list[str]) -> None:
     shown.clear()
-    with pytest.raises(
-        DeviceError,
-        match=r"per_gpu is 4, but CUDA shows no GPU; expected .* hydra\.launcher\.jobs=4",
-    ):
-        LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs_of(tmp_path, config, RUN, "a"))
+    jobs = jobs_of(tmp_path, config, RUN, "a")
+    message = r"per_gpu is 4, but CUDA shows no GPU; expected .* hydra\.launcher\.jobs=4"
+    with pytest.raises(DeviceError, match=message):
+        LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
+
+
+def jobs_of_sizes(folder: Path, config: DictConfig) -> list[Job]:
+    """A small run, two large ones that differ in their seed, and a large one on the CPU."""
+    small = compose("train", ["trainer.accelerator=gpu", "data.batch_size=4"])
+    on_cpu = compose("train", ["trainer.accelerator=cpu", "data.batch_size=256"])
+    config.data.batch_size = 256
+    config.seed = 1
+    again = config.copy()
+    again.seed = 2
+    return [
+        *jobs_of(folder, small, RUN, "a"),
+        *jobs_of(folder, config, RUN, "b"),
+        *jobs_of(folder, again, RUN, "c"),
+        *jobs_of(folder, on_cpu, RUN, "d"),
+    ]
+
+
+@pytest.fixture
+def estimated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batch sizes of the estimated runs; a large run needs the bytes of the fixture's parameter."""
+    batch_sizes: list[int] = []
+
+    def need_of(config: DictConfig, enough: float) -> Estimate | None:
+        assert enough == SHARE - memory.OF_CUDA
+        batch_sizes.append(config.data.batch_size)
+        if config.data.batch_size < 256:
+            return None
+        return Estimate(0, 0, 0, int(request.param))
+
+    monkeypatch.setattr(memory, "need_of", need_of)
+    return batch_sizes
+
+
+ESTIMATED_ONCE = [4, 256]
+"""Runs that differ in their seed are estimated once; those on the CPU are not."""
+
+
+@pytest.mark.parametrize("estimated", [18.9e9], indirect=True)
+def test_runs_that_fit_are_not_refused(
+    tmp_path: Path, config: DictConfig, estimated: list[int]
+) -> None:
+    gpus.check_sharing(jobs_of_sizes(tmp_path, config), ["3", "5"], 4)
+    assert estimated == ESTIMATED_ONCE
 
 
 @pytest.mark.parametrize(
-    ("activations", "message"),
+    ("estimated", "needed", "expected"),
     [
-        (18.9e9, None),
-        (
-            19.1e9,
-            r"needs about 19\.1 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=3 or less$",
-        ),
-        (
-            60e9,
-            r"needs about 60\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$",
-        ),
-        (
-            100e9,
-            r"needs about 100\.0 GB \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu=1$",
-        ),
+        (19.1e9, r"19\.1 GB", "3 or less"),
+        (60e9, r"60\.0 GB", "1"),
+        (100e9, r"100\.0 GB", "1"),
     ],
+    indirect=["estimated"],
 )
 def test_runs_that_do_not_fit_are_refused_before_one_begins(
-    tmp_path: Path,
-    config: DictConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    activations: float,
-    message: str | None,
+    tmp_path: Path, config: DictConfig, estimated: list[int], needed: str, expected: str
 ) -> None:
-    """Runs that differ in their seed are estimated once; those on the CPU are not."""
-    estimated: list[int] = []
-
-    def need_of(config: DictConfig, enough: float) -> Estimate | None:
-        estimated.append(config.data.batch_size)
-        assert enough == SHARE - memory.OF_CUDA
-        return Estimate(0, 0, 0, int(activations)) if config.data.batch_size == 256 else None
-
-    monkeypatch.setattr(memory, "need_of", need_of)
-    small = compose("train", ["trainer.accelerator=gpu", "data.batch_size=4"])
-    on_cpu = compose("train", ["trainer.accelerator=cpu", "data.batch_size=256"])
-    configs = [small, config, config.copy(), on_cpu]
-    config.data.batch_size = configs[2].data.batch_size = 256
-    config.seed, configs[2].seed = 1, 2
-    jobs = [
-        jobs_of(tmp_path, each, RUN, name)[0] for name, each in zip("abcd", configs, strict=True)
-    ]
+    message = (
+        r"^hydra\.launcher\.per_gpu is 4, which leaves 20\.0 GB of a GPU to each run, but the b "
+        rf"needs about {needed} \(.*\) and 1\.0 for CUDA; expected hydra\.launcher\.per_gpu={expected}$"
+    )
     launcher = LocalLauncher(per_gpu=4, logs=str(tmp_path / "logs"))
-    if message is None:
-        gpus.check_sharing(jobs, ["3", "5"], 4)
-    else:
-        start = r"^hydra\.launcher\.per_gpu is 4, which leaves 20\.0 GB of a GPU to each run, but the b "
-        with pytest.raises(DeviceError, match=start + message):
-            launcher.launch(jobs)
-        assert not (tmp_path / "logs").exists()
-    assert estimated == [4, 256]
+    with pytest.raises(DeviceError, match=message):
+        launcher.launch(jobs_of_sizes(tmp_path, config))
+    assert not (tmp_path / "logs").exists()
+    assert estimated == ESTIMATED_ONCE
 
 
 def test_a_sweep_that_does_not_fit_is_one_sentence(
@@ -254,14 +278,13 @@ def test_a_sweep_that_does_not_fit_is_one_sentence(
     overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=auto"]
     file = write_table(tmp_path, seeds=[0], base=overrides)
     sharing = ["launcher=gpus", "hydra.launcher.per_gpu=4"]
+    leaves = "hydra.launcher.per_gpu is 4, which leaves 20.0 GB of a GPU to each run, but "
     for ended in (
         cli("sweep", f"table={file}", *sharing),
         cli("train", "-m", *overrides, "seed=0,1", *sharing),
     ):
         message = one_sentence(ended)
-        assert message.startswith(
-            "hydra.launcher.per_gpu is 4, which leaves 20.0 GB of a GPU to each run, but "
-        )
+        assert message.startswith(leaves)
         assert message.endswith("expected hydra.launcher.per_gpu=3 or less")
     assert not list(tmp_path.rglob("metrics.csv"))
 
@@ -290,6 +313,7 @@ def test_a_stopped_sweep_of_a_shared_gpu_continues(
     second = cli(*command)
     assert (second.status, second.err) == (0, "")
     cells = expand(read(file))
-    assert [cell.status for cell in cells] == ["done"] * 2
-    logs = [(path / "train.log").read_text() for cell in cells for path in cell.directories]
-    assert [", continuing " in text for text in logs] == [True] * 2
+    assert statuses(cells) == ["done", "done"]
+    for cell in cells:
+        (directory,) = cell.directories
+        assert ", continuing " in (directory / "train.log").read_text()

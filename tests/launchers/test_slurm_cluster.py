@@ -19,11 +19,10 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start, wait_for
 from tests.helpers.interruptions import differences
-from tests.helpers.tables import contents
+from tests.helpers.tables import contents, names, statuses
 
-MISSING = [
-    name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None
-]
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+MISSING = [name for name in PROGRAMS if shutil.which(name) is None]
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(
@@ -61,78 +60,93 @@ def overrides_for(step: int, *more: str) -> list[str]:
 
 
 def sweep(*more: str) -> list[str]:
-    options = [
+    return [
+        "-m",
+        "capsule_lab.sweep",
+        "table=smoke",
+        "launcher=slurm",
         "hydra.launcher.cpus_per_task=1",
         f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}",
+        *more,
     ]
-    return ["-m", "capsule_lab", "sweep", "table=smoke", "launcher=slurm", *options, *more]
+
+
+def says(text: str, *cells: Cell) -> list[bool]:
+    """Whether the log of each cell contains a text."""
+    return [text in Path(cell.log).read_text() for cell in cells]
+
+
+def epochs(log: str) -> list[str]:
+    """The epochs that a log reports, in their order."""
+    return re.findall(r"(epoch \d).*", log)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_path: Path) -> None:
     overrides = overrides_for(HELD_AT)
     command = sweep(*overrides)
-    killed, *others = asked = cells(overrides)
+    every = cells(overrides)
+    killed, *others = every
     with start(*command, cwd=tmp_path) as process:
         try:
-            wait_for(lambda: all(map(held, asked)), process)
-            logs = {cell.name: Path(cell.log) for cell in asked}
+            wait_for(lambda: all(map(held, every)), process)
             os.kill(held(killed)["pid"], signal.SIGKILL)
             pre_empt(cpus=6)
-            wait_for(
-                lambda: any("SIGTERM: stopping" in logs[cell.name].read_text() for cell in others),
-                process,
-            )
-            late = [
-                cell for cell in others if "SIGTERM: stopping" not in logs[cell.name].read_text()
-            ]
+            wait_for(lambda: any(says("SIGTERM: stopping", *others)), process)
+            late = [cell for cell in others if not all(says("SIGTERM: stopping", cell))]
             for cell in late:
                 let_time_run_out(held(cell)["job"])
             uninterrupted = directly(late[0], tmp_path)  # while nothing else computes
-            wait_for(
-                lambda: all("SIGUSR1: stopping" in logs[cell.name].read_text() for cell in late),
-                process,
-            )
+            wait_for(lambda: all(says("SIGUSR1: stopping", *late)), process)
             wait_for(lambda: start_what_waits() or process.poll() is not None, process)
             out, err = process.communicate()
         finally:
             process.kill()
     assert process.returncode == 2
-    of_jobs = [path.read_text() for log in logs.values() for path in (log, log.with_suffix(".err"))]
-    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", "\n".join([out, err, *of_jobs])
-    assert re.search(
-        r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err", err
-    ), err
-    assert [cell.status for cell in cells(overrides)] == ["failed", "done", "done", "done"]
+    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", out + err + logs_of(every)
+    message = r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err"
+    assert re.search(message, err), err
+    assert statuses(cells(overrides)) == ["failed", "done", "done", "done"]
     assert len(late) == 2
     for cell in others:
-        before, _, after = logs[cell.name].read_text().partition("is requeued")
-        assert f"at step {HELD_AT}, saved in" in logs[cell.name].with_suffix(".err").read_text()
-        assert [line[:7] for line in re.findall(r"epoch \d.*", before)] == ["epoch 1"]
-        assert re.search(r"continuing \S+last\.ckpt", after)
-        assert [line[:7] for line in re.findall(r"epoch \d.*", after)] == [
-            "epoch 2",
-            "epoch 3",
-            "epoch 4",
-        ]
+        expect_requeued(cell)
 
-    (directory,) = late[0].directories
-    (killed_in,) = killed.directories
+    (killed_in,) = names(killed.directories)
     before = contents(tmp_path)
     ended = python(*command, cwd=tmp_path)
-    assert (ended.status, ended.out.splitlines()[0]) == (0, "smoke: 3 done, 1 failed")
-    assert ended.out.splitlines()[-1] == "smoke: 4 done"
-    assert {
-        name for name, content in contents(tmp_path).items() if content != before.get(name)
-    } == {killed_in.name}
+    assert ended.status == 0
+    lines = ended.out.splitlines()
+    assert lines[0] == "smoke: 3 done, 1 failed"
+    assert lines[-1] == "smoke: 4 done"
+    after = contents(tmp_path)
+    assert [name for name in after if after[name] != before.get(name)] == [killed_in]
 
     assert uninterrupted.status == 0, uninterrupted.err
+    (directory,) = late[0].directories
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
-    result, expected = (
-        json.loads((path / "metrics.json").read_text()) for path in (directory, whole)
-    )
+    result = json.loads((directory / "metrics.json").read_text())
+    expected = json.loads((whole / "metrics.json").read_text())
     assert differences(result, directory, expected, whole) == []
     assert HELD_AT % (result["steps"] / result["epochs"]) != 0, "it was stopped within an epoch"
+
+
+def logs_of(cells: list[Cell]) -> str:
+    """What all jobs wrote, for a failure."""
+    texts = []
+    for cell in cells:
+        log = Path(cell.log)
+        texts += [log.read_text(), log.with_suffix(".err").read_text()]
+    return "\n".join(texts)
+
+
+def expect_requeued(cell: Cell) -> None:
+    """Check that a run of four epochs was stopped in the second, and continued there."""
+    log = Path(cell.log)
+    assert f"at step {HELD_AT}, saved in" in log.with_suffix(".err").read_text()
+    before, _, after = log.read_text().partition("is requeued")
+    assert epochs(before) == ["epoch 1"]
+    assert re.search(r"continuing \S+last\.ckpt", after)
+    assert epochs(after) == ["epoch 2", "epoch 3", "epoch 4"]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -148,14 +162,16 @@ def test_preempted_run_of_two_processes_continues(tmp_path: Path) -> None:
             out, err = process.communicate()
         finally:
             process.kill()
-    assert (process.returncode, out.splitlines()[-1]) == (0, "smoke: 1 done"), err
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1] == "smoke: 1 done"
     (again,) = cells(overrides, rows=["dynamic"], seeds=[5])
-    assert again.finished[0] == cell.directories[0]
-    assert again.finished[1]["steps"] == again.finished[1]["planned_steps"]
-    text = "".join(path.read_text() for path in tmp_path.glob("runs/multirun/.submitit/*/*_log.*"))
-    assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, (
-        "each process says so"
-    )
+    directory, result = again.finished
+    assert directory == cell.directories[0]
+    assert result["steps"] == result["planned_steps"]
+    logs = tmp_path.glob("runs/multirun/.submitit/*/*_log.*")
+    text = "".join(path.read_text() for path in logs)
+    stopped = f"stopped by SIGTERM at step {HELD_AT // 2}, saved in"
+    assert text.count(stopped) == 2, "each process says so"
     assert text.count("is requeued") == 1
     assert "Traceback" not in text
 
@@ -166,11 +182,12 @@ def cells(overrides: list[str], **selection: Any) -> list[Cell]:
 
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
     """Job and process of a run that waits or has waited; empty if there is none yet."""
-    files = [path / f"held-{rank}.json" for path in cell.directories]
-    return next(
-        (json.loads(path.read_text()) for path in files if path.is_file() and path.stat().st_size),
-        {},
-    )
+    for directory in cell.directories:
+        file = directory / f"held-{rank}.json"
+        if file.is_file() and file.stat().st_size:
+            found: dict[str, Any] = json.loads(file.read_text())
+            return found
+    return {}
 
 
 def pre_empt(cpus: int, seconds: int = 3) -> str:
@@ -181,13 +198,12 @@ def pre_empt(cpus: int, seconds: int = 3) -> str:
 
 def let_time_run_out(job: str) -> None:
     """Set the shortest time limit in whole minutes after which SLURM can still send its warning."""
-    hours_minutes_seconds = (
-        slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").strip().split(":")
-    )
-    elapsed = sum(
-        int(part) * 60**power for power, part in enumerate(reversed(hours_minutes_seconds))
-    )
-    slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={(elapsed + WARNING + 30) // 60 + 1}")
+    elapsed = 0
+    # [hours:]minutes:seconds
+    for part in slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").split(":"):
+        elapsed = 60 * elapsed + int(part)
+    minutes = (elapsed + WARNING + 30) // 60 + 1
+    slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
 
 def start_what_waits() -> None:
@@ -195,22 +211,17 @@ def start_what_waits() -> None:
 
     SLURM 22.05 gives a job that starts while its processes are still ending the exit status of these.
     """
-    for line in slurm("squeue", "--noheader", "--states=PENDING", "--format", "%i %V").splitlines():
+    pending = slurm("squeue", "--noheader", "--states=PENDING", "--format", "%i %V")
+    for line in pending.splitlines():
         job, submitted = line.split()
-        if datetime.now() - datetime.fromisoformat(submitted) > timedelta(
-            seconds=10
-        ):  # SLURM's clock
+        waited = datetime.now() - datetime.fromisoformat(submitted)  # SLURM's clock
+        if waited > timedelta(seconds=10):
             change = ["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=UNLIMITED"]
             subprocess.run(change, check=False, capture_output=True)  # it may have begun since
 
 
 def directly(cell: Cell, folder: Path) -> Ended:
     """Run the command of a cell outside of SLURM."""
-    return python(
-        "-m",
-        "capsule_lab",
-        "train",
-        *cell.overrides,
-        cwd=folder,
-        CAPSULE_LAB_RUNS=str(folder / "direct"),
-    )
+    runs = str(folder / "direct")
+    command = ["-m", "capsule_lab.train", *cell.overrides]
+    return python(*command, cwd=folder, CAPSULE_LAB_RUNS=runs)

@@ -4,6 +4,7 @@ import inspect
 import json
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,8 @@ from capsule_lab.runs import lock
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
-from tests.helpers.tables import write_run
+from capsule_lab.tables.reader import read
+from tests.helpers.tables import names, statuses, write_run
 
 ROWS = [
     {"name": "one", "overrides": ["routing.iterations=1"]},
@@ -29,16 +31,21 @@ def cells(table_file):
     return expand(read(table_file(rows=ROWS)))
 
 
+def hash_of(overrides) -> str:
+    return runs.directories.config_hash(compose("train", overrides))
+
+
 def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
-    assert [cell.name for cell in cells] == ["one seed 0", "one seed 1", "two seed 0", "two seed 1"]
+    assert names(cells) == ["one seed 0", "one seed 1", "two seed 0", "two seed 1"]
     assert len({cell.fingerprint for cell in cells}) == 4
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
-    program, name, *overrides = shlex.split(cells[number].command)
-    assert (program, name) == ("capsule-lab", "train")
-    assert runs.directories.config_hash(compose("train", overrides)) == cells[number].fingerprint
+    cell = cells[number]
+    program, option, module, *overrides = shlex.split(cell.command)
+    assert [program, option, module] == ["python", "-m", "capsule_lab.train"]
+    assert hash_of(overrides) == cell.fingerprint
 
 
 @pytest.mark.whole
@@ -46,14 +53,14 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
     columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
     rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]
     file = table_file(rows=rows, columns=columns)
-    composed = []
+    counted = Mock(wraps=compose)
     monkeypatch.setattr(expand_module, "_composed", inspect.unwrap(expand_module._composed))
-    monkeypatch.setattr(
-        expand_module, "compose", lambda *given: composed.append(given) or compose(*given)
-    )
+    monkeypatch.setattr(expand_module, "compose", counted)
     shared: dict = {}
-    cells = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
-    assert (len(cells), len(composed)) == (36, 2)
+    cells = expand(read(file), composed=shared)
+    cells += expand(read(file), composed=shared, standin=True)
+    assert len(cells) == 36
+    assert counted.call_count == 2
     for cell in {cell.overrides: cell for cell in cells}.values():
         whole = compose("train", cell.overrides)
         assert runs.directories.config_hash(whole) == cell.fingerprint
@@ -65,37 +72,46 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
 def test_value_may_refer_to_the_seed(table_file, more: list[str]) -> None:
     """With an addition (``+key=value``), too, for which Hydra composes each cell anew."""
     cells = expand(read(table_file(seeds=[3, 5])), ["model.class_dim=${seed}", *more])
-    assert [cell.config.model.class_dim for cell in cells] == [3, 5]
-    assert [cell.composed.container(cell.seed)["model"]["class_dim"] for cell in cells] == [3, 5]
     for cell in cells:
-        assert runs.directories.config_hash(compose("train", cell.overrides)) == cell.fingerprint
+        container = cell.composed.container(cell.seed)
+        assert cell.config.model.class_dim == container["model"]["class_dim"] == cell.seed
+        assert hash_of(cell.overrides) == cell.fingerprint
 
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
     file = table_file(rows=ROWS, columns={"a": {"overrides": ["data.batch_size=4"]}})
     cells = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
-    assert {cell.config.routing.iterations for cell in cells} == {5}
-    assert {cell.config.data.batch_size for cell in cells} == {16}
+    for cell in cells:
+        assert cell.config.routing.iterations == 5
+        assert cell.config.data.batch_size == 16
     assert len(distinct(cells)) == 2
-    assert "progress" not in expand(read(file), ["~callbacks.progress"])[0].config.callbacks
+    without, *_ = expand(read(file), ["~callbacks.progress"])
+    assert "progress" not in without.config.callbacks
 
 
-def test_later_override_of_a_key_replaces_the_earlier_one() -> None:
-    for lists, expected in (
-        ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
-        ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
-        ((["+a.b=1"], ["a.b=2"]), ["a.b=2"]),
-        ((["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]), ["a.b=2", "a={b: 5}"]),
-        ((["a.b=1"], ["~a.b"]), ["~a.b"]),
-        ((["group@package=x"], ["group@package=y"]), ["group@package=y"]),
-    ):
-        assert merged(*lists) == expected
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ([["a=1", "b=2"], ["a=3"]], ["b=2", "a=3"]),
+        ([["model=x", "model.a=1"], ["model=y"]], ["model.a=1", "model=y"]),
+        ([["+a.b=1"], ["a.b=2"]], ["a.b=2"]),
+        ([["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]], ["a.b=2", "a={b: 5}"]),
+        ([["a.b=1"], ["~a.b"]], ["~a.b"]),
+        ([["group@package=x"], ["group@package=y"]], ["group@package=y"]),
+    ],
+)
+def test_later_override_of_a_key_replaces_the_earlier_one(
+    lists: list[list[str]], expected: list[str]
+) -> None:
+    assert merged(*lists) == expected
 
 
-def test_override_of_a_key_that_the_table_sets_is_refused(table_file) -> None:
-    for override in ("seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"):
-        with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
-            expand(read(table_file()), [override])
+@pytest.mark.parametrize(
+    "override", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"]
+)
+def test_override_of_a_key_that_the_table_sets_is_refused(table_file, override: str) -> None:
+    with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
+        expand(read(table_file()), [override])
 
 
 def test_columns_with_different_metrics_share_one_run(table_file) -> None:
@@ -113,27 +129,24 @@ def test_columns_with_different_metrics_share_one_run(table_file) -> None:
 def test_metric_that_was_not_measured_is_an_error_that_names_it(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])))
     write_run(cell)
-    with pytest.raises(
-        TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"
-    ):
+    message = "has no test/novl; expected one of test/error, test/novel/error, val"
+    with pytest.raises(TableError, match=message):
         cell.value("test/novl")
 
 
 def test_wrong_override_names_its_row(table_file) -> None:
     rows = [{"name": "typo", "overrides": ["model.chanels=1"]}]
-    with pytest.raises(
-        TableError,
-        match=r"^row typo: model\.chanels does not exist; did you mean model\.channels\?",
-    ):
+    message = r"^row typo: model\.chanels does not exist; did you mean model\.channels\?"
+    with pytest.raises(TableError, match=message):
         expand(read(table_file(rows=rows)))
 
 
 def test_cell_without_a_run_is_missing(cells) -> None:
-    assert [cell.status for cell in cells] == ["missing"] * 4
-    assert {cell.log for cell in cells} == {None}
-    assert cells[0].job.arguments[3:] == (*cells[0].overrides, "train.resume=true"), (
-        "another sweep may have trained it"
-    )
+    assert statuses(cells) == ["missing"] * 4
+    assert all(cell.log is None for cell in cells)
+    _, _, *overrides = cells[0].job.arguments
+    expected = [*cells[0].overrides, "train.resume=true"]
+    assert overrides == expected, "another sweep may have trained it"
 
 
 def test_finished_run_is_done(cells) -> None:
@@ -143,11 +156,10 @@ def test_finished_run_is_done(cells) -> None:
 
 
 def test_latest_of_several_attempts_counts(cells) -> None:
-    paths = [
-        write_run(cells[0], attempt=attempt, error=error)
-        for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]
-    ]
-    assert cells[0].directories == [paths[2], paths[0], paths[1]]
+    second = write_run(cells[0], attempt="-2", error=2)
+    first = write_run(cells[0], error=1)
+    tenth = write_run(cells[0], attempt="-10", error=3)
+    assert cells[0].directories == [tenth, second, first]
     assert cells[0].value("test/error") == 3
 
 
@@ -156,10 +168,13 @@ def test_latest_of_several_attempts_counts(cells) -> None:
 )
 def test_damaged_or_foreign_result_does_not_count(cells, caplog, damage) -> None:
     file = write_run(cells[0]) / "metrics.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}) if damage else "{")
-    assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
+    content = "{"
+    if damage:
+        content = json.dumps(json.loads(file.read_text()) | damage)
+    file.write_text(content)
+    assert statuses(cells) == ["failed", "missing", "missing", "missing"]
     assert cells[0].value("test/error") is None
-    assert any(f"{file} is damaged" in message for message in caplog.messages) == (damage is None)
+    assert (f"{file} is damaged" in caplog.text) is (damage is None)
 
 
 def test_damaged_curves_have_no_value(cells) -> None:
@@ -180,24 +195,20 @@ def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.Monkey
     monkeypatch.setenv(protocol.LOG, "somewhere.log")
     with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):
         raise RunError("no disk")
-    assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
+    assert statuses(cells) == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
     assert cells[0].failure == "no disk (log: somewhere.log)"
-    lock._write_record(
-        cells[0].fingerprint, lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log")
-    )
+    record = lock.LockRecord("1", "x.log", "killed by SIGKILL; its log is x.log")
+    lock._write_record(cells[0].fingerprint, record)
     assert cells[0].failure == cells[0].error
 
 
 def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert (
-        cell.job.arguments[-2]
-        == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
-    )
-    assert (
-        runs.directories.config_hash(compose("train", cell.job.arguments[3:])) == cell.fingerprint
-    )
+    _, _, *overrides = cell.job.arguments
+    directory = Path("runs").absolute() / f"mine-one-{cell.fingerprint}"
+    assert overrides[-2] == f"train.directory='{directory}'"
+    assert hash_of(overrides) == cell.fingerprint
     directory = write_run(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")
@@ -205,7 +216,7 @@ def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
 
 def test_locked_run_is_running(cells) -> None:
     with lock.train_lock(compose("train", cells[0].overrides)):
-        assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
+        assert statuses(cells) == ["running", "missing", "missing", "missing"]
 
 
 def test_killed_run_has_failed_without_a_message(cells) -> None:
@@ -220,7 +231,7 @@ def test_run_out_of_time_is_paused(cells) -> None:
     directory = write_run(cells[0], attempt="-2")
     (directory / "metrics.json").unlink()
     runs.results.write_pause(directory, 30, 80)
-    assert [cell.status for cell in cells] == ["paused", "missing", "missing", "missing"]
+    assert statuses(cells) == ["paused", "missing", "missing", "missing"]
     assert (cells[0].described, cells[1].described) == ("paused 37 %", "missing")
     assert cells[0].value("test/error") is None
 

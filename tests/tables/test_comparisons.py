@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from capsule_lab.commands.tables import read_table as read
 from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared, compared, plan
-from capsule_lab.tables.expand import expand
-from capsule_lab.tables.reader import select
+from capsule_lab.tables.expand import distinct, expand
+from capsule_lab.tables.reader import read, select
 from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_run, write_table
 
 ROWS = [
-    {"name": name, "label": name, "overrides": [f"data.batch_size={size}"]}
-    for name, size in (("a", 8), ("b", 9))
+    {"name": "a", "overrides": ["data.batch_size=8"]},
+    {"name": "b", "overrides": ["data.batch_size=9"]},
 ]
 ERRORS = {"a": [1.0, 1.2, 1.4], "b": [1.5, 1.6, 2.0]}
 IMAGES = 200
@@ -32,72 +32,76 @@ def answers(
     folder: Path,
     comparisons: Sequence[dict[str, Any]],
     errors: dict[str, list[float]] = ERRORS,
+    wrong: Callable[[str, int], Any] | None = None,
     **more: Any,
 ) -> list[Compared]:
     """Answers from runs with these errors; ``wrong`` is a function from row and seed to the wrong images."""
     file = write_table(folder, rows=ROWS, seeds=[0, 1, 2], comparisons=list(comparisons))
     table = read(file)
-    wrong = more.pop("wrong", None)
     for cell in expand(table):
-        if cell.seed >= len(errors[cell.row.name]):
-            continue
-        directory = write_run(cell, error=errors[cell.row.name][cell.seed], **more)
-        if wrong is not None:
-            add_predictions(directory, cell, wrong(cell.row.name, cell.seed))
+        of_row = errors[cell.row.name]
+        if cell.seed < len(of_row):
+            directory = write_run(cell, error=of_row[cell.seed], **more)
+            if wrong is not None:
+                add_predictions(directory, wrong(cell.row.name, cell.seed))
     return compared(table, summarise(table))
 
 
-def add_predictions(directory: Path, cell: Any, wrong: Any, **more: Any) -> None:
-    labels = np.arange(IMAGES, dtype=np.int32) % 5
+def add_predictions(directory: Path, wrong: Any, **more: Any) -> None:
+    images = np.arange(IMAGES, dtype=np.int32)
+    labels = images % 5
     arrays = {
         "label": labels,
         "prediction": (labels + wrong) % 5,
         "margin": -wrong.astype(np.float32),
+        "cluster": images // 10,
+        **more,
     }
-    arrays |= {"cluster": np.arange(IMAGES, dtype=np.int32) // 10, **more}
     entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-    record = json.loads((directory / "metrics.json").read_text())
-    record["test"]["error"] = float(100 * wrong.mean())
-    (directory / "metrics.json").write_text(json.dumps({**record, "predictions": entry}))
+    change_record(directory, predictions=entry, test={"error": float(100 * wrong.mean())})
+
+
+def change_record(directory: Path, **changes: Any) -> None:
+    file = directory / "metrics.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | changes))
 
 
 def test_clusters_of_a_part_of_the_test_set(tmp_path: Path) -> None:
     """Only images of the part count, and only its errors: half of the clusters are familiar, half are novel."""
     columns = {
-        name: {"label": name, "metric": f"test/{name}/error"} for name in ("familiar", "novel")
+        "familiar": {"label": "familiar", "metric": "test/familiar/error"},
+        "novel": {"label": "novel", "metric": "test/novel/error"},
     }
-    comparison = {
-        "name": "toys",
-        "rows": ["a"],
-        "against": "b",
-        "unit": "clusters",
-        "columns": ["novel"],
-    }
-    table = read(
-        write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison])
-    )
-    part = (np.arange(IMAGES) >= IMAGES // 2).astype(np.int32)
-    for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
-        directory = write_run(cell, error=0.0)
+    comparison = {**APART, "unit": "clusters", "columns": ["novel"]}
+    file = write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison])
+    table = read(file)
+    is_novel = np.arange(IMAGES) >= IMAGES // 2
+    novel_errors: dict[str, list[float]] = {"a": [], "b": []}
+    for cell in distinct(expand(table)):
+        directory = write_run(cell)
         wrong = some_wrong(cell.row.name, cell.seed)
-        add_predictions(directory, cell, wrong, part=part)
-        record = json.loads((directory / "metrics.json").read_text())
-        errors = {
-            f"{name}/error": float(100 * wrong[part == n].mean()) for n, name in enumerate(columns)
-        }
-        (directory / "metrics.json").write_text(
-            json.dumps({**record, "test": {"error": 1.0, **errors}})
-        )
+        add_predictions(directory, wrong, part=is_novel.astype(np.int32))
+        familiar = float(100 * wrong[~is_novel].mean())
+        novel = float(100 * wrong[is_novel].mean())
+        novel_errors[cell.row.name].append(novel)
+        test = {"error": 1.0, "familiar/error": familiar, "novel/error": novel}
+        change_record(directory, test=test)
     (found,) = compared(table, summarise(table))
     assert found.difference.test == f"bootstrap over runs and {IMAGES // 20} clusters of images"
-    novel = [
-        100 * np.mean([some_wrong(row, seed)[part == 1].mean() for seed in (0, 1)]) for row in "ab"
-    ]
-    assert found.difference.estimate == pytest.approx(novel[0] - novel[1])
+    expected = np.mean(novel_errors["a"]) - np.mean(novel_errors["b"])
+    assert found.difference.estimate == pytest.approx(expected)
 
 
 def some_wrong(row: str, seed: int) -> Any:
-    return np.random.default_rng([ord(row), seed]).random(IMAGES) < {"a": 0.1, "b": 0.2}[row]
+    share = {"a": 0.1, "b": 0.2}[row]
+    return np.random.default_rng([ord(row), seed]).random(IMAGES) < share
+
+
+def almost_equal(row: str, seed: int) -> Any:
+    """Runs of ``a`` are equal; those of ``b`` differ by two images."""
+    wrong = 20 if row == "a" else 30 + 2 * seed
+    return np.arange(IMAGES) < wrong
 
 
 PAIRS = {
@@ -115,9 +119,8 @@ def test_comparisons_over_seeds_pair_or_do_not(tmp_path: Path) -> None:
     pairs, apart = answers(tmp_path, [PAIRS, APART])
     assert pairs.difference == paired_difference(ERRORS["a"], ERRORS["b"], margin=1.0)
     assert apart.difference == unpaired_difference(ERRORS["a"], ERRORS["b"])
-    assert [pairs.corrected, apart.corrected] == pytest.approx(
-        holm([pairs.difference.p, apart.difference.p])
-    )
+    corrected = holm([pairs.difference.p, apart.difference.p])
+    assert [pairs.corrected, apart.corrected] == pytest.approx(corrected)
     assert pairs.name == "a against b"
 
 
@@ -128,10 +131,9 @@ def test_only_seeds_with_both_runs_are_paired(tmp_path: Path) -> None:
 
 
 def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) -> None:
-    units = [
-        {**PAIRS, "name": unit, "unit": unit, "family": unit} for unit in ("images", "clusters")
-    ]
-    images, clusters = answers(tmp_path, units, wrong=some_wrong)
+    over_images = {**PAIRS, "name": "images", "unit": "images", "family": "images"}
+    over_clusters = {**PAIRS, "name": "clusters", "unit": "clusters", "family": "clusters"}
+    images, clusters = answers(tmp_path, [over_images, over_clusters], wrong=some_wrong)
     assert images.difference.test == "bootstrap over runs and images"
     assert clusters.difference.test == "bootstrap over runs and 20 clusters of images"
     for found in (images, clusters):
@@ -139,9 +141,8 @@ def test_comparisons_over_images_and_clusters_use_predictions(tmp_path: Path) ->
 
 
 def test_one_run_of_each_row_is_compared_by_mcnemar(tmp_path: Path) -> None:
-    (found,) = answers(
-        tmp_path, [{**APART, "unit": "images"}], {"a": [1.0], "b": [1.0]}, wrong=some_wrong
-    )
+    over_images = {**APART, "unit": "images"}
+    (found,) = answers(tmp_path, [over_images], {"a": [1.0], "b": [1.0]}, some_wrong)
     assert found.difference.test == "exact McNemar test, these two networks"
 
 
@@ -155,25 +156,18 @@ def test_networks_that_were_tested_on_different_images_are_refused(tmp_path: Pat
     file = write_table(tmp_path, rows=ROWS, seeds=[0], comparisons=[{**APART, "unit": "images"}])
     for cell in expand(read(file)):
         directory = write_run(cell)
-        add_predictions(directory, cell, some_wrong(cell.row.name, 0))
+        add_predictions(directory, some_wrong(cell.row.name, 0))
         if cell.row.name == "b":
-            arrays = {
-                "label": np.zeros(3, np.int32),
-                "prediction": np.zeros(3, np.int32),
-                "margin": np.zeros(3),
-            }
+            zeros = np.zeros(3, np.int32)
+            arrays = {"label": zeros, "prediction": zeros, "margin": np.zeros(3)}
             entry = runs.predictions.write(directory, runs.predictions.FILE, arrays)
-            record = runs.results.read_metrics(directory)
-            runs.files.write_record(directory / "metrics.json", {**record, "predictions": entry})
+            change_record(directory, predictions=entry)
     with pytest.raises(TableError, match="a against b has runs with different test images"):
         compared(read(file), summarise(read(file)))
 
 
 def test_deviation_below_one_image_is_replaced_by_that_of_the_family(tmp_path: Path) -> None:
-    def wrong(row: str, seed: int) -> Any:
-        return np.arange(IMAGES) < (20 if row == "a" else 30 + 2 * seed)
-
-    (found,) = answers(tmp_path, [APART], {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong)
+    (found,) = answers(tmp_path, [APART], wrong=almost_equal)
     assert found.difference.test == "t-test with pooled deviation"
     assert found.difference.spread == pytest.approx(np.sqrt((0 + 1) / 2))
     assert "deviations below one test image: pooled over the family" in found.remark
@@ -181,33 +175,28 @@ def test_deviation_below_one_image_is_replaced_by_that_of_the_family(tmp_path: P
 
 def test_a_row_is_compared_with_itself_in_another_column(tmp_path: Path) -> None:
     columns = {"one": {"label": "one"}, "two": {"label": "two", "metric": "val/error"}}
-    of_columns = [
-        {
-            "name": "columns",
-            "rows": ["a"],
-            "columns": ["one"],
-            "against_column": "two",
-            "pairing": "seed",
-        }
-    ]
-    table = read(
-        write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=of_columns)
-    )
-    for cell in {cell.fingerprint: cell for cell in expand(table)}.values():
+    comparison = {
+        "name": "columns",
+        "rows": ["a"],
+        "columns": ["one"],
+        "against_column": "two",
+        "pairing": "seed",
+    }
+    file = write_table(tmp_path, rows=ROWS, seeds=[0, 1], columns=columns, comparisons=[comparison])
+    table = read(file)
+    for cell in distinct(expand(table)):
         write_run(cell, error=1.0 + cell.seed)
     (found,) = compared(table, summarise(table))
     assert found.name == "a: one against two"
     assert found.difference == paired_difference([1.0, 2.0], [3.0, 3.0])
-    assert compared(select(table, columns=["one"]), summarise(select(table, columns=["one"]))) == []
+    one_column = select(table, columns=["one"])
+    assert compared(one_column, summarise(one_column)) == []
 
 
 def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
 
     git("init", "-q")
     commits = []
@@ -217,12 +206,10 @@ def test_comparison_is_planned_if_its_runs_have_a_commit_with_it(tmp_path: Path)
         git("commit", "-qm", "plan")
         commits.append(git("rev-parse", "--short=12", "HEAD"))
     pairs, apart = answers(tmp_path, [PAIRS, APART], commit=f"{commits[1]}-dirty")
-    assert (apart.planned, pairs.planned) == (True, False)  # the margin of the second was another
-    planned = comparison_formats.HEADINGS.index("planned")
-    assert [comparison_formats.cells_of(each)[planned] for each in (apart, pairs)] == [
-        "yes",
-        "after the fact",
-    ]
+    assert apart.planned is True
+    assert pairs.planned is False, "the margin was another"
+    assert "yes" in comparison_formats.cells_of(apart)
+    assert "after the fact" in comparison_formats.cells_of(pairs)
 
 
 @pytest.mark.parametrize(
@@ -253,14 +240,17 @@ def test_figures_and_records_have_every_comparison(tmp_path: Path) -> None:
     frame = comparison_formats.as_frame(found)
     assert frame["difference"].tolist() == pytest.approx([-0.5, -0.5])
     assert frame["equivalent"].fillna("").tolist() == ["yes", ""]
-    assert frame["error"].tolist() == [line.difference.error for line in found]
-    assert frame["df"].tolist() == [line.difference.df for line in found]
     assert frame["error_of_clusters"].tolist() == [0, 0]
-    figure = comparison_formats.differences(found)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a against b"] * 2
+    for line, answer in zip(frame.itertuples(), found, strict=True):
+        assert line.error == answer.difference.error
+        assert line.df == answer.difference.df
+    (axis,) = comparison_formats.differences(found).axes
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert labels == ["a against b", "a against b"]
     table = read(tmp_path / "mine.yaml")
-    dots = comparison_formats.runs_as_dots(summarise(table))
-    assert sorted(dots.axes[0].lines[0].get_xdata()) == ERRORS["a"]
+    (axis,) = comparison_formats.runs_as_dots(summarise(table)).axes
+    first_row, *_ = axis.lines
+    assert sorted(first_row.get_xdata()) == ERRORS["a"]
 
 
 def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Path) -> None:
@@ -270,13 +260,10 @@ def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Pa
         "a against b: 4 seeds find a difference of 0.3 (deviation 0.1 of pairs in 3 seeds, with 90% power; "
         "0.2 hours for both rows)"
     )
-    assert apart.startswith(
-        f"a against b: {runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)} seeds"
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"difference=0 and power=0.9 cannot be planned; expected a difference above",
-    ):
+    seeds = runs_for(0.3, found[1].difference.spread, pairs=False, power=0.9)
+    assert apart.startswith(f"a against b: {seeds} seeds")
+    message = r"difference=0 and power=0.9 cannot be planned; expected a difference above"
+    with pytest.raises(ConfigError, match=message):
         plan(found, 0, 0.9)
     with pytest.raises(TableError, match="no comparison of this table has a known deviation"):
         plan([], 0.3, 0.9)
@@ -285,21 +272,19 @@ def test_plan_says_seeds_and_hours_from_the_deviation_that_is_known(tmp_path: Pa
 def test_row_that_comparisons_share_is_pooled_once_and_only_with_the_same_pairing(
     tmp_path: Path,
 ) -> None:
-    def wrong(row: str, seed: int) -> Any:
-        return np.arange(IMAGES) < (20 if row == "a" else 30 + 2 * seed)
-
     again = {**APART, "name": "again", "margin": 1.0}
-    found = answers(tmp_path, [APART, again, PAIRS], {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong)
-    for answer in found[:2]:
+    *unpaired, pairs = answers(tmp_path, [APART, again, PAIRS], wrong=almost_equal)
+    for answer in unpaired:
         assert answer.difference.spread == pytest.approx(np.sqrt(0.5))
         assert answer.difference.df == 4, "two rows of three runs"
-    assert found[2].difference.test == "paired t-test"
+    assert pairs.difference.test == "paired t-test"
 
 
 def test_comparison_without_a_family_is_pooled_alone(tmp_path: Path) -> None:
     def wrong(row: str, seed: int) -> Any:
         return np.arange(IMAGES) < 20
 
-    alone = [{**APART, "family": ""}, {**APART, "name": "other", "family": "", "columns": []}]
-    for answer in answers(tmp_path, alone, {"a": [1.0] * 3, "b": [1.0] * 3}, wrong=wrong):
+    alone = {**APART, "family": ""}
+    other = {**APART, "name": "other", "family": "", "columns": []}
+    for answer in answers(tmp_path, [alone, other], wrong=wrong):
         assert answer.difference.p is None, "all runs are equal, and there is nothing to pool"

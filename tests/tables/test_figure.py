@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
@@ -30,24 +31,31 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def points(axis: Axes) -> dict[str, tuple[list[float], list[float]]]:
     """Seconds and errors of the drawn points, by label."""
-    bars = zip(axis.containers, axis.get_legend_handles_labels()[1], strict=True)
-    return {label: tuple(map(list, bar[0].get_data())) for bar, label in bars}
+    found = {}
+    _, labels = axis.get_legend_handles_labels()
+    for bar, label in zip(axis.containers, labels, strict=True):
+        seconds, errors = bar[0].get_data()
+        found[label] = (list(seconds), list(errors))
+    return found
+
+
+def texts(found: list[Any]) -> list[str]:
+    return [each.get_text() for each in found]
 
 
 def test_row_is_a_point_and_iterations_of_a_row_share_a_line(file: Path) -> None:
-    cells = expand(read(file))
-    for cell, error, seconds in zip(
-        cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True
-    ):
+    errors = [4.0, 6.0, 3.0, 3.0, 9.0, 9.0]
+    times = [10, 30, 40, 40, 5, 5]
+    for cell, error, seconds in zip(expand(read(file)), errors, times, strict=True):
         write_run(cell, error=error, training_cpu_seconds=seconds)
     figure = error_against_time(summarise(read(file)))
     (axis,) = figure.axes
     assert points(axis) == {"EM 2018": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
-    assert [text.get_text() for text in axis.texts] == ["1", "3"]
+    assert texts(axis.texts) == ["1", "3"]
     assert "processor" in axis.get_xlabel()
     assert axis.get_xlim()[0] == 0
     assert len({bar[0].get_color() for bar in axis.containers}) == 2
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
+    assert texts(figure.legends[0].get_texts()) == ["EM 2018", "a CNN"]
 
 
 def test_rows_whose_labels_share_no_start_have_their_name(
@@ -55,23 +63,22 @@ def test_rows_whose_labels_share_no_start_have_their_name(
 ) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     rows = [
-        {"name": "capsules_4", "label": "4 capsules"},
-        {"name": "capsules_2", "label": "2 capsules"},
+        {"name": "capsules_4", "label": "4 capsules", "overrides": ["data.batch_size=4"]},
+        {"name": "capsules_2", "label": "2 capsules", "overrides": ["data.batch_size=2"]},
     ]
-    file = write_table(
-        tmp_path, rows=[row | {"overrides": [f"data.batch_size={row['label'][0]}"]} for row in rows]
-    )
+    file = write_table(tmp_path, rows=rows)
     for cell in expand(read(file)):
         write_run(cell, error=1.0)
     figure = error_against_time(summarise(read(file)))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["capsules"]
+    assert texts(figure.legends[0].get_texts()) == ["capsules"]
 
 
 def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
     standin = {"source": "standin", "name": "bundled digits"}
-    for overrides, more in (([], {}), ([STANDIN], {"provenance": standin})):
-        for cell in expand(read(file), overrides):
-            write_run(cell, error=1.0, training_cpu_seconds=None, **more)
+    for cell in expand(read(file)):
+        write_run(cell, error=1.0, training_cpu_seconds=None)
+    for cell in expand(read(file), [STANDIN]):
+        write_run(cell, error=1.0, training_cpu_seconds=None, provenance=standin)
     figure = error_against_time(summarise(read(file)))
     assert [axis.get_title() for axis in figure.axes] == ["error", "error, stand-in"]
     assert {axis.get_xlabel() for axis in figure.axes} == {"seconds, training"}
@@ -79,8 +86,9 @@ def test_standins_are_drawn_in_a_panel_of_their_own(file: Path) -> None:
 
 
 def test_runs_on_different_hardware_are_not_drawn(file: Path) -> None:
+    hardware = {"em_1": "a machine", "em_3": "a machine", "cnn": "another machine"}
     for cell in expand(read(file)):
-        write_run(cell, hardware="another machine" if cell.row.name == "cnn" else "a machine")
+        write_run(cell, hardware=hardware[cell.row.name])
     assert error_against_time(summarise(read(file))) is None
 
 
@@ -92,5 +100,6 @@ def test_figure_needs_two_rows(file: Path) -> None:
     assert "Error against time" not in formats.as_page(read(file), entries, "make report")
     write_run(cells[-1])
     entries = summarise(read(file))
-    page = formats.as_page(read(file), entries, "make report", error_against_time(entries))
+    costs = error_against_time(entries)
+    page = formats.as_page(read(file), entries, "make report", costs)
     assert '<h2>Error against time</h2>\n<figure><img src="data:image/svg+xml;base64,' in page

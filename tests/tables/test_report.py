@@ -42,6 +42,11 @@ ROWS = [
     },
     {"name": "c", "label": "their best", "published": 10.5},
 ]
+THREE = [
+    {"name": "a", "overrides": ["routing.iterations=1"]},
+    {"name": "b", "overrides": ["routing.iterations=2"]},
+    {"name": "c", "overrides": ["routing.iterations=3"]},
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +58,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
         patch.setenv("CAPSULE_LAB_RUNS", str(folder / "runs"))
         one, two, failed, _ = expand(read(path))
         for cell, error in ((one, 1.0), (two, 2.0)):
-            directory = write_run(cell, error=error)
-            (directory / "figures").mkdir()
-            matplotlib.image.imsave(
-                directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error)))
-            )
+            figures = write_run(cell, error=error) / "figures"
+            figures.mkdir()
+            picture = np.zeros((8, int(10 * error)))
+            matplotlib.image.imsave(figures / "test_confusion.png", picture)
         (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
+        on_standin, *_ = expand(read(path), [STANDIN])
         standin = {"source": "standin", "name": "bundled digits"}
-        write_run(
-            expand(read(path), [STANDIN])[0], error=9.0, provenance=standin, training_seconds=30.0
-        )
+        write_run(on_standin, error=9.0, provenance=standin, training_seconds=30.0)
         return path, summarise(read(path))
 
 
@@ -79,35 +82,48 @@ def entries(made: tuple[Path, list[Entry]], file: Path) -> list[Entry]:
 
 def test_report_shows_results_beside_published_values(entries) -> None:
     """Values are mean and deviation over seeds. Results on a stand-in are in a column of their own."""
-    ours, standin = entries[0].ours, entries[0].standin
-    assert (ours.center, ours.count) == (1.5, 2)
-    assert ours.std == pytest.approx(0.5**0.5)
-    assert entries[0].difference == -0.5
-    assert (standin.center, standin.std, standin.count) == (9.0, None, 1)
-    assert entries[0].data == "real MNIST; bundled digits"
-    lines = [
-        [
-            "Capsules | a",
-            "2 ± 0.5",
-            "1.50 ± 0.707",
-            "2",
-            "-0.50",
-            "9.00",
-            "1",
-            "1.5",
-            "1,234",
-            "2 of 2",
-        ],
-        ["<b> & co", "3", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"],
-        ["their best", "10.5", "", "", "", "", "", "", "", "reported"],
-    ]
-    assert [formats.cells_of(entry) for entry in entries] == lines
-    assert len(lines[0]) == len(formats.HEADINGS)
-    assert entries[0].minutes == pytest.approx(90 / 60), "of runs on real data"
-    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), (
-        "only on a stand-in"
-    )
-    assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
+    entry, failed, reported = entries
+    assert entry.ours == Mean(1.5, pytest.approx(0.5**0.5), 2)
+    assert entry.difference == -0.5
+    assert entry.standin == Mean(9.0, None, 1)
+    assert entry.data == "real MNIST; bundled digits"
+    assert shown(entry) == {
+        "": "Capsules | a",
+        "published": "2 ± 0.5",
+        "ours": "1.50 ± 0.707",
+        "n": "2",
+        "difference": "-0.50",
+        "standin": "9.00",
+        "n standin": "1",
+        "minutes": "1.5",
+        "parameters": "1,234",
+        "runs": "2 of 2",
+    }
+    empty = [""] * 7
+    assert formats.cells_of(failed) == ["<b> & co", "3", *empty, "0 of 2, 1 failed, 1 missing"]
+    assert formats.cells_of(reported) == ["their best", "10.5", *empty, "reported"]
+    (best,) = best_runs(entries)
+    assert best.real
+    assert best.value == 1.0
+
+
+def test_minutes_are_those_of_runs_on_real_data_if_there_are_any(entries) -> None:
+    entry, *_ = entries
+    assert entry.minutes == pytest.approx(90 / 60)
+    on_standin = replace(entry, runs=entry.runs[-1:])
+    assert on_standin.minutes == pytest.approx(30 / 60)
+
+
+def shown(entry: Entry) -> dict[str, str]:
+    """The cells of a line by their headings."""
+    return dict(zip(formats.HEADINGS, formats.cells_of(entry), strict=True))
+
+
+def on_terminal(table: Table, entries: list[Entry], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    for part in formats.on_terminal(table, entries):
+        console.print(part)
+    return console.file.getvalue()
 
 
 # --- precision and hardware -------------------------------------------------------------------------------------------
@@ -115,22 +131,19 @@ def test_report_shows_results_beside_published_values(entries) -> None:
 
 def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
     file = table_file(rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
-    one, two = expand(read(file))
-    here = [
-        write_run(cell, precision=given) for cell, given in ((one, "32-true"), (two, "bf16-mixed"))
-    ]
+    first, second = expand(read(file))
+    one = write_run(first, precision="32-true")
+    two = write_run(second, precision="bf16-mixed")
     ended = cli("report", f"table={file}")
     assert ended.status != 0
-    one, two = (directory.name for directory in here)
     assert len(ended.err.strip().splitlines()) == 1
-    assert (
-        f"column error: one seed 0 ({one}) has precision 32-true, but one seed 1 ({two}) bf16-mixed"
-        in ended.err
+    message = (
+        f"one seed 0 ({one.name}) has precision 32-true, but one seed 1 ({two.name}) bf16-mixed"
     )
+    assert f"column error: {message}" in ended.err
     assert cli("report", f"table={file}", "seeds=[0]").status == 0
-    (here[1] / "metrics.json").write_text(
-        (here[1] / "metrics.json").read_text().replace('"bf16-mixed"', "null")
-    )
+    record = two / "metrics.json"
+    record.write_text(record.read_text().replace('"bf16-mixed"', "null"))
     assert cli("report", f"table={file}").status == 0, "a record without a precision"
 
 
@@ -139,61 +152,56 @@ def test_errors_on_different_hardware_are_compared_but_times_are_not(
     table_file, metric: str
 ) -> None:
     column = {"label": "it", "metric": metric, "statistic": "median"}
-    rows = [
-        {"name": name, "overrides": [f"routing.iterations={n}"]}
-        for n, name in enumerate(["a", "b"], 1)
-    ]
-    file = table_file(rows=rows, columns={"it": column})
+    file = table_file(rows=THREE[:2], columns={"it": column})
     times = {"time_to_accuracy": {"99/seconds": 5.0}}
     for cell in expand(read(file)):
         where = "another machine" if cell.row.name == "b" and cell.seed else "a machine"
         write_run(cell, error=1.0 + cell.seed, hardware=where, **times)
     entries = summarise(read(file))
-    shown = [dict(zip(formats.HEADINGS, formats.cells_of(entry), strict=True)) for entry in entries]
-    assert [line["minutes"] for line in shown] == ["", ""]
-    ours = "1.50 (1.00 to 2.00)" if metric == "test/error" else ""
-    assert [line["ours"] for line in shown] == [ours] * 2
+    for entry in entries:
+        assert shown(entry)["minutes"] == ""
+        assert shown(entry)["ours"] == ("1.50 (1.00 to 2.00)" if metric == "test/error" else "")
     (remark,) = [text for text in formats.remarks(entries) if "hardware" in text]
-    assert re.match(
-        r"it: no times, .*: a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine$",
-        remark,
-    )
-    assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + [
-        "another machine"
-    ]
-    alone = summarise(read(table_file(rows=rows[:1], columns={"it": column})))
-    assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
+    used = r"a seed 0 \(.*\) used a machine, b seed 1 \(.*\) used another machine"
+    assert re.fullmatch(rf"it: no times, .*: {used}", remark)
+    hardware = formats.runs_frame(entries)["hardware"]
+    assert hardware.tolist() == ["a machine", "a machine", "a machine", "another machine"]
+    (alone,) = summarise(read(table_file(rows=THREE[:1], columns={"it": column})))
+    assert shown(alone)["minutes"] == "1.5"
 
 
 def test_remarks_name_commits_uncommitted_code_and_rows_with_identical_results(table_file) -> None:
-    rows = [
-        {"name": name, "overrides": [f"routing.iterations={n}"]}
-        for n, name in enumerate(["a", "b", "c"], 1)
-    ]
-    file = table_file(rows=rows)
+    file = table_file(rows=THREE)
+    commits = {"a": "abc", "b": "abc-dirty", "c": "def"}
+    errors = {"a": 1.0, "b": 1.0, "c": 2.0}
     for cell in expand(read(file)):
-        commit = {"a": "abc", "b": "abc-dirty", "c": "def"}[cell.row.name]
-        write_run(cell, error=1.0 + cell.seed + (cell.row.name == "c"), commit=commit)
-    several, uncommitted, same = formats.remarks(entries := summarise(read(file)))
-    message = r"error: runs of 2 commits, so that differences may come from the code: b .* of abc, c .* of def$"
-    assert re.match(message, several)
-    assert {"abc", "abc-dirty", "def"} <= {*Page(formats.as_page(read(file), entries, "")).texts}
+        name = cell.row.name
+        write_run(cell, error=errors[name] + cell.seed, commit=commits[name])
+    entries = summarise(read(file))
+    several, uncommitted, same = formats.remarks(entries)
+    message = "error: runs of 2 commits, so that differences may come from the code"
+    assert re.fullmatch(f"{message}: b .* of abc, c .* of def", several)
+    page = Page(formats.as_page(read(file), entries, ""))
+    assert {*commits.values()} <= {*page.texts}
     assert uncommitted.startswith("uncommitted code: 2 of 6 runs, such as b seed 0 (")
     assert uncommitted.endswith("the commit, abc-dirty")
     assert same == "error: identical test results for every seed: a; b"
 
 
-def test_mean_and_published_values_are_formatted() -> None:
-    """Published values keep the decimals of the paper."""
-    for value, text in (
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
         (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
         (Mean(12.345, None, 1), "12.35"),
         (Published(mean=0.25, std=0.005), "0.25 ± 0.005"),
         (Published(mean=0.34, std=0.032), "0.34 ± 0.032"),
         (Published(mean=5.8), "5.8"),
         (Published(mean=34), "34"),
-    ):
-        assert str(value) == text
+    ],
+)
+def test_mean_and_published_values_are_formatted(value: Mean | Published, text: str) -> None:
+    """Published values keep the decimals of the paper."""
+    assert str(value) == text
 
 
 @pytest.mark.parametrize(
@@ -214,19 +222,21 @@ def test_median_counts_runs_that_never_did_as_longest(
     file = table_file(seeds=[0, 1, 2], columns={"seconds": column})
     for cell, value in zip(expand(read(file)), seconds, strict=True):
         write_run(cell, time_to_accuracy={"99/seconds": value})
-    (entry,) = entries = summarise(read(file))
-    assert formats.cells_of(entry)[2:4] == [text, count]
+    entries = summarise(read(file))
+    (entry,) = entries
+    assert shown(entry)["ours"] == text
+    assert shown(entry)["n"] == count
     assert entry.state == "3 of 3"
-    frame = pd.read_csv(io.StringIO(formats.as_csv(formats.as_frame(entries))))
-    assert [frame.loc[0, name] for name in ("ours_n", "ours_reached")] == [
-        3,
-        3 - seconds.count(None),
-    ]
-    shown = [float("inf") if value is None else value for value in seconds]
-    assert [frame.loc[0, "ours_smallest"], frame.loc[0, "ours_largest"]] == [min(shown), max(shown)]
-    assert frame.loc[0, "precision"] == "32-true"
+    (line,) = pd.read_csv(io.StringIO(formats.as_csv(formats.as_frame(entries)))).itertuples()
+    never = seconds.count(None)
+    values = [float("inf") if value is None else value for value in seconds]
+    assert line.ours_n == 3
+    assert line.ours_reached == 3 - never
+    assert line.ours_smallest == min(values)
+    assert line.ours_largest == max(values)
+    assert line.precision == "32-true"
     page = html.unescape(formats.as_page(read(file), entries, "a command"))
-    assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
+    assert page.count(">not reached</td>") == never + (text == "not reached")
 
 
 @pytest.mark.parametrize(
@@ -240,61 +250,68 @@ def test_run_without_the_metric_does_not_hide_the_other_runs(
     write_run(one, at_equal_error={"5": 2.0})
     path = write_run(two, at_equal_error=other) / "metrics.json"
     path.write_text(path.read_text().replace("novel/error", "familiar/error"))
-    (entry,) = entries = summarise(read(file))
-    assert (str(entry.ours), entry.state) == ("2.00", f"1 of 2, 1 without {metric}")
+    entries = summarise(read(file))
+    (entry,) = entries
+    assert str(entry.ours) == "2.00"
+    assert entry.state == f"1 of 2, 1 without {metric}"
     assert formats.runs_frame(entries)["status"].tolist() == ["done", f"without {metric}"]
 
 
 def test_best_run_is_chosen_by_the_first_column(table_file) -> None:
-    file = table_file(
-        columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1]
-    )
+    columns = {"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}
+    file = table_file(columns=columns, seeds=[0, 1])
     low, high, *_ = expand(read(file))
     write_run(low, val={"error": 1.0}, error=9.0)
     write_run(high, val={"error": 2.0}, error=1.0)
-    assert [run.cell.seed for run in best_runs(summarise(read(file)))] == [0]
+    (best,) = best_runs(summarise(read(file)))
+    assert best.cell.seed == 0
 
 
-def test_report_in_every_format(file: Path, entries) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    for table in formats.on_terminal(read(file), entries):
-        console.print(table)
-    text = console.file.getvalue()
-    assert all(part in text for part in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
+@pytest.mark.parametrize("part", ["a paper", "1.50 ± 0.707", "1 failed", "reported"])
+def test_report_on_the_terminal(file: Path, entries, part: str) -> None:
+    assert part in on_terminal(read(file), entries, width=200)
 
-    lines = formats.as_markdown(read(file), entries, "make report").splitlines()
+
+def test_report_as_markdown(file: Path, entries) -> None:
+    text = formats.as_markdown(read(file), entries, "make report")
     assert (
-        "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |"
-        in lines
+        "\n| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |\n"
+        in text
     )
-    assert "- Capsules \\| a: as it is" in lines
-    assert [
-        line
-        for line in lines
-        if line.startswith("- b seed 0 failed: it ended without an error message")
-    ]
+    assert "\n- Capsules \\| a: as it is\n" in text
+    assert "\n- b seed 0 failed: it ended without an error message" in text
 
+
+def test_report_as_data_frame(entries) -> None:
     frame = formats.as_frame(entries)
-    assert frame.shape[0] == 3
-    assert frame.loc[0, ["published", "ours", "ours_n", "standin", "minutes", "parameters"]].tolist() == [
-        2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
-    ]  # fmt: skip
+    assert len(frame) == 3
+    line = frame.iloc[0]
+    assert line["published"] == 2.0
+    assert line["ours"] == 1.5
+    assert line["ours_n"] == 2
+    assert line["standin"] == 9.0
+    assert line["minutes"] == pytest.approx(90 / 60)
+    assert line["parameters"] == "1234"
+
+
+def test_runs_as_data_frame(entries) -> None:
     frame = formats.runs_frame(entries)
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
     assert frame["command"].str.startswith("capsule-lab train ").all()
     assert frame["source"].tolist()[:3] == ["real", "real", "standin"]
-    assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
+    steps = frame["steps"]
+    assert steps.dtype == "Int64", "no 5.0 beside gaps"
+    assert steps.dropna().tolist() == [RESULT["steps"]] * 3
 
-    text = formats.as_latex(read(file), entries)
-    assert all(
-        part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 6.35")
-    )
+
+def test_report_as_latex(file: Path, entries) -> None:
+    table = read(file).model_copy(update={"paper": "50 % & x_y"})
+    text = formats.as_latex(table, entries)
+    for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 6.35"):
+        assert part in text
     assert "±" not in text
-    title = read(file).model_copy(update={"paper": "50 % & x_y"})
-    assert (
-        r"\caption{50 \% \& x\_y. Means $\pm$ half of the 95 \% interval over n runs. data: real MNIST"
-        in formats.as_latex(title, entries)
-    )
+    means = r"Means $\pm$ half of the 95 \% interval over n runs. data: real MNIST"
+    assert rf"\caption{{50 \% \& x\_y. {means}" in text
 
 
 HOSTILE = [  # labels, titles and names of data sets
@@ -324,9 +341,8 @@ def hostile(file: Path, entries, monkeypatch: pytest.MonkeyPatch) -> tuple[Table
         run = entries[0].runs[0]
         result = {**run.result, "provenance": {"source": "real", "name": text}, "hardware": text}
         row = entries[0].row.model_copy(update={"label": text, "note": text})
-        made.append(
-            replace(entries[0], row=row, runs=(replace(run, result=result),), unfinished=())
-        )
+        runs = (replace(run, result=result),)
+        made.append(replace(entries[0], row=row, runs=runs, unfinished=()))
     table = read(file).model_copy(update={"paper": "".join(HOSTILE), "head": "".join(HOSTILE)})
     monkeypatch.setattr(formats, "failures", lambda _: HOSTILE)
     monkeypatch.setattr(formats, "_curves", lambda _: {})
@@ -349,10 +365,7 @@ def test_page_escapes_hostile_text(hostile: tuple[Table, list[Entry]]) -> None:
 def test_terminal_shows_hostile_text_without_control_characters(
     hostile: tuple[Table, list[Entry]],
 ) -> None:
-    console = Console(file=io.StringIO(), width=400, force_terminal=False)
-    for shown in formats.on_terminal(*hostile):
-        console.print(shown)
-    text = console.file.getvalue()
+    text = on_terminal(*hostile, width=400)
     assert "[/b] [bold]no decoder[/] [link=https://example.org]x[/link]" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
 
@@ -362,23 +375,29 @@ def test_markdown_escapes_hostile_text(hostile: tuple[Table, list[Entry]]) -> No
     assert text.startswith("## ")
     assert text.count("\n#") == 1, "only the heading of the column"
     assert "`` python -m `x` ``" in text
-    assert not re.search(r"(?<!\\)(\\\\)*[<>\[\]`*_]", text.replace("`` python -m `x` ``", ""))
-    table = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(table) == 2 + len(HOSTILE)
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(formats.HEADINGS) + 1}
+    without_code = text.replace("`` python -m `x` ``", "")
+    assert not re.search(r"(?<!\\)(\\\\)*[<>\[\]`*_]", without_code)
+    lines = re.findall(r"^\| .*", text, re.MULTILINE)
+    assert len(lines) == 2 + len(HOSTILE)
+    for line in lines:
+        assert len(re.findall(r"(?<!\\)\|", line)) == len(formats.HEADINGS) + 1
 
 
-def test_csv_cell_is_never_a_formula(hostile: tuple[Table, list[Entry]], entries) -> None:
-    for frame in (formats.as_frame(hostile[1]), formats.runs_frame(hostile[1])):
-        written = pd.read_csv(io.StringIO(formats.as_csv(frame)), dtype=str, keep_default_na=False)
-        assert len(written) == len(frame)
-        for column in written:
-            texts = [text for text in written[column] if not re.fullmatch(r"-?\d+(\.\d+)?", text)]
-            assert [text for text in texts if re.match(r"\s*[=+@-]", text)] == [], column
-    for frame in (formats.as_frame(entries), formats.runs_frame(entries)):
-        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), (
-            "numbers are unchanged"
-        )
+@pytest.mark.parametrize("frame_of", [formats.as_frame, formats.runs_frame])
+def test_csv_cell_is_never_a_formula(hostile: tuple[Table, list[Entry]], frame_of) -> None:
+    frame = frame_of(hostile[1])
+    text = formats.as_csv(frame)
+    written = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    assert len(written) == len(frame)
+    for cell in written.to_numpy().flatten():
+        is_number = re.fullmatch(r"-?\d+(\.\d+)?", cell)
+        assert is_number or not re.match(r"\s*[=+@-]", cell)
+
+
+@pytest.mark.parametrize("frame_of", [formats.as_frame, formats.runs_frame])
+def test_csv_has_numbers_unchanged(entries, frame_of) -> None:
+    frame = frame_of(entries)
+    assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g")
 
 
 def test_latex_escapes_commands_in_labels(hostile: tuple[Table, list[Entry]]) -> None:
@@ -402,9 +421,9 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs) -> None:
-        self.sources += [
-            value for name, value in attrs if name in ("src", "href", "data", "action")
-        ]
+        for name, value in attrs:
+            if name in ("src", "href", "data", "action"):
+                self.sources.append(value)
         self.tags.append(tag)
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
@@ -419,19 +438,14 @@ class Page(HTMLParser):
 def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
     page = Page(formats.as_page(read(file), entries, "make report table=mine"))
     assert page.open == []
-    assert len(page.sources) == 3
-    assert all(source.startswith("data:image/") for source in page.sources)
     assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
-    dots, curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
-    assert all(
-        part in curves
-        for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %")
-    )
+    dots, curves, figure = map(picture_of, page.sources)
     assert b"Capsules | a" in dots
-    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), (
-        "the figure of the best run, with 1 %"
-    )
-    shown = [
+    for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"):
+        assert part in curves
+    of_best_run = matplotlib.image.imread(io.BytesIO(figure))
+    assert of_best_run.shape[:2] == (8, 10), "with 1 %"
+    texts = [
         "make report table=mine",
         "<b> & co",
         "1.50 ± 0.707",
@@ -440,13 +454,20 @@ def test_page_is_well_formed_and_loads_nothing(file: Path, entries) -> None:
         "9.00",
     ]
     commands = [cell.command for cell in expand(read(file))]
-    assert [text for text in (*shown, *commands) if text not in page.texts] == []
+    assert {*texts, *commands} <= {*page.texts}
+
+
+def picture_of(source: str) -> bytes:
+    assert source.startswith("data:image/")
+    _, _, content = source.partition(",")
+    return base64.b64decode(content)
 
 
 def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
     run = entries[0].runs[0]
-    run = replace(run, directory=Path(shutil.copytree(run.directory, tmp_path / "copy")))
-    damaged = replace(run, result={**run.result, "curves": "0" * 64})
+    copy = shutil.copytree(run.directory, tmp_path / "copy")
+    run = replace(run, directory=copy)
+    damaged = replace(run, result=run.result | {"curves": "0" * 64})
     assert formats._curves([replace(entries[0], runs=(run,))])
     assert formats._curves([replace(entries[0], runs=(damaged,))]) == {}
 
@@ -454,11 +475,19 @@ def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
 def test_command_writes_every_format(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("report", f"table={file}", "out=there")
     assert (ended.status, ended.err) == (0, "")
-    names = ["mine.csv", "mine.html", "mine.md", "mine.tex"]  # no figure of times of a single row
-    names += ["mine_runs.csv", "mine_runs.pdf", "mine_runs.png", "mine_runs.svg"]
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
-    assert "capsule-lab report" in (tmp_path / "there" / "mine.md").read_text()
-    assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
+    there = tmp_path / "there"
+    assert {path.name for path in there.iterdir()} == {
+        "mine.csv",
+        "mine.html",
+        "mine.md",
+        "mine.tex",
+        "mine_runs.csv",
+        "mine_runs.pdf",
+        "mine_runs.png",
+        "mine_runs.svg",
+    }, "no figure of times of a single row"
+    assert "python -m capsule_lab.report" in (there / "mine.md").read_text()
+    assert len(pd.read_csv(there / "mine_runs.csv")) == 5
 
 
 def test_report_with_the_overrides_of_a_sweep_shows_its_runs(cli: Cli, file: Path) -> None:
@@ -472,9 +501,8 @@ def test_report_without_runs_lists_missing_cells(cli: Cli) -> None:
     ended = cli("report", "table=smoke", "rows=[dynamic]", "seeds=[3]")
     assert (ended.status, ended.err) == (0, "")
     assert "0 of 1, 1 missing" in ended.out
-    assert "dynamic" not in " ".join(
-        Path("runs/reports/smoke.csv").read_text().split("uniform")[1:]
-    )
+    _, _, after_uniform = Path("runs/reports/smoke.csv").read_text().partition("uniform")
+    assert "dynamic" not in after_uniform
 
 
 RUNS_CODE = {
@@ -513,14 +541,10 @@ def test_report_runs_no_code_that_a_table_names(
     """Not even to ask whether the real files exist, which a result on a stand-in needs."""
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
     (tmp_path / "imported_marker.py").write_text("class Class: pass\n")
-    rows = [
-        {
-            "name": f"r{n}",
-            "label": label,
-            "overrides": [*AUTO, f"trainer.max_steps={n + 1}", override],
-        }
-        for n, (label, override) in enumerate(RUNS_CODE.items())
-    ]
+    rows = []
+    for number, (label, override) in enumerate(RUNS_CODE.items(), start=1):
+        overrides = [*AUTO, f"trainer.max_steps={number}", override]
+        rows.append({"name": f"r{number}", "label": label, "overrides": overrides})
     file = write_table(tmp_path, seeds=[0], rows=rows)
     for cell in expand(read(file)):
         write_run(cell, error=7.25, provenance={"source": "standin", "name": "bundled digits"})
@@ -531,26 +555,41 @@ def test_report_runs_no_code_that_a_table_names(
     assert not (tmp_path / "MARKER").exists()
 
 
-@pytest.mark.parametrize(
-    "counts", [{"test": 32, "test_set": 10_000}, {"test": 10_000, "test_set": 10_000}, None]
-)
-def test_partial_test_is_marked_and_not_compared_with_published_values(
-    tmp_path: Path, counts: dict[str, int] | None
-) -> None:
+@pytest.fixture
+def with_published(tmp_path: Path) -> Table:
     rows = [{"name": "one", "overrides": [], "published": 2.0}]
-    table = read(write_table(tmp_path, rows=rows, seeds=[0]))
-    write_run(expand(table)[0], error=3.0, **({"image_counts": counts} if counts else {}))
-    (entry,) = entries = summarise(table)
-    is_partial = counts is not None and counts["test"] < counts["test_set"]
-    assert entry.difference == (None if is_partial else pytest.approx(1.0))
-    mark, remark = (
-        "3.00 (partial test: 32 of 10000 images)",
-        "partial test: 1 of 1 runs, such as one seed 0",
-    )
-    outputs = [" ".join(formats.cells_of(entry)), formats.as_latex(table, entries)]
-    assert [mark in text for text in outputs] == [is_partial] * 2
-    assert any(text.startswith(remark) for text in formats.remarks(entries)) is is_partial
-    assert formats.runs_frame(entries)["partial_test"].tolist() == [
-        "32 of 10000 images" if is_partial else ""
-    ]
-    assert pd.isna(formats.as_frame(entries)["difference"].item()) is is_partial
+    return read(write_table(tmp_path, rows=rows, seeds=[0]))
+
+
+def test_partial_test_is_marked_and_not_compared_with_published_values(
+    with_published: Table,
+) -> None:
+    (cell,) = expand(with_published)
+    write_run(cell, error=3.0, image_counts={"test": 32, "test_set": 10_000})
+    entries = summarise(with_published)
+    (entry,) = entries
+    mark = "3.00 (partial test: 32 of 10000 images)"
+    assert entry.difference is None
+    assert shown(entry)["ours"] == mark
+    assert mark in formats.as_latex(with_published, entries)
+    (remark,) = formats.remarks(entries)
+    assert remark.startswith("partial test: 1 of 1 runs, such as one seed 0")
+    assert formats.runs_frame(entries)["partial_test"].item() == "32 of 10000 images"
+    assert pd.isna(formats.as_frame(entries)["difference"].item())
+
+
+@pytest.mark.parametrize("more", [{"image_counts": {"test": 10_000, "test_set": 10_000}}, {}])
+def test_whole_test_is_compared_with_published_values(
+    with_published: Table, more: dict[str, Any]
+) -> None:
+    """A record without the counts, too."""
+    (cell,) = expand(with_published)
+    write_run(cell, error=3.0, **more)
+    entries = summarise(with_published)
+    (entry,) = entries
+    assert entry.difference == pytest.approx(1.0)
+    assert shown(entry)["ours"] == "3.00"
+    assert "partial" not in formats.as_latex(with_published, entries)
+    assert formats.remarks(entries) == []
+    assert formats.runs_frame(entries)["partial_test"].item() == ""
+    assert formats.as_frame(entries)["difference"].item() == pytest.approx(1.0)

@@ -19,7 +19,7 @@ from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.scheduler import run_table
 from capsule_lab.tables.summary import summarise
-from tests.helpers.tables import write_evaluation, write_run
+from tests.helpers.tables import names, statuses, write_evaluation, write_run
 
 ROWS = [
     {"name": "one", "overrides": []},
@@ -41,8 +41,8 @@ class Launcher:
         self.launched: list[list[str]] = []
 
     def launch(self, jobs: Sequence[Job], deadline: float) -> dict[str, str | None]:
+        self.launched.append(names(jobs))
         cells = {cell.fingerprint: cell for cell in expand(read(self.file))}
-        self.launched.append([job.name for job in jobs])
         return {job.fingerprint: self._run(cells[job.fingerprint]) for job in jobs}
 
     def _run(self, cell: Any) -> str | None:
@@ -64,36 +64,36 @@ def test_row_that_needs_a_result_is_launched_after_it(file: Path) -> None:
     launcher = Launcher(file)
     run_table(read(file), [], launcher.launch)
     assert launcher.launched == [
-        [f"{row} seed {seed}" for seed in (0, 1)] for row in ("one", "two", "evaluated")
+        ["one seed 0", "one seed 1"],
+        ["two seed 0", "two seed 1"],
+        ["evaluated seed 0", "evaluated seed 1"],
     ]
     cells = expand(read(file))
-    assert {cell.status for cell in cells} == {"done"}
+    assert set(statuses(cells)) == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
     run_table(read(file), [], launcher.launch)
     assert len(launcher.launched) == 3, "nothing is launched again"
 
 
 @pytest.mark.parametrize(
-    ("failing", "statuses"),
+    ("failing", "expected"),
     [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
 )
 def test_failed_run_is_tried_once_and_named_at_the_end(
-    table_file, failing: str, statuses: list[str]
+    table_file, failing: str, expected: list[str]
 ) -> None:
     file = table_file(rows=ROWS, seeds=[0])
     launcher = Launcher(file, failing)
-    with pytest.raises(
-        TableError, match=rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"
-    ):
+    message = rf"^1 of 3 runs of mine failed; .*: {failing} seed 0: .* has no memory"
+    with pytest.raises(TableError, match=message):
         run_table(read(file), [], launcher.launch)
-    cells = expand(read(file))
-    assert [cell.status for cell in cells] == statuses
+    assert statuses(expand(read(file))) == expected
     assert launcher.launched.count([f"{failing} seed 0"]) == 1
 
     again = Launcher(file)
     run_table(read(file), [], again.launch)
     assert again.launched[0] == [f"{failing} seed 0"]
-    assert {cell.status for cell in expand(read(file))} == {"done"}
+    assert set(statuses(expand(read(file)))) == {"done"}
 
 
 def test_run_of_another_process_is_not_launched(table_file) -> None:
@@ -116,20 +116,17 @@ class Slice(Launcher):
 
     def _run(self, cell: Any) -> str | None:
         self.left -= 1
-        shutil.rmtree(
-            directory := runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}",
-            ignore_errors=True,
-        )
+        directory = runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}"
+        shutil.rmtree(directory, ignore_errors=True)
         if self.left > 0 or cell.row.name in self.failing:
             return super()._run(cell)
         runs.results.write_pause(directory, self.steps, 80)
         return None
 
     def run(self) -> None:
+        clock = SimpleNamespace(time=lambda: 100.0 if self.left <= 0 else 0.0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                scheduler, "time", SimpleNamespace(time=lambda: 100.0 if self.left <= 0 else 0.0)
-            )
+            patch.setattr(scheduler, "time", clock)
             run_table(read(self.file), [], self.launch, 100.0)
 
 
@@ -138,31 +135,20 @@ def test_sweep_with_a_budget_continues_paused_runs_first(
 ) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
-    for jobs, message, statuses in (
-        (
-            1,
-            f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}",
-            ["paused", "waiting", "waiting", "missing"],
-        ),
-        (
-            2,
-            f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}",
-            ["done", "missing", "waiting", "paused"],
-        ),
-        (
-            1,
-            f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}",
-            ["done", "missing", "waiting", "paused"],
-        ),
-        (9, "4 done", ["done"] * 4),
+    none_done = f"0 of 4 runs complete, 1 paused, 3 not started{LEFT}"
+    one_done = f"1 of 4 runs complete, 1 paused, 2 not started{LEFT}"
+    for jobs, steps, message, expected in (
+        (1, 50, none_done, ["paused", "waiting", "waiting", "missing"]),
+        (2, 40, one_done, ["done", "missing", "waiting", "paused"]),
+        (1, 50, one_done, ["done", "missing", "waiting", "paused"]),
+        (9, 110, "4 done", ["done", "done", "done", "done"]),
     ):
-        launcher = Slice(file, jobs, steps=20 + jobs * 10 if jobs > 1 else 50)
+        launcher = Slice(file, jobs, steps)
         launcher.run()
         assert caplog.messages[-1] == f"mine: {message}"
-        assert [cell.status for cell in expand(read(file))] == statuses
-        assert [entry.state for entry in summarise(read(file))].count(
-            "0 of 1, 1 paused"
-        ) == statuses.count("paused")
+        assert statuses(expand(read(file))) == expected
+        states = [entry.state for entry in summarise(read(file))]
+        assert states.count("0 of 1, 1 paused") == expected.count("paused")
     assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused run is launched first"
 
 
@@ -171,9 +157,8 @@ def test_budget_too_short_for_any_step_is_an_error(table_file, jobs: int) -> Non
     """Otherwise a loop over such commands would never end."""
     file = table_file(rows=ROWS, seeds=[0])
     Slice(file, 1).run()
-    with pytest.raises(
-        TableError, match=r"^no run of mine made a step or was tested before the time was over, "
-    ):
+    message = r"^no run of mine made a step or was tested before the time was over, "
+    with pytest.raises(TableError, match=message):
         Slice(file, jobs).run()
 
 
@@ -185,10 +170,8 @@ def test_earlier_failure_outside_the_budget_is_no_error(
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
         Slice(file, 2, failing=["one"]).run()
     Slice(file, 1, steps=40).run()
-    assert (
-        caplog.messages[-1]
-        == f"mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed{LEFT}"
-    )
+    message = f"mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed{LEFT}"
+    assert caplog.messages[-1] == message
 
 
 def test_nothing_is_launched_if_any_row_is_invalid(table_file) -> None:

@@ -13,6 +13,7 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import select
 from capsule_lab.tables.schema import Published
+from tests.helpers.tables import names
 from tests.helpers.tiers import whole_but
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
@@ -23,27 +24,32 @@ QUICK = ("smoke", "hinton2018_viewpoints")
 @pytest.mark.parametrize("name", whole_but(SHIPPED, *QUICK))
 def test_every_cell_of_a_shipped_table_is_valid(name: str) -> None:
     cells = expand(select(read(name), seeds=[0]))
-    for cell in distinct(cells):
+    runs = set()
+    for cell in cells:
+        if isinstance(cell, EvaluationCell):
+            runs.add((*cell.training.overrides, cell.row.by, *cell.evaluate))
+        else:
+            runs.add(cell.overrides)
+    different = distinct(cells)
+    assert len(different) == len(runs)
+    for cell in different:
         verify(cell)
-    sizes = [_size(cell) for cell in distinct(cells) if isinstance(cell, TrainingCell)]
-    assert min(sizes) > 10_000
-    runs = {cell.overrides for cell in cells if isinstance(cell, TrainingCell)}
-    evaluations = [cell for cell in cells if isinstance(cell, EvaluationCell)]
-    runs |= {(*cell.training.overrides, cell.row.by, *cell.evaluate) for cell in evaluations}
-    assert len({cell.fingerprint for cell in cells}) == len(runs)
+        if isinstance(cell, TrainingCell):
+            assert _size(cell) > 10_000
 
 
 def _size(cell: TrainingCell) -> int:
-    network = build_without_weights(cell.config).network
-    assert {p.device.type for p in network.parameters()} == {"meta"}
-    return sum(p.numel() for p in network.parameters())
+    parameters = [*build_without_weights(cell.config).network.parameters()]
+    assert all(parameter.is_meta for parameter in parameters)
+    return sum(parameter.numel() for parameter in parameters)
 
 
-def test_heads_of_shipped_tables_name_command_cost_and_expectation() -> None:
-    heads = {name: read(name).head for name in SHIPPED}
-    for name, text in heads.items():
-        required = ("Command:", "Cost:", "Expected:", f"make sweep table={name}")
-        assert [words for words in required if words not in text] == [], name
+@pytest.mark.parametrize("name", SHIPPED)
+def test_head_of_a_shipped_table_names_command_cost_and_expectation(name: str) -> None:
+    head = read(name).head
+    assert f"make sweep table={name}" in head
+    for part in ("Command:", "Cost:", "Expected:"):
+        assert part in head
 
 
 PUBLISHED = {
@@ -52,27 +58,13 @@ PUBLISHED = {
     ("sabour2017_affnist", "affnist"): [34, 21],
     ("sabour2017_routing_iterations", "mnist"): [0.29, None, 0.25, None, None],
     ("hinton2018_table1", "smallnorb"): [
-        9.7,
-        2.2,
-        1.8,
-        3.9,
-        2.9,
-        2.6,
-        3.2,
-        3.2,
-        5.8,
-        5.2,
-        2.2,
-        4.5,
-        1.4,
-        2.56,
-        2.7,
+        9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7,
     ],
     ("hahn2019_robustness", "cifar10"): [7.94, 10.01, 8.46, 7.86, 10.25, 12.52, 8.17, 7.86],
     ("hahn2019_robustness", "svhn"): [3.55, 3.98, 3.49, 3.17, 3.85, 3.70, 3.34, 3.12],
     ("hahn2019_robustness", "cifar10_attacked"): [
-        *(62.65, 18.46, 84.86, 45.4, 47.7, 7.38, 54.37, 17.31),
-        *(54.55, 9.99, 63.57, 24.08, 41.2, 5.62, 50.45, 12.13),
+        62.65, 18.46, 84.86, 45.4, 47.7, 7.38, 54.37, 17.31,
+        54.55, 9.99, 63.57, 24.08, 41.2, 5.62, 50.45, 12.13,
     ],
     ("hinton2018_adversarial", "accuracy_0.2"): [16, 13, 83.5, 74.5],  # read off figure 3
     ("hinton2018_adversarial", "accuracy_0.5"): [3.3, 5.2, 69, 54.5],
@@ -80,20 +72,28 @@ PUBLISHED = {
     ("gu2021_components", "affnist"): [None] * 17,  # the paper's tables could not be read
     ("hinton2018_viewpoints", "familiar"): [3.7, 3.7, 4.3, 4.3],
     ("hinton2018_viewpoints", "novel"): [20, 13.5, 17.8, 12.3],
-}
+}  # fmt: skip
 
 
-def test_published_values_are_those_of_the_papers() -> None:
-    for (name, column), means in PUBLISHED.items():
-        table = read(name)
-        (shown,) = [other for other in table.columns if other.name == (column or "")]
-        values = [
-            row.published.get(column) for row in table.rows if table.commands.show(row, shown)
-        ]
-        if shown.metric.startswith("attack/"):  # most rows have none
-            values = [value for value in values if value]
-        assert [value and value.mean for value in values] == means, (name, column)
-    deviations = [row.published["mnist"].std for row in read("sabour2017_table1").rows]
+@pytest.mark.parametrize(("place", "expected"), PUBLISHED.items(), ids=map(str, PUBLISHED))
+def test_published_values_are_those_of_the_papers(
+    place: tuple[str, str], expected: list[float | None]
+) -> None:
+    name, column = place
+    table = read(name)
+    (shown,) = [other for other in table.columns if other.name == column]
+    means = []
+    for row in table.rows:
+        value = row.published.get(column)
+        # most rows of attacks have none
+        if shown.shows(row) and (value or not shown.metric.startswith("attack/")):
+            means.append(value and value.mean)
+    assert means == expected
+
+
+def test_published_deviations_are_those_of_the_paper() -> None:
+    rows = read("sabour2017_table1").rows
+    deviations = [row.published["mnist"].std for row in rows]
     assert deviations == [None, 0.032, 0.011, 0.036, 0.005]
 
 
@@ -106,46 +106,53 @@ VARIANTS = {"em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"}
 
 
 def test_every_routing_is_in_the_table_of_routings() -> None:
-    chosen = {
-        override.removeprefix("routing=")
-        for row in TRAINED
-        for override in row.overrides["toynorb"]
-        if override.startswith("routing=")
-    }
+    chosen = set()
+    for row in TRAINED:
+        for override in row.overrides["toynorb"]:
+            key, _, value = override.partition("=")
+            if key == "routing":
+                chosen.add(value)
     assert chosen == ROUTINGS - VARIANTS
 
 
 def test_iterative_routings_are_also_evaluated_with_equal_couplings() -> None:
-    evaluated = {row.of: row for row in COMPARED.rows if row.of}
-    assert all(row.evaluate == {"toynorb": ("couplings=equal",)} for row in evaluated.values())
-    several = {row.name for row in TRAINED if re.search(r"_[23]$", row.name)}
-    assert {*evaluated} == several | {"self_routing", "self_attention"}
+    evaluated = set()
+    for row in COMPARED.rows:
+        if row.of:
+            assert row.evaluate == {"toynorb": ("couplings=equal",)}
+            evaluated.add(row.of)
+    several = {name for name in names(TRAINED) if name.endswith(("_2", "_3"))}
+    assert evaluated == several | {"self_routing", "self_attention"}
 
 
 @pytest.mark.whole
 def test_rows_of_the_table_of_routings_differ_only_in_routing() -> None:
     for row in TRAINED:
         for column in COMPARED.columns:
-            groups = {re.split(r"[.=]", override)[0] for override in row.overrides[column.name]}
+            own = row.overrides[column.name]
+            groups = {re.split(r"[.=]", override)[0] for override in own}
             assert groups <= {"routing", "class_routing"} or groups == {"model"}
-            build_without_weights(
-                compose("train", [*COMPARED.base, *column.overrides, *row.overrides[column.name]])
-            )
+            overrides = [*COMPARED.base, *column.overrides, *own]
+            build_without_weights(compose("train", overrides))
 
 
 def test_rows_without_overrides_are_evaluations_or_only_reported() -> None:
     rows = [row for row in read("hinton2018_table1").rows if not row.overrides]
-    assert [(row.name, row.of) for row in rows if row.has_runs] == [
-        ("several_crops", "three_iterations")
-    ]
-    assert [row.name for row in rows if not row.has_runs] == ["ciresan2011", "sabour2017"]
+    (evaluated,) = [row for row in rows if row.has_runs]
+    assert evaluated.name == "several_crops"
+    assert evaluated.of == "three_iterations"
+    reported = [row for row in rows if not row.has_runs]
+    assert names(reported) == ["ciresan2011", "sabour2017"]
 
 
 def test_overrides_and_published_values_can_be_given_by_column(table_file) -> None:
-    content = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
-    (row,) = read(
-        table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[content])
-    ).rows
+    columns = {"x": {}, "y": {"metric": "test/novel/error"}}
+    content = {
+        "name": "a",
+        "overrides": {"x": ["a=1"], "y": ["a=2"]},
+        "published": {"y": [1, 0.5]},
+    }
+    (row,) = read(table_file(columns=columns, rows=[content])).rows
     assert row.overrides == {"x": ("a=1",), "y": ("a=2",)}
     assert row.published == {"y": Published(mean=1.0, std=0.5)}
 
@@ -158,33 +165,36 @@ def test_selection_keeps_order_and_required_rows(table_file) -> None:
         {"name": "d", "overrides": []},
     ]
     columns = {"x": {}, "y": {"metric": "val/error"}}
-    table = select(read(table_file(rows=rows, columns=columns)), rows="c", columns=["y"], seeds=[7])
-    assert [row.name for row in table.rows] == ["a", "b", "c"]
-    assert ([column.name for column in table.columns], table.seeds) == (["y"], (7,))
+    table = read(table_file(rows=rows, columns=columns))
+    selected = select(table, rows="c", columns=["y"], seeds=[7])
+    assert names(selected.rows) == ["a", "b", "c"]
+    assert names(selected.columns) == ["y"]
+    assert selected.seeds == (7,)
 
 
 def test_single_row_and_seed_need_no_list() -> None:
     table = select(read("smoke"), rows="uniform", seeds=0)
-    assert ([row.name for row in table.rows], table.seeds) == (["uniform"], (0,))
+    assert names(table.rows) == ["uniform"]
+    assert table.seeds == (0,)
 
 
-def test_invalid_selection_is_refused() -> None:
-    for selection, message in (
-        ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
-        (
-            {"columns": ["x"]},
-            r"columns is \['x'\], but smoke has one without a name; leave columns= out",
-        ),
-        ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
-        ({"rows": []}, "rows is empty; expected some of "),
-        ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
-        ({"seeds": -1}, "seeds is -1; expected a list of whole numbers"),
-        ({"seeds": [-1]}, r"seeds is \[-1\]; expected a list of whole numbers"),
-        ({"seeds": ["a"]}, r"seeds is \['a'\]; expected a list of whole numbers"),
-        ({"seeds": "a"}, "seeds is a; expected a list of whole numbers"),
-    ):
-        with pytest.raises(TableError, match=message):
-            select(read("smoke"), **selection)
+WRONG_SELECTIONS = [
+    ({"rows": ["dynamc"]}, "rows: dynamc is not in smoke; did you mean dynamic?"),
+    ({"rows": "dynamc"}, "rows: dynamc is not in smoke; did you mean dynamic?"),
+    ({"rows": []}, "rows is empty; expected some of "),
+    ({"columns": ["x"]}, "columns is ['x'], but smoke has one without a name; leave columns= out"),
+    ({"seeds": []}, "seeds is []; expected a list of whole numbers"),
+    ({"seeds": -1}, "seeds is -1; expected a list of whole numbers"),
+    ({"seeds": [-1]}, "seeds is [-1]; expected a list of whole numbers"),
+    ({"seeds": ["a"]}, "seeds is ['a']; expected a list of whole numbers"),
+    ({"seeds": "a"}, "seeds is a; expected a list of whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("selection", "message"), WRONG_SELECTIONS, ids=str)
+def test_invalid_selection_is_refused(selection: dict[str, Any], message: str) -> None:
+    with pytest.raises(TableError, match=re.escape(message)):
+        select(read("smoke"), **selection)
 
 
 ROW = {"name": "a", "overrides": []}
@@ -281,12 +291,14 @@ def test_error_in_a_table_names_file_place_and_expected_value(table_file) -> Non
             read(file)
         message = str(caught.value)
         assert message.startswith(f"{file}: ")
-        assert [part for part in parts.split("|") if part not in message] == [], message
         assert "\n" not in message
+        for part in parts.split("|"):
+            assert part in message
 
 
-def test_file_without_a_table_is_refused(tmp_path: Path) -> None:
-    for text, message in (
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("- 1", "holds a list; expected"),
         ("a: [", "cannot be read: "),
         ("paper: p\nseeds: [0]", "has no rows"),
@@ -294,18 +306,21 @@ def test_file_without_a_table_is_refused(tmp_path: Path) -> None:
         ("paper: !!python/object/apply:os.mkdir [MARKER]", "cannot be read: "),
         ("paper: !!python/name:os.mkdir", "cannot be read: "),
         ("!!python/object/new:os.mkdir [MARKER]", "cannot be read: "),
-        ("[" * 500, "cannot be read: "),
-        ("a: \xff", "cannot be read: "),
-    ):
-        (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
-        with pytest.raises(TableError, match=message):
-            read(tmp_path / "mine.yaml")
-        assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+        pytest.param("[" * 500, "cannot be read: ", id="500 brackets"),
+        pytest.param("a: \xff", "cannot be read: ", id="no UTF-8"),
+    ],
+)
+def test_file_without_a_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(TableError, match=message):
+        read(file)
+    assert [*tmp_path.iterdir()] == [file]
 
 
-def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "s3cr3t")
-    for content in (
+@pytest.mark.parametrize(
+    "content",
+    [
         {"paper": "x ${oc.env:SECRET}"},
         {"rows": [{"name": "a", "label": "${oc.env:SECRET,none}", "overrides": []}]},
         {"rows": [{"name": "a", "overrides": ["+data.note=${oc.env:SECRET}"]}]},
@@ -313,23 +328,27 @@ def test_interpolation_in_a_table_is_refused(table_file, monkeypatch: pytest.Mon
         {"columns": {"${oc.env:SECRET}": {"label": "x"}}},
         {"paper": "${python:os.mkdir}"},
         {"paper": "${seeds}"},
-    ):
-        with pytest.raises(
-            TableError,
-            match=r"mine\.yaml cannot be read: it contains '.*\$\{.*'; expected text without ",
-        ) as caught:
-            read(table_file(**content))
-        assert "s3cr3t" not in str(caught.value)
+    ],
+    ids=str,
+)
+def test_interpolation_in_a_table_is_refused(
+    table_file, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    message = r"mine\.yaml cannot be read: it contains '.*\$\{.*'; expected text without "
+    with pytest.raises(TableError, match=message) as caught:
+        read(table_file(**content))
+    assert "s3cr3t" not in str(caught.value)
 
 
-def test_table_that_does_not_exist_is_refused() -> None:
-    for name in ("smok", "nowhere.yaml", "../sweeps/smoke", "./smoke"):
-        with pytest.raises(
-            TableError, match=rf"table={name} does not exist; .*smoke.*, or a \.yaml file"
-        ):
-            read(name)
-    with pytest.raises(
-        TableError,
-        match=r"^table is missing; expected table=<name>, one of .*viewpoints_small, or a \.yaml file",
-    ):
+@pytest.mark.parametrize("name", ["smok", "nowhere.yaml", "../sweeps/smoke", "./smoke"])
+def test_table_that_does_not_exist_is_refused(name: str) -> None:
+    message = rf"table={name} does not exist; .*smoke.*, or a \.yaml file"
+    with pytest.raises(TableError, match=message):
+        read(name)
+
+
+def test_missing_table_is_refused() -> None:
+    message = r"^table is missing; expected table=<name>, one of .*_small, or a \.yaml file"
+    with pytest.raises(TableError, match=message):
         read(None)

@@ -8,163 +8,194 @@ from scipy import stats
 from statsmodels.stats import multitest, power, weightstats
 from statsmodels.stats.contingency_tables import mcnemar as mcnemar_of_statsmodels
 
-from capsule_lab.tables import statistics
+from capsule_lab.tables.statistics import (
+    LEVEL,
+    Difference,
+    Spread,
+    holm,
+    interval_over_images,
+    mcnemar,
+    paired_difference,
+    pooled,
+    resampled_difference,
+    runs_for,
+    unpaired_difference,
+)
 
-FIRST, SECOND = [0.91, 0.88, 0.97, 1.02], [0.80, 0.85, 0.79, 0.90]
+FIRST = [0.91, 0.88, 0.97, 1.02]
+SECOND = [0.80, 0.85, 0.79, 0.90]
 
 
 def test_unpaired_difference_equals_welch_of_scipy_and_statsmodels() -> None:
-    found = statistics.unpaired_difference(FIRST, SECOND[:3], margin=0.2)
+    found = unpaired_difference(FIRST, SECOND[:3], margin=0.2)
     expected = stats.ttest_ind(FIRST, SECOND[:3], equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.low == pytest.approx(interval.low)
+    assert found.high == pytest.approx(interval.high)
     p, *_ = weightstats.ttost_ind(FIRST, SECOND[:3], -0.2, 0.2, usevar="unequal")
     assert found.equivalent == ("yes" if p < 0.05 else "undecided")
 
 
 def test_paired_difference_equals_scipy() -> None:
-    found = statistics.paired_difference(FIRST, SECOND)
+    found = paired_difference(FIRST, SECOND)
     expected = stats.ttest_rel(FIRST, SECOND)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.low == pytest.approx(interval.low)
+    assert found.high == pytest.approx(interval.high)
 
 
 def test_hedges_g_equals_its_formula() -> None:
     std = math.sqrt((np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2)
-    expected = (np.mean(FIRST) - np.mean(SECOND)) / std * (1 - 3 / (4 * 6 - 1))
-    assert statistics.unpaired_difference(FIRST, SECOND).g == pytest.approx(expected)
-    assert statistics.paired_difference(FIRST, SECOND).g == pytest.approx(expected)
+    correction = 1 - 3 / (4 * 6 - 1)
+    expected = (np.mean(FIRST) - np.mean(SECOND)) / std * correction
+    assert unpaired_difference(FIRST, SECOND).g == pytest.approx(expected)
+    assert paired_difference(FIRST, SECOND).g == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.4, "yes"), (0.13, "undecided"), (0.01, "no")])
 def test_equivalence_needs_a_margin_beyond_the_interval(margin: float, expected: str) -> None:
-    assert statistics.paired_difference(FIRST, SECOND, margin=margin).equivalent == expected
-    assert statistics.paired_difference(FIRST, SECOND).equivalent is None
+    assert paired_difference(FIRST, SECOND, margin=margin).equivalent == expected
+    assert paired_difference(FIRST, SECOND).equivalent is None
 
 
-def test_power_and_number_of_runs_equal_those_of_statsmodels() -> None:
-    for size in (0.3, 0.8, 2.5):
-        unpaired = power.TTestIndPower().solve_power(size, power=0.8, alpha=0.05)
-        paired = power.TTestPower().solve_power(size, power=0.9, alpha=0.05)
-        assert statistics.runs_for(size, 1, pairs=False) == math.ceil(unpaired)
-        assert statistics.runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
-    equal = statistics.unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
-    assert equal.detectable == pytest.approx(
-        power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05), 1e-4
-    )
-    assert statistics.runs_for(1e-9, 1, pairs=False) is None
-    hundredth = power.TTestIndPower().solve_power(1.0, power=0.8, alpha=0.05 / 100)
-    assert statistics.runs_for(1.0, 1.0, pairs=False, level=0.05 / 100) == math.ceil(hundredth)
+@pytest.mark.parametrize("size", [0.3, 0.8, 2.5])
+def test_number_of_runs_equals_that_of_statsmodels(size: float) -> None:
+    unpaired = power.TTestIndPower().solve_power(size, power=0.8, alpha=0.05)
+    paired = power.TTestPower().solve_power(size, power=0.9, alpha=0.05)
+    assert runs_for(size, 1, pairs=False) == math.ceil(unpaired)
+    assert runs_for(size, 1, pairs=True, power=0.9) == math.ceil(paired)
+
+
+def test_number_of_runs_for_one_of_several_tests_is_larger() -> None:
+    level = 0.05 / 100
+    expected = power.TTestIndPower().solve_power(1.0, power=0.8, alpha=level)
+    assert runs_for(1.0, 1.0, pairs=False, level=level) == math.ceil(expected)
+
+
+def test_number_of_runs_is_not_searched_without_end() -> None:
+    assert runs_for(1e-9, 1, pairs=False) is None
+
+
+def test_detectable_difference_equals_that_of_statsmodels() -> None:
+    found = unpaired_difference([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
+    expected = power.TTestIndPower().solve_power(nobs1=3, power=0.8, alpha=0.05)
+    assert found.detectable == pytest.approx(expected, 1e-4)
 
 
 def test_holm_equals_statsmodels() -> None:
     p_values = [0.04, 0.001, 0.5, 0.012, 0.012]
-    assert statistics.holm(p_values) == pytest.approx(
-        multitest.multipletests(p_values, method="holm")[1]
-    )
+    _, expected, *_ = multitest.multipletests(p_values, method="holm")
+    assert holm(p_values) == pytest.approx(expected)
 
 
 def test_mcnemar_equals_statsmodels() -> None:
-    first, second = (
-        np.array([1, 1, 1, 1, 0, 0, 0, 0, 1], bool),
-        np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool),
-    )
-    found = statistics.mcnemar(first, second)
-    table = [
-        [(first & second).sum(), (first & ~second).sum()],
-        [(~first & second).sum(), (~first & ~second).sum()],
-    ]
+    first = np.array([1, 1, 1, 1, 0, 0, 0, 0, 1], bool)
+    second = np.array([1, 0, 0, 0, 1, 0, 0, 0, 0], bool)
+    found = mcnemar(first, second)
+    table = [[1, 4], [1, 3]]  # images that both, one or no network gets wrong
     assert found.p == pytest.approx(mcnemar_of_statsmodels(table, exact=True).pvalue)
     assert found.estimate == pytest.approx(100 * (first.mean() - second.mean()))
-    assert statistics.mcnemar(first, first).p == 1
+    assert mcnemar(first, first).p == 1
 
 
 def test_interval_over_images_is_wilsons() -> None:
-    low, high = statistics.interval_over_images(60, 10_000)
-    assert (low, high) == pytest.approx((0.466, 0.772), abs=1e-3)
+    interval = interval_over_images(60, 10_000)
+    assert interval == pytest.approx((0.466, 0.772), abs=1e-3)
 
 
-def test_samples_without_a_deviation_have_no_interval() -> None:
-    for found in (
-        statistics.unpaired_difference([1.0], [2.0, 3.0]),
-        statistics.unpaired_difference([1.0, 1.0], [2.0, 2.0]),
-        statistics.paired_difference([1.0, 2.0], [2.0, 3.0]),
-        statistics.paired_difference([1.0], [2.0]),
-    ):
-        assert (found.low, found.p, found.detectable) == (None, None, None)
-    assert statistics.unpaired_difference([1.0, 1.0], [2.0, 2.0]).estimate == -1
+@pytest.mark.parametrize(
+    "found",
+    [
+        unpaired_difference([1.0], [2.0, 3.0]),
+        unpaired_difference([1.0, 1.0], [2.0, 2.0]),
+        paired_difference([1.0, 2.0], [2.0, 3.0]),
+        paired_difference([1.0], [2.0]),
+    ],
+    ids=["one run", "equal runs", "equal pairs", "one pair"],
+)
+def test_samples_without_a_deviation_have_no_interval(found: Difference) -> None:
+    assert found.low is None
+    assert found.p is None
+    assert found.detectable is None
+    assert found.estimate <= -1
 
 
 def test_pooled_deviation_replaces_that_of_the_samples() -> None:
-    common = statistics.pooled([[1.0, 2.0, 3.0], [5.0, 5.0], [7.0]])
-    assert common == statistics.Spread(pytest.approx(math.sqrt(2 / 3)), 3)
-    assert statistics.pooled([[1.0, 1.0], [2.0]]) is None
-    found = statistics.unpaired_difference([1.0, 1.0], [2.0, 2.0], common=common)
+    common = pooled([[1.0, 2.0, 3.0], [5.0, 5.0], [7.0]])
+    assert common == Spread(pytest.approx(math.sqrt(2 / 3)), 3)
+    assert pooled([[1.0, 1.0], [2.0]]) is None
+    found = unpaired_difference([1.0, 1.0], [2.0, 2.0], common=common)
     half = stats.t.ppf(0.975, 3) * common.std
-    assert (found.low, found.high) == pytest.approx((-1 - half, -1 + half))
+    assert found.low == pytest.approx(-1 - half)
+    assert found.high == pytest.approx(-1 + half)
 
 
 @pytest.mark.parametrize("runs", [3, 5, 10])
 def test_intervals_cover_the_true_difference(runs: int) -> None:
     generator = np.random.default_rng(runs)
-    pairs = generator.normal([0.3, 0.0], 1.0, (2000, runs, 2))
-    found = [statistics.unpaired_difference(*pair.T) for pair in pairs]
-    within = np.mean([each.low < 0.3 < each.high for each in found])
-    assert 0.93 <= within <= 0.97
+    within = 0
+    for first, second in generator.normal([[0.3], [0.0]], 1.0, (2000, 2, runs)):
+        found = unpaired_difference(first, second)
+        within += found.low < 0.3 < found.high
+    assert 0.93 <= within / 2000 <= 0.97
 
 
 def test_family_without_differences_has_five_percent_false_positives() -> None:
     generator = np.random.default_rng(0)
-    families = generator.normal(size=(2000, 4, 2, 5))
-    p_values = stats.ttest_ind(families[:, :, 0], families[:, :, 1], axis=2, equal_var=True).pvalue
-    wrong = np.mean([min(statistics.holm(list(family))) < statistics.LEVEL for family in p_values])
-    assert 0.04 <= wrong <= 0.06
+    first, second = generator.normal(size=(2, 2000, 4, 5))
+    families = stats.ttest_ind(first, second, axis=2, equal_var=True).pvalue
+    positive = 0
+    for p_values in families:
+        positive += min(holm(p_values)) < LEVEL
+    assert 0.04 <= positive / 2000 <= 0.06
 
 
 @pytest.mark.whole
 def test_bootstrap_covers_the_difference_for_other_runs_and_clusters() -> None:
-    generator, within = np.random.default_rng(0), []
-    variances = (
-        1 + 0.25 + 1 + 0.09,
-        1 + 0.25 + 1,
-    )  # of toys, runs, images, and toys for one of the networks
-    expected = 100 * (
-        stats.norm.cdf(-1 / math.sqrt(variances[0]))
-        - stats.norm.cdf(-1.2 / math.sqrt(variances[1]))
-    )
+    generator = np.random.default_rng(0)
     clusters = np.arange(25).repeat(8)
+
+    def scores(mean: float) -> np.ndarray:
+        """Scores of five runs, (run, image), apart from those of toys; an image is wrong above 0."""
+        runs = generator.normal(mean, 0.5, (5, 1))
+        return runs + generator.normal(0, 1, (5, 200))
+
+    # variances of toys, runs, images, and of toys that are harder for the first network only
+    first_error = stats.norm.cdf(-1 / math.sqrt(1 + 0.25 + 1 + 0.09))
+    second_error = stats.norm.cdf(-1.2 / math.sqrt(1 + 0.25 + 1))
+    expected = 100 * (first_error - second_error)
+    within = 0
     for _ in range(150):
         toys = generator.normal(0, 1, 25)[clusters]
-        rows = [
-            toys + generator.normal(shift, 0.5, (5, 1)) + generator.normal(0, 1, (5, 200))
-            for shift in (-1, -1.2)
-        ]
-        of_toys = generator.normal(0, 0.3, 25)[
-            clusters
-        ]  # some toys are harder for one of the networks
-        wrong = [100.0 * (row > 0) for row in (rows[0] + of_toys, rows[1])]
-        found = statistics.resampled_difference(*wrong, clusters, paired=False)
-        within.append(found.low < expected < found.high)
-    assert 0.9 <= np.mean(within) <= 0.99
+        first = toys + scores(-1)
+        second = toys + scores(-1.2)
+        first += generator.normal(0, 0.3, 25)[clusters]
+        wrong = [100.0 * (first > 0), 100.0 * (second > 0)]
+        found = resampled_difference(*wrong, clusters, paired=False)
+        within += found.low < expected < found.high
+    assert 0.9 <= within / 150 <= 0.99
 
 
 def test_bootstrap_of_single_images_equals_the_normal_interval() -> None:
     generator = np.random.default_rng(0)
-    first, second = (100.0 * (generator.random((1, 4000)) < share) for share in (0.12, 0.1))
-    found = statistics.resampled_difference(first, second, np.arange(4000), paired=True, margin=5)
-    error = np.std(first - second) / math.sqrt(4000)
-    assert (found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.05)
-    assert found.estimate == pytest.approx(float((first - second).mean()))
+    first = 100.0 * (generator.random((1, 4000)) < 0.12)
+    second = 100.0 * (generator.random((1, 4000)) < 0.1)
+    found = resampled_difference(first, second, np.arange(4000), paired=True, margin=5)
+    difference = first - second
+    width = 2 * 1.96 * np.std(difference) / math.sqrt(4000)
+    assert found.high - found.low == pytest.approx(width, rel=0.05)
+    assert found.estimate == pytest.approx(difference.mean())
     assert found.equivalent == "yes"
 
 
 def test_bootstrap_tells_the_part_of_the_error_that_more_runs_do_not_reduce() -> None:
     """Three toys in ten are wrong in every run: runs agree, so the clusters alone have the whole error."""
     clusters = np.repeat(np.arange(10), 50)
-    alike = np.where(clusters < 3, 100.0, 0.0)[None].repeat(4, axis=0)
-    found = statistics.resampled_difference(alike, np.zeros_like(alike), clusters, paired=False)
+    alike = np.tile(100.0 * (clusters < 3), (4, 1))
+    right = np.zeros_like(alike)
+    found = resampled_difference(alike, right, clusters, paired=False)
     assert found.error == pytest.approx(found.error_of_clusters)
     assert found.error == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 10), rel=0.05)
     assert found.df == 3
@@ -173,9 +204,8 @@ def test_bootstrap_tells_the_part_of_the_error_that_more_runs_do_not_reduce() ->
 def test_bootstrap_of_runs_that_differ_has_no_error_of_equal_clusters() -> None:
     """Every toy of a run has the same result: the whole error is that of runs."""
     clusters = np.repeat(np.arange(10), 50)
-    different = np.array([0.0, 100.0, 0.0, 100.0])[:, None].repeat(500, axis=1)
-    found = statistics.resampled_difference(
-        different, np.zeros_like(different), clusters, paired=False
-    )
+    different = np.repeat([[0.0], [100.0], [0.0], [100.0]], 500, axis=1)
+    right = np.zeros_like(different)
+    found = resampled_difference(different, right, clusters, paired=False)
     assert found.error_of_clusters == pytest.approx(0, abs=1e-9)
     assert found.error == pytest.approx(100 * math.sqrt(0.5 * 0.5 / 4), rel=0.05)

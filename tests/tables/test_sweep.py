@@ -28,7 +28,7 @@ from tests.helpers.commands import (
     start,
     wait_for,
 )
-from tests.helpers.tables import TINY, call, contents, write_run, write_table
+from tests.helpers.tables import TINY, call, contents, names, statuses, write_run, write_table
 
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
@@ -37,19 +37,15 @@ ENDLESS = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=100000", *NO_PICTURES]
 
 def results(folder: Path) -> dict[str, float]:
     """Modification times of all results, by run."""
-    return {
-        path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.json")
-    }
-
-
-def statuses(file: Path) -> list[str]:
-    return [cell.status for cell in expand(read(file))]
+    files = folder.glob("runs/*/metrics.json")
+    return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
 
 def once(tmp_path: Path, signum: int) -> dict[str, Any]:
     """A row whose first run sends itself a signal."""
-    fault = f"{{_target_: tests.helpers.crash_callbacks.Once, marker: '{tmp_path / 'marker'}', signum: {int(signum)}}}"
-    return {"name": "stopped", "overrides": [f"+callbacks.fault={fault}"]}
+    target = "tests.helpers.crash_callbacks.Once"
+    fault = f"_target_: {target}, marker: '{tmp_path / 'marker'}', signum: {int(signum)}"
+    return {"name": "stopped", "overrides": [f"+callbacks.fault={{{fault}}}"]}
 
 
 @pytest.mark.usefixtures("runs_here")
@@ -59,12 +55,13 @@ def test_table_is_swept_repeated_and_reported(cli: Cli, table_file, tmp_path: Pa
     file = table_file(rows=[FAILING, GOOD, evaluated], seeds=[0])
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
-    assert re.fullmatch(
+    assert ended.err.endswith("\n")
+    message = (
         r"capsule_lab: 1 of 3 runs of mine failed; the same command repeats them: failing seed 0: "
-        r"model: CapsNet has channels 0; expected 1 or more( \(log: a\.log\))?\n",
-        ended.err.splitlines(keepends=True)[-1],
-    ), ended.err
-    assert statuses(file) == ["failed", "done", "done"]
+        r"model: CapsNet has channels 0; expected 1 or more( \(log: a\.log\))?"
+    )
+    assert re.fullmatch(message, ended.err.splitlines()[-1]), ended.err
+    assert statuses(expand(read(file))) == ["failed", "done", "done"]
     before = results(tmp_path)
     _, good, evaluation = expand(read(file))
     directory, result = good.finished
@@ -163,14 +160,17 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         command = ("sweep", f"table={file}", "launcher=gpus")
         first = call(*command)
         cells = expand(read(file))
-        seen = (
-            contents(folder),
-            [cell.status for cell in cells],
-            [(cell.error, cell.log or "") for cell in cells],
+        yield Swept(
+            folder,
+            file,
+            first,
+            between=contents(folder),
+            statuses=statuses(cells),
+            failures=[(cell.error, cell.log or "") for cell in cells],
+            report=call(report, f"table={file}"),
+            second=call(*command),
+            after=contents(folder),
         )
-        shown = call("report", f"table={file}")
-        second = call(*command)
-        yield Swept(folder, file, first, *seen, shown, second, contents(folder))
 
 
 @pytest.mark.whole
@@ -184,18 +184,14 @@ def test_sweep_finishes_though_runs_fail_or_are_killed(swept: Swept) -> None:
     assert "CapsNet on stand-in" in Path(stopped[1]).read_text()
     assert "trainer.devices is 3, but the sweep sees only 2 GPUs (0, 1)" in too_many[0]
     assert "was killed by SIGKILL" in evaluated[0]
-    lines = swept.first.out.splitlines()
-    assert [line for line in lines if line.startswith("[2/3]")][-1].startswith(
-        "[2/3] good seed 0: ended after 0."
-    )
+    of_second = re.findall(r"^\[2/3\].*", swept.first.out, re.MULTILINE)
+    assert of_second[-1].startswith("[2/3] good seed 0: ended after 0.")
     locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
     assert locks == ["gpu-0-1-of-1.lock"], "the other runs use the CPU or were refused"
 
     assert (swept.report.status, swept.report.err) == (0, "")
-    assert (
-        f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}"
-        in swept.report.out
-    )
+    message = f"stopped seed 0 failed: a run was killed by SIGKILL; its log is {stopped[1]}"
+    assert message in swept.report.out
     assert "stopped seed 0" in (swept.folder / "runs" / "reports" / "mine.md").read_text()
 
 
@@ -209,17 +205,18 @@ def test_repeated_sweep_runs_only_unfinished_cells(
     assert swept.second.out.splitlines()[0] == "mine: 1 done, 3 failed"
     assert "1 of 4 runs of mine failed" in swept.second.err
     cells = expand(read(swept.file))
-    assert [cell.status for cell in cells] == ["done", "done", "failed", "done"]
-    (killed,), (whole,) = cells[0].directories, cells[1].directories
+    assert statuses(cells) == ["done", "done", "failed", "done"]
+    (killed,) = names(cells[0].directories)
+    (whole,) = names(cells[1].directories)
     before, after = swept.between, swept.after
-    assert before.keys() == after.keys() == {killed.name, whole.name}
-    assert before[whole.name].items() <= after[whole.name].items()
-    new = after[whole.name].keys() - before[whole.name].keys()
-    assert f"{cells[3].fingerprint}.json" in new
-    assert {name.rpartition(".")[2] for name in new} == {"json", "npz"}, (
-        "record and predictions of the command"
-    )
-    assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
+    assert before.keys() == after.keys() == {killed, whole}
+    assert before[whole].items() <= after[whole].items()
+    record = cells[3].fingerprint
+    new = after[whole].keys() - before[whole].keys()
+    assert f"{record}.json" in new
+    suffixes = {Path(name).suffix for name in new}
+    assert suffixes == {".json", ".npz"}, "record and predictions of the command"
+    assert "metrics.json" in after[killed].keys() - before[killed].keys()
 
 
 @pytest.mark.whole
@@ -230,22 +227,17 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
 ) -> None:
     seeds = [0, 1] if signum == signal.SIGTERM else [0]
     file = table_file(seeds=seeds, base=ENDLESS, rows=[GOOD])
-    command = (
-        "-u",
-        "-m",
-        "capsule_lab",
-        "sweep",
-        f"table={file}",
-        "launcher=gpus",
-        "hydra.launcher.jobs=2",
-    )
-    process = start(*command, cwd=tmp_path)
+    command = ["-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus"]
+    process = start(*command, "hydra.launcher.jobs=2", cwd=tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == len(seeds))
-        started = [lock.read_record(cell.fingerprint).process for cell in expand(read(file))]
+        runs = []
+        for cell in expand(read(file)):
+            number, *_ = lock.read_record(cell.fingerprint).process.split()
+            runs.append(Path("/proc") / number)
         process.send_signal(signum)
         _, err = process.communicate(timeout=60)
-        wait_for(lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started))
+        wait_for(lambda: not any(run.exists() for run in runs))
     finally:
         process.kill()
         process.communicate()

@@ -1,20 +1,18 @@
-"""Numbers in documents equal those of the records in ``results/``; ``tests.helpers.claims`` explains claims."""
+"""Numbers in documents equal those of the records in ``results/``, see ``tests.helpers.quoted_numbers``."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.claims import mismatches, missing_texts, unclaimed
+from tests.helpers.quoted_numbers import START, mismatches, missing_texts, without_source
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "results").glob("*.md"))]
 CHECKED = [
-    page
-    for page in sorted([*PAGES, *(ROOT / "docs").rglob("*.md")])
-    if "<!-- claims" in page.read_text()
+    page for page in sorted([*PAGES, *(ROOT / "docs").rglob("*.md")]) if START in page.read_text()
 ]
 EXAMPLE = """Error **0.60 %** of 10,000 digits, `x=0.5`; 0.25 % there.
-<!-- claims
+<!-- numbers
 0.60 % of 10,000 :: record("mnist_hour.json", "test/error"), 10000
 0.25 % :: "Sabour 2017"
 -->
@@ -26,14 +24,14 @@ def id_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", CHECKED, ids=id_of)
-def test_claimed_numbers_equal_those_of_the_records(page: Path) -> None:
+def test_listed_numbers_equal_those_of_the_records(page: Path) -> None:
     assert not missing_texts(page.read_text())
     assert not mismatches(page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
-def test_every_measured_number_is_claimed(page: Path) -> None:
-    assert not unclaimed(page.read_text())
+def test_every_measured_number_has_a_source(page: Path) -> None:
+    assert not without_source(page.read_text())
 
 
 @pytest.mark.parametrize(
@@ -42,20 +40,20 @@ def test_every_measured_number_is_claimed(page: Path) -> None:
         (("0.60 %", "0.61 %"), "should be 0.5999"),
         (("10,000", "1,000"), "should be"),
         (('"Sabour 2017"', '""'), "neither a record nor a reason"),
-        (('"test/error"', '"test/nothing"'), "has a claim that fails, KeyError"),
+        (('"test/error"', '"test/nothing"'), "has an expression that fails, KeyError"),
     ],
 )
-def test_wrong_claim_is_reported(change: tuple[str, str], message: str) -> None:
+def test_wrong_number_is_reported(change: tuple[str, str], message: str) -> None:
     assert not missing_texts(EXAMPLE)
     assert not mismatches(EXAMPLE)
     (wrong,) = mismatches(EXAMPLE.replace(*change))
     assert message in wrong
 
 
-def test_claim_of_text_that_is_not_above_is_reported() -> None:
+def test_text_that_is_not_above_its_comment_is_reported() -> None:
     assert missing_texts(EXAMPLE.replace("0.60 %** of", "0.61 %** of")) == ["0.60 % of 10,000"]
 
 
-def test_number_without_a_claim_is_reported() -> None:
-    assert not unclaimed(EXAMPLE)
-    assert unclaimed(EXAMPLE.replace("there.", "there, 0.7 here."))[0].endswith("0.7")
+def test_number_without_a_source_is_reported() -> None:
+    assert not without_source(EXAMPLE)
+    assert without_source(EXAMPLE.replace("there.", "there, 0.7 here."))[0].endswith("0.7")

@@ -1,8 +1,8 @@
 """Numbers in documents, recomputed from the records in ``results/``.
 
-A comment lists claims about the text above it, as far as the comment before::
+A comment lists numbers of the text above it, as far as the comment before::
 
-    <!-- claims
+    <!-- numbers
     let rows = csv("routing_algorithms_runs.csv", row="equal couplings")
     12.66 ± 0.56 :: mean_std(rows["value"])
     0.25, 0.44 :: "published"
@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from scipy import stats
@@ -34,26 +34,35 @@ NUMBER = re.compile(
     r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)|(?<![\w.])\d+\.\d+(?=x\b)"
 )
 """``-0.03``, ``1,581``, ``4e-6``; no digit of ``4x4`` or ``bf16``."""
+START = "<!-- numbers"
+"""The first line of a comment."""
 
 _MEASURED = re.compile(r"(?<![\w.-])-?\d+(?:,\d{3})*(?:\.\d+| %|e-\d+)(?!\w)")
-_BLOCK = re.compile(r"^<!-- claims\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(rf"^{START}\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _NO_PROSE = re.compile(
     r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)\n]*\)|[Ss]ection \d[\d.]*", re.MULTILINE | re.DOTALL
 )
 
 
+class Quoted(NamedTuple):
+    """One line of a comment: text with numbers, and the expression that gives them."""
+
+    text: str
+    source: str
+
+
 @dataclass(frozen=True)
 class Part:
-    """Prose above a comment, on one line and without code, and the claims of the comment about it.
+    """Prose above a comment, on one line and without code, and the numbers that the comment lists.
 
     Attributes:
-        prose: text between two comments; after the last comment there is prose without claims.
-        claims: pairs of text and expression.
+        prose: text between two comments; after the last comment there is prose without listed numbers.
+        quoted: texts with numbers.
         names: named expressions, ``let rows = csv(…)``.
     """
 
     prose: str
-    claims: list[tuple[str, str]] = field(default_factory=list)
+    quoted: list[Quoted] = field(default_factory=list)
     names: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -68,61 +77,64 @@ def parts_of(document: str) -> Iterator[Part]:
                 part.names.append((name, source))
             else:
                 text, _, source = line.partition(" :: ")
-                part.claims.append((_one_line(text), source))
+                part.quoted.append(Quoted(_one_line(text), source))
         yield part
         start = block.end()
     yield Part(_prose(document[start:]))
 
 
 def missing_texts(document: str) -> list[str]:
-    """Texts of claims that the document does not contain above them."""
-    return [
-        text
-        for part in parts_of(document)
-        for text, _ in part.claims
-        if not re.search(_whole(text), part.prose)
-    ]
+    """Texts in comments that the document does not contain above them."""
+    missing = []
+    for part in parts_of(document):
+        texts = [quoted.text for quoted in part.quoted]
+        missing += [text for text in texts if not re.search(_whole(text), part.prose)]
+    return missing
 
 
 def mismatches(document: str) -> list[str]:
-    """A sentence for each claim whose numbers are not those of the records."""
+    """A sentence for each text whose numbers are not those of the records."""
     wrong = []
     for part in parts_of(document):
         names = dict(_NAMES)
         for name, source in part.names:
             names[name] = eval(source, names)  # the documents are ours
-        for text, source in part.claims:
-            try:
-                values = eval(source, names)  # the documents are ours
-            except (
-                Exception
-            ) as error:  # whatever a wrong expression raises, the other claims are worth checking
-                wrong.append(f"{text!r} has a claim that fails, {type(error).__name__}: {error}")
-                continue
-            if isinstance(values, str):
-                wrong += [] if values else [f"{text!r} has neither a record nor a reason"]
-                continue
-            numbers, written = [*_flat(values)], NUMBER.findall(text)
-            right = [
-                as_written(number, like) for number, like in zip(numbers, written, strict=False)
-            ]
-            if right != written or len(numbers) != len(written):
-                recorded = ", ".join(f"{number:.7g}" for number in numbers)
-                wrong.append(f"{text!r} should be {recorded} by {source}")
+        sentences = [_mismatch(quoted, names) for quoted in part.quoted]
+        wrong += filter(None, sentences)
     return wrong
 
 
-def unclaimed(document: str) -> list[str]:
-    """Numbers with a decimal point or in percent that no claim covers, with the words before them."""
-    wrong = []
+def _mismatch(quoted: Quoted, names: dict[str, Any]) -> str:
+    """A sentence if the numbers of the text are not those of its expression, else nothing."""
+    text, source = quoted
+    try:
+        values = eval(source, names)  # the documents are ours
+    # whatever a wrong expression raises, the other numbers are worth checking
+    except Exception as error:
+        return f"{text!r} has an expression that fails, {type(error).__name__}: {error}"
+    if isinstance(values, str):
+        return "" if values else f"{text!r} has neither a record nor a reason"
+    numbers = [*_flat(values)]
+    written = NUMBER.findall(text)
+    right = [as_written(number, like) for number, like in zip(numbers, written, strict=False)]
+    if right == written and len(numbers) == len(written):
+        return ""
+    recorded = ", ".join(f"{number:.7g}" for number in numbers)
+    return f"{text!r} should be {recorded} by {source}"
+
+
+def without_source(document: str) -> list[str]:
+    """Numbers with a decimal point or in percent that no comment lists, with the words before them."""
+    found = []
     for part in parts_of(document):
         prose = part.prose
-        for text, _ in sorted(part.claims, key=lambda claim: -len(claim[0])):
-            prose = re.sub(_whole(text), " ", prose)
-        wrong += [
-            prose[max(match.start() - 40, 0) : match.end()] for match in _MEASURED.finditer(prose)
-        ]
-    return wrong
+        longest_first = sorted(part.quoted, key=lambda quoted: -len(quoted.text))
+        for quoted in longest_first:
+            prose = re.sub(_whole(quoted.text), " ", prose)
+        for match in _MEASURED.finditer(prose):
+            words_before = max(match.start() - 40, 0)
+            found.append(prose[words_before : match.end()])
+    return found
 
 
 def as_written(number: float, like: str) -> str:
@@ -132,9 +144,14 @@ def as_written(number: float, like: str) -> str:
     ('1,581', '0.00', '4e-6')
     """
     if "e-" in like:
-        return f"{number:.{len(like.partition('e')[0].partition('.')[2])}e}".replace("e-0", "e-")
-    text = f"{number:{',' if ',' in like or abs(number) < 1000 else ''}.{len(like.partition('.')[2])}f}"
-    return text.removeprefix("-") if not float(text.replace(",", "")) else text
+        mantissa = like.partition("e")[0]
+        decimals = len(mantissa.partition(".")[2])
+        return f"{number:.{decimals}e}".replace("e-0", "e-")
+    decimals = len(like.partition(".")[2])
+    separator = "," if "," in like or abs(number) < 1000 else ""
+    text = f"{number:{separator}.{decimals}f}"
+    is_zero = float(text.replace(",", "")) == 0
+    return text.removeprefix("-") if is_zero else text
 
 
 def _prose(text: str) -> str:
@@ -206,14 +223,13 @@ def _json(name: str) -> Any:
 
 def report(table: str, column: str, *names: str) -> list[tuple[float, float]]:
     """Mean and deviation of rows of a table, as its report has them, on real data or on a stand-in."""
-    rows = [csv(f"{table}.csv", column=column, name=name) for name in names]
-    return [
-        (
-            one_of(row["ours"].item(), row["standin"].item()),
-            one_of(row["ours_std"].item(), row["standin_std"].item()),
-        )
-        for row in rows
-    ]
+    found = []
+    for name in names:
+        row = csv(f"{table}.csv", column=column, name=name)
+        mean = one_of(row["ours"].item(), row["standin"].item())
+        deviation = one_of(row["ours_std"].item(), row["standin_std"].item())
+        found.append((mean, deviation))
+    return found
 
 
 def one_of(*values: float) -> float:
@@ -247,10 +263,10 @@ def paired_interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
 
 def fisher(first: float, second: float, images: int) -> float:
     """p of Fisher's exact test that two shares in percent, each of so many images, are the same."""
-    counts = [
-        [round(share * images / 100), images - round(share * images / 100)]
-        for share in (first, second)
-    ]
+    counts = []
+    for share in (first, second):
+        count = round(share * images / 100)
+        counts.append([count, images - count])
     return float(stats.fisher_exact(counts).pvalue)
 
 
@@ -260,25 +276,8 @@ def interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
     return bounds.low, bounds.high
 
 
-_NAMES: dict[str, Any] = {
-    "__builtins__": {},
-    **{
-        function.__name__: function
-        for function in (
-            *(
-                csv,
-                one,
-                record,
-                report,
-                mean_std,
-                welch,
-                paired,
-                paired_interval,
-                interval,
-                fisher,
-                holm,
-            ),
-            *(enumerate, float, len, map, max, min, sorted, sum, zip),
-        )
-    },
-}
+_STATISTICS = [mean_std, welch, paired, paired_interval, interval, fisher, holm]
+_BUILT_IN = [enumerate, float, len, map, max, min, sorted, sum, zip]
+_NAMES: dict[str, Any] = {"__builtins__": {}}
+for _function in [csv, one, record, report, *_STATISTICS, *_BUILT_IN]:
+    _NAMES[_function.__name__] = _function
