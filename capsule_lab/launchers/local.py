@@ -95,14 +95,14 @@ class LocalLauncher:
 
     def _environment(self, places: int, cores: int, deadline: float) -> dict[str, str]:
         """Return the variables that all jobs get."""
-        variables = {PARENT_VARIABLE: str(os.getpid())}
+        variables = {protocol.PARENT: str(os.getpid())}
         if self.per_gpu > 1:
-            variables[PER_GPU_VARIABLE] = str(self.per_gpu)
+            variables[protocol.PER_GPU] = str(self.per_gpu)
         if places > 1:
             share = str(max(1, cores // places))
             variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or share
         if deadline < math.inf:
-            variables[DEADLINE_VARIABLE] = str(deadline)
+            variables[protocol.DEADLINE] = str(deadline)
         return variables
 
 
@@ -160,7 +160,7 @@ class _Process:
 def _start(
     job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]
 ) -> _Process:
-    environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
+    environment = environment_for(job.environment, **more, **{protocol.LOG: str(log_file)})
     # the sweep itself requeues its job when all runs are saved
     environment.pop("SLURM_JOB_ID", None)
     if locks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import re
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 
 from capsule_lab.analysis.axes import add_heading
 from capsule_lab.analysis.curves import legend_below, look
-from capsule_lab.config.compose import module_of
+from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import Entry, Point, panels
 
 _PERCENT = (
@@ -65,13 +64,13 @@ def _has_training_time(entry: Entry) -> bool:
     return is_trained and entry.column.statistic == "mean" and not entry.different_hardware
 
 
-def figures_by_command(entries: Sequence[Entry]) -> dict[str, Figure]:
-    """Return, by name, the figures of commands that evaluate rows, from ``table_figures`` of their modules."""
+def figures_by_command(table: Table, entries: Sequence[Entry]) -> dict[str, Figure]:
+    """Return, by name, the figures that the commands of evaluated rows declare."""
     figures: dict[str, Figure] = {}
-    commands = [entry.row.by for entry in entries if entry.row.of]
-    for by in dict.fromkeys(commands):
-        draw = getattr(importlib.import_module(module_of(by)), "table_figures", None)
-        figures |= draw(entries) if draw else {}
+    commands = dict.fromkeys(table.commands.of(entry.row) for entry in entries if entry.row.of)
+    for command in commands:
+        if command.measures and command.measures.figures:
+            figures |= command.measures.figures(entries)
     return figures
 
 

@@ -232,7 +232,7 @@ class Entry:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that fail in any run."""
+        """Names of the checks of ``capsule_studies.attacks.checks`` that fail in any run."""
         names = []
         for run in self.runs:
             checks = run.result.get("checks", ())
@@ -278,7 +278,7 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
         for row in table.rows:
             place = (column.name, row.name)
             published = row.published.get(column.name)
-            if column.shows(row) and (asked_at[place] or published):
+            if table.commands.show(row, column) and (asked_at[place] or published):
                 entry = _entry(row, column, published, asked_at[place], others_at[place])
                 of_column.append(entry)
         runs = runs_of(of_column)

@@ -66,12 +66,12 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    program = "python -m capsule_lab.studies.attack"
+    program = "python -m capsule_studies.commands.attack"
     assert transfer.command.startswith(f"{program} ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     # a hash does not depend on the path of the runs
     assert transfer.evaluate[-1] == f"source={other.fingerprint}"
-    assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
+    assert transfer.job.arguments == ("-m", "capsule_studies.commands.attack", *transfer.overrides)
 
 
 TWIN = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}

@@ -186,16 +186,13 @@ def test_prepared_list_composes_and_ends_in_time() -> None:
     for name, text in config.steps.items():
         step = day.step_of(f"{name}:100", {name: text})
         _, _, module, *arguments = step.command(100, Path("folder"))
-        package, _, command = module.rpartition(".")
-        if package != "capsule_lab" or name in ("train", "table"):
+        if module != "capsule_lab" or name in ("train", "table"):
             continue
-        if command == "sweep":
-            composed = compose(command, for_hydra(arguments, FOR_SWEEP))
-            seconds = budget_seconds(composed.budget)
-        else:
-            composed = compose(command, arguments)
-            seconds = time_limit(composed.trainer)
-        check(composed)
+        command = load(arguments[0])
+        composed = compose(command.name, command.for_hydra(arguments[1:]))
+        command.check(composed)
+        is_sweep = command.name == "sweep"
+        seconds = budget_seconds(composed.budget) if is_sweep else time_limit(composed.trainer)
         assert seconds == 100 - day.RESERVE
 
 

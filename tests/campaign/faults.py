@@ -315,7 +315,7 @@ def _locks(place: Place, delays: list[float]) -> None:
 
 def _take_lock(folder: Path, times: int) -> None:
     """Take the lock of one configuration so many times, and read its state in between."""
-    from capsule_lab.config.compose import compose
+    from capsule_lab.commands import compose
     from capsule_lab.errors import RunError
     from capsule_lab.runs import directories, lock
 

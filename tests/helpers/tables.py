@@ -103,8 +103,8 @@ def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path
     return file
 
 
-def call(module: ModuleType, *arguments: str) -> Ended:
-    """Run a command in this process, for fixtures with a wider scope than ``cli``."""
+def call(name: str, *arguments: str) -> Ended:
+    """Run a command in this process, for fixtures with a wider scope than ``cli``; without a name, the overview."""
     out = io.StringIO()
     err = io.StringIO()
     status = 0
@@ -129,8 +129,8 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
             for name, value in {**job.environment, protocol.LOG: "a.log"}.items():
                 patch.setenv(name, value)
             if deadline < math.inf:
-                patch.setenv(DEADLINE_VARIABLE, str(deadline))
-            ended = call(importlib.import_module(job.arguments[1]), *job.arguments[2:])
+                patch.setenv(protocol.DEADLINE, str(deadline))
+            ended = call(*job.arguments[2:])
         GlobalHydra.instance().hydra = hydra
         HydraConfig.instance().cfg = config
         logging.getLogger().handlers[:] = handlers

@@ -61,9 +61,9 @@ def test_launch_sets_the_environment_of_jobs_and_returns_their_errors(
     }
     good = json.loads((logs / "good.log").read_text())
     on_gpus = json.loads((logs / "on_gpus.log").read_text())
-    own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
+    own = {"EXTRA": "x", protocol.LOG: str(logs / "good.log"), protocol.PARENT: str(os.getpid())}
     assert own.items() <= good.items()
-    assert good[DEADLINE_VARIABLE] == str(deadline)
+    assert good[protocol.DEADLINE] == str(deadline)
     cores = len(os.sched_getaffinity(0))
     assert good["OMP_NUM_THREADS"] == str(max(1, cores // 2)), "two jobs at a time, one a GPU"
     assert "SLURM_JOB_ID" not in good, "variables of the sweep's own job are removed"
@@ -141,8 +141,8 @@ def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
     """Also if the sweep is killed during the imports of the command."""
     with subprocess.Popen(["sleep", "60"]) as gone:
         gone.kill()
-    parent = {PARENT_VARIABLE: str(gone.pid)}
-    with start("-m", "capsule_lab.train", cwd=tmp_path, **parent) as process:
+    parent = {protocol.PARENT: str(gone.pid)}
+    with start("-m", "capsule_lab", "train", cwd=tmp_path, **parent) as process:
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGTERM, "")
     assert not list(tmp_path.rglob("metrics.json"))

@@ -104,7 +104,7 @@ def test_runs_know_their_share_of_the_processor_and_of_the_gpu(
     jobs = jobs_of(tmp_path, config, show, *"abcdef")
     LocalLauncher(per_gpu=4, logs=str(tmp_path)).launch(jobs)
     environment = json.loads((tmp_path / "a.log").read_text())
-    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", PER_GPU_VARIABLE: "4"}
+    expected = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "4", protocol.PER_GPU: "4"}
     assert expected.items() <= environment.items()
 
 
@@ -113,7 +113,7 @@ def test_a_run_copies_its_images_if_they_fit_into_its_share(
     monkeypatch: pytest.MonkeyPatch, runs: str, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1600, 1600))
-    monkeypatch.setenv(PER_GPU_VARIABLE, runs)
+    monkeypatch.setenv(protocol.PER_GPU, runs)
     pixels = torch.zeros(100, 1, 1, 1, dtype=torch.uint8)
     images = Images(pixels, torch.zeros(0, dtype=torch.int64))
     assert loader.fits(images, torch.device("cuda")) is expected
@@ -127,7 +127,7 @@ def test_a_record_says_that_a_gpu_was_shared(
 ) -> None:
     """A report compares times of the same hardware only."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setenv(PER_GPU_VARIABLE, runs)
+    monkeypatch.setenv(protocol.PER_GPU, runs)
     assert hardware(torch.device("cuda")) == expected
 
 

@@ -62,7 +62,8 @@ def overrides_for(step: int, *more: str) -> list[str]:
 def sweep(*more: str) -> list[str]:
     return [
         "-m",
-        "capsule_lab.sweep",
+        "capsule_lab",
+        "sweep",
         "table=smoke",
         "launcher=slurm",
         "hydra.launcher.cpus_per_task=1",
@@ -223,5 +224,5 @@ def start_what_waits() -> None:
 def directly(cell: Cell, folder: Path) -> Ended:
     """Run the command of a cell outside of SLURM."""
     runs = str(folder / "direct")
-    command = ["-m", "capsule_lab.train", *cell.overrides]
+    command = ["-m", "capsule_lab", "train", *cell.overrides]
     return python(*command, cwd=folder, CAPSULE_LAB_RUNS=runs)

@@ -213,7 +213,7 @@ def test_shipped_files_are_described_and_small() -> None:
         assert sum(weight.numel() for weight in run.network.parameters()) == entry["parameters"]
         error = "" if entry["error"] is None else f"{entry['error']:.2f} %"
         size, minutes = f"{entry['bytes'] / 1e6:.2f} MB", f"{entry['seconds'] / 60:.0f} min"
-        overrides = entry["command"].removeprefix("python -m capsule_lab.train ")
+        overrides = entry["command"].removeprefix("capsule-lab train ")
         row = (
             f"| `{name}` | {error} | {entry['parameters']:,} | {size} | {minutes} | `{overrides}` |"
         )

@@ -22,7 +22,7 @@ from capsule_lab.tables.arguments import budget_seconds, for_hydra
     ids=str,
 )
 def test_options_of_the_command_stay(arguments: list[str]) -> None:
-    assert for_hydra(arguments, FOR_SWEEP) == arguments
+    assert for_hydra(arguments, SweepOptions) == arguments
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_options_of_the_command_stay(arguments: list[str]) -> None:
 def test_other_arguments_are_collected_in_one_list(
     arguments: list[str], expected: list[str]
 ) -> None:
-    assert for_hydra(arguments, FOR_SWEEP) == expected
+    assert for_hydra(arguments, SweepOptions) == expected
 
 
 def test_quoted_text_is_not_interpolated() -> None:

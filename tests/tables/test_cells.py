@@ -17,7 +17,6 @@ from capsule_lab.runs import lock
 from capsule_lab.system import protocol
 from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
-from capsule_lab.tables.reader import read
 from tests.helpers.tables import names, statuses, write_run
 
 ROWS = [
@@ -44,7 +43,7 @@ def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
     cell = cells[number]
     program, option, module, *overrides = shlex.split(cell.command)
-    assert [program, option, module] == ["python", "-m", "capsule_lab.train"]
+    assert [program, option, module] == ["python", "-m", "capsule_lab", "train"]
     assert hash_of(overrides) == cell.fingerprint
 
 

@@ -15,7 +15,7 @@ from capsule_lab.errors import ConfigError, TableError
 from capsule_lab.tables import comparison_formats
 from capsule_lab.tables.comparisons import Compared, compared, plan
 from capsule_lab.tables.expand import distinct, expand
-from capsule_lab.tables.reader import read, select
+from capsule_lab.tables.reader import select
 from capsule_lab.tables.statistics import holm, paired_difference, runs_for, unpaired_difference
 from capsule_lab.tables.summary import summarise
 from tests.helpers.tables import write_run, write_table

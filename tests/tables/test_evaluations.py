@@ -58,7 +58,7 @@ def test_evaluation_uses_the_weights_that_the_run_tested(
     directory = write_run(expand(read(file))[0], weights_tested=tested)
     _, _, cell, _ = expand(read(file))
     overrides = [f"ckpt={directory / name}", "trainer.accelerator=cpu", "+data.eval_images=50"]
-    assert cell.command == shlex.join(["python", "-m", "capsule_lab.evaluate", *overrides])
+    assert cell.command == shlex.join(["python", "-m", "capsule_lab", "evaluate", *overrides])
     config = compose("evaluate", overrides)
     assert config.data.eval_images == 50
     assert config.trainer.accelerator == "cpu"
@@ -79,15 +79,14 @@ def test_fingerprint_covers_training_and_evaluation(table_file, evaluate: list[s
     """The job runs the command and passes the path of the result in its environment."""
     file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])
     training, cell = expand(read(file))
-    listed = ",".join(map(quoted, evaluate))
-    config = compose("train", [*training.overrides, f"+evaluate=[{listed}]"])
-    assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
+    content = {**to_container(compose("train", training.overrides)), "evaluate": evaluate}
+    assert runs.directories.config_hash(content) == cell.fingerprint != training.fingerprint
     directory = write_run(training)
     _, cell = expand(read(file))
     verify(cell)
-    assert cell.job.arguments == ("-m", "capsule_lab.evaluate", *cell.overrides)
+    assert cell.job.arguments == ("-m", "capsule_lab", "evaluate", *cell.overrides)
     record = directory / "evaluations" / f"{cell.fingerprint}.json"
-    assert cell.job.environment == {RESULT_VARIABLE: str(record)}
+    assert cell.job.environment == {protocol.RESULT: str(record)}
 
 
 def test_evaluations_are_distinct_by_overrides_and_by_training_run(table_file) -> None:

@@ -486,7 +486,7 @@ def test_command_writes_every_format(cli: Cli, file: Path, tmp_path: Path) -> No
         "mine_runs.png",
         "mine_runs.svg",
     }, "no figure of times of a single row"
-    assert "python -m capsule_lab.report" in (there / "mine.md").read_text()
+    assert "capsule-lab report" in (there / "mine.md").read_text()
     assert len(pd.read_csv(there / "mine_runs.csv")) == 5
 
 

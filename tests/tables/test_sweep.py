@@ -167,7 +167,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
             between=contents(folder),
             statuses=statuses(cells),
             failures=[(cell.error, cell.log or "") for cell in cells],
-            report=call(report, f"table={file}"),
+            report=call("report", f"table={file}"),
             second=call(*command),
             after=contents(folder),
         )
@@ -227,7 +227,7 @@ def test_runs_save_a_checkpoint_and_end_with_their_sweep(
 ) -> None:
     seeds = [0, 1] if signum == signal.SIGTERM else [0]
     file = table_file(seeds=seeds, base=ENDLESS, rows=[GOOD])
-    command = ["-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus"]
+    command = ["-u", "-m", "capsule_lab", "sweep", f"table={file}", "launcher=gpus"]
     process = start(*command, "hydra.launcher.jobs=2", cwd=tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == len(seeds))
