@@ -124,8 +124,7 @@ class CIFAR10DataModule(AbstractDataModule):
         )
         pixels = transforms.crop(images, top, left, self.crop).float()
         if self.flip:
-            mirrored = transforms.random_integers(key, _MIRROR, 0, 1).bool()
-            pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
+            pixels = transforms.random_mirror(pixels, key, _MIRROR)
         added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
         factor = transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
         return transforms.standardise(

@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from capsule_lab import runs
-from capsule_lab.data import PictureFolder
-from capsule_lab.data import folder as folder_of_pictures
+from capsule_lab.data import PictureFolder, folder_packing
 from capsule_lab.data.formats.pictures import open_picture, pictures_in
 from capsule_lab.data.loader import Rows
 from capsule_lab.errors import DataError
@@ -241,7 +240,7 @@ def test_an_index_of_other_pictures_is_reported(made: Path, name: str) -> None:
 def test_a_changed_pixel_is_reported(
     made: Path, monkeypatch: pytest.MonkeyPatch, largest: int
 ) -> None:
-    monkeypatch.setattr(folder_of_pictures, "_ALWAYS_HASHED", largest)
+    monkeypatch.setattr(folder_packing, "_ALWAYS_HASHED", largest)
     module(made)
     with (packs()[0] / "pixels.u8").open("r+b") as file:
         value = file.read(1)[0]
@@ -322,7 +321,7 @@ def test_twenty_thousand_pictures_stay_out_of_memory(
         json.dumps(index | {"files": files, "shape": [len(files), 3, 128, 128]})
     )
     for check in ("_problem_of_index", "_problem_of_pixels"):
-        monkeypatch.setattr(folder_of_pictures.PackedFolder, check, lambda *_: "")
+        monkeypatch.setattr(folder_packing.PackedFolder, check, lambda *_: "")
 
     def anonymous() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -508,6 +507,14 @@ def test_folders_that_are_no_classes_are_reported(folder: Path, damage: Any, mes
     damage(folder)
     with pytest.raises(DataError, match=message):
         _ = module(folder, stage=None).spec
+
+
+def test_a_folder_without_classes_cannot_test_a_trained_network(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    data = module(tmp_path / "own", stage=None)
+    data.use_spec(DataSpec((3, 16, 16), 3, KINDS))
+    with pytest.raises(DataError, match="own has no folders; expected two classes or more"):
+        data.setup("test")
 
 
 def test_a_folder_without_permission_is_reported(

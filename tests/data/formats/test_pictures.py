@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from capsule_lab import data
-from capsule_lab.data.folder import read_pixels
+from capsule_lab.data.folder_packing import read_pixels
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.formats.pictures import as_digit, opaque, open_picture
 from capsule_lab.errors import DataError
