@@ -27,6 +27,8 @@ _BLOCK = 2**20  # ours: bytes that are hashed at once
 _LARGEST = (
     2**30
 )  # ours: bytes; the largest published file, of smallNORB, has less than half of them
+# raised by a download or by an archive that is truncated or lacks members
+_INCOMPLETE = (OSError, EOFError, KeyError, tarfile.TarError, zlib.error)
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
 log = logging.getLogger(__name__)
@@ -113,9 +115,7 @@ def reading(path: Path, name: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (
-        Exception
-    ) as error:  # readers of file formats raise many types of errors for damaged files
+    except Exception as error:  # readers of formats raise many types of errors for damaged files
         reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(
             f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to download them "
@@ -137,17 +137,14 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT)
     reasons = []
     for server in servers:
+        url = f"{server}{name}"
         try:
-            return Path(
-                pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader)
-            )
-        except (
-            exceptions.ConnectionError,
-            exceptions.Timeout,
-        ) as error:  # their texts quote all layers of HTTP
-            reasons.append(f"{server}{name}: {type(error).__name__}")
+            return Path(pooch.retrieve(url, checksum, name, folder, downloader=downloader))
+        except (exceptions.ConnectionError, exceptions.Timeout) as error:
+            # their messages quote all layers of HTTP
+            reasons.append(f"{url}: {type(error).__name__}")
         except (OSError, ValueError) as error:
-            reasons.append(f"{server}{name}: {one_line(error)}")
+            reasons.append(f"{url}: {one_line(error)}")
     raise OSError(reasons[0])
 
 
@@ -200,12 +197,6 @@ def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:  # truncated, or missing members
+    except _INCOMPLETE as error:
         return one_line(error) or type(error).__name__
     return None
