@@ -109,10 +109,13 @@ def test_another_program_is_refused(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(NETWORKS["capsnet"](), monkeypatch)
-    monkeypatch.setattr(
-        module, "_read_torch_export", lambda path: lambda x: [y + value for y in wrapped(x)]
-    )
-    wrapped = ExportedNetwork(run.network)
+    network = ExportedNetwork(run.network)
+
+    def read(path: Path) -> Any:
+        return lambda images: [output + value for output in network(images)]
+
+    other = module._FORMATS["torch_export"]._replace(read=read)
+    monkeypatch.setitem(module._FORMATS, "torch_export", other)
     with pytest.raises(
         RunError, match=r"differ from those of a\.ckpt by (2\.0e-05|nan); expected at most 1e-05"
     ):
