@@ -27,9 +27,8 @@ _LANES = 16  # ours: numbers in the widest SIMD registers; a divisor of the bloc
 
 _HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more steps do not change any image
 _NEAR = np.float32(2e-3)  # ours: distance that counts as a hit, a fifth of the smallest pixel
-_CAUTION = np.float32(
-    0.92
-)  # ours: distances to slanted faces are slightly too large at blunt edges
+# ours: distances to slanted faces are slightly too large at blunt edges
+_CAUTION = np.float32(0.92)
 _PARALLEL = np.float32(1e-6)  # ours: avoids a division by 0 for rays along a face of the box
 _ENDLESS = np.float32(1e9)  # ours: beyond any scene
 _TINY = np.float32(1e-6)  # ours: avoids a division by 0 at the centre of an ellipsoid
@@ -37,9 +36,8 @@ _TINY = np.float32(1e-6)  # ours: avoids a division by 0 at the centre of an ell
 _SOFTNESS = np.float32(9)  # ours: the width of lamps is a ninth of their distance
 _DARK = np.float32(0.02)  # ours: full shadow
 _SHORTEST, _LONGEST = np.float32(0.025), np.float32(0.3)  # ours: steps towards a lamp
-_LEAVE = np.float32(
-    0.015
-)  # ours: start of shadow rays along the ray, as they divide by the distance
+# ours: start of shadow rays along the ray, because they divide by the distance
+_LEAVE = np.float32(0.015)
 _LIFT = np.float32(0.012)  # ours: start of shadow rays above the surface
 
 _PROBE = np.float32(0.003)  # ours: half a pixel, within which a surface counts as flat

@@ -160,9 +160,9 @@ class AbstractDataModule(L.LightningDataModule):
         """Specification of the images that the network receives; may be a class attribute."""
 
     def use_spec(self, spec: DataSpec) -> None:
-        """Take what would be read from files, such as the names of classes, from the specification in a checkpoint.
+        """Use the specification in a checkpoint instead of what would be read from files, such as names of classes.
 
-        Call it right after construction. By default nothing of ``spec`` is read from files.
+        Call it right after construction. By default, no part of ``spec`` is read from files.
         """
 
     @property
@@ -339,7 +339,7 @@ class AbstractDataModule(L.LightningDataModule):
             "val_images": len(val),
             "hash": index_hash(train) + index_hash(val),
         }
-        # shuffled, so that the first images show all kinds of objects: files may be sorted by object
+        # files may be sorted by object; the first images should show all kinds of objects
         shuffled = np.random.default_rng(self.seed).permutation(val)
         self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
 
@@ -389,7 +389,7 @@ class AbstractDataModule(L.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Batch:
-        if batch.labels.device == device:  # as in most runs, whose data sets are on their device
+        if batch.labels.device == device:  # in most runs, the data set is already on the device
             return batch
         moved: list[Any] = [
             values if values is None else values.to(device, non_blocking=True) for values in batch

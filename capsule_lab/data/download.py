@@ -24,9 +24,8 @@ from capsule_lab.system.files import expanded, open_regular
 _FILLING = ".filling-"
 _SECONDS_TO_LOCK = 60  # ours: between the creation of a scratch folder and its lock
 _BLOCK = 2**20  # ours: bytes that are hashed at once
-_LARGEST = (
-    2**30
-)  # ours: bytes; the largest published file, of smallNORB, has less than half of them
+# ours: bytes; the largest published file, of smallNORB, has less than half of them
+_LARGEST = 2**30
 # raised by a download or by an archive that is truncated or lacks members
 _INCOMPLETE = (OSError, EOFError, KeyError, tarfile.TarError, zlib.error)
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
@@ -41,7 +40,7 @@ def data_directory(directory: str | None) -> Path:
 
 @contextmanager
 def open_content(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a regular file for reading, see ``open_regular``; of a name that ends in ``.gz``, its unpacked content."""
+    """Open a regular file for reading, see ``open_regular``; one whose name ends in ``.gz`` is unpacked."""
     with open_regular(path) as file:
         if path.suffix != ".gz":
             yield file
@@ -51,7 +50,7 @@ def open_content(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def md5(path: Path, largest: int = _LARGEST) -> str:
-    """Compute the MD5 of a file, of the unpacked one if its name ends in ``.gz``, as data sets publish it.
+    """Compute the MD5 of a file; that of its unpacked content if its name ends in ``.gz``, as data sets publish it.
 
     Raise a ``ValueError`` if it has more than ``largest`` bytes: a small archive can unpack to any number.
     """
@@ -129,7 +128,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     The checksum is ``"md5:…"`` or ``"sha256:…"``. The addresses in ``servers`` end in a slash and are tried in this
     order; raise an ``OSError`` with the reason of the first one if all fail.
     """
-    import pooch  # here, since training on existing files does not need HTTP
+    import pooch  # imported here, because training on existing files does not need HTTP
     from requests import exceptions
 
     pooch.get_logger().setLevel(logging.WARNING)

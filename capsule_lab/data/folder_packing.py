@@ -298,9 +298,9 @@ class PackedFolder(AbstractSource):
             if state.st_size > _ALWAYS_HASHED and state.st_mtime_ns <= written:
                 return ""
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return (
-            "" if digest == index["sha256"] else f"{_PIXELS} has another SHA-256 than in {_INDEX}"
-        )
+        if digest != index["sha256"]:
+            return f"{_PIXELS} has another SHA-256 than in {_INDEX}"
+        return ""
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -103,7 +103,7 @@ class Rows:
 
 
 class Images(NamedTuple):
-    """A labelled set of images as stored.
+    """A set of images with their labels, as stored.
 
     Attributes:
         images: ``(n, channel, height, width)`` uint8; ``Rows`` for images that stay in a file.
@@ -193,7 +193,7 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
 
 
 def warn_of_unusual(images: Images, classes: int, what: str) -> None:
-    """Warn of classes without images, and of a data set with mostly blank images, judged by a sample of them."""
+    """Warn about classes without images, and about images that are mostly blank, judged by a sample."""
     present = set(images.labels.unique().tolist())
     absent = [label for label in range(classes) if label not in present]
     if absent:
@@ -372,7 +372,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
 
 
 def _unchanged(batch: Any) -> Any:
-    """Replace torch's conversion of arrays in a batch to tensors, which looks at each field."""
+    """Return a batch as it is: torch's own ``collate_fn`` would examine each of its fields."""
     return batch
 
 

@@ -82,7 +82,7 @@ class MNISTFiles(PublishedFiles):
             return read_idx(path, dimensions, _LARGEST)
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file; of the packed one, ``<name>.gz``, if only that exists."""
+        """Return the path of a file, or of ``<name>.gz`` if only that exists."""
         path = self.folder / name
         packed = self.folder / f"{name}.gz"
         return packed if packed.is_file() and not path.is_file() else path

@@ -25,10 +25,9 @@ SameClass = Literal["never", "also", "only"]
 
 PAIRS_PER_IMAGE = 1000  # section 6: pairs with the same first image, 10 million for testing
 
-_PARTNER, _FIRST = (
-    0,
-    1,
-)  # streams of the draws: the second image, then the positions; see random_bits
+# streams of the random draws, see random_bits: the second image, then the positions
+_PARTNER = 0
+_FIRST = 1
 _TURN = math.radians(5)  # from a tutorial
 _SCALE = (0.5, 0.7)  # from the same tutorial
 

@@ -64,7 +64,7 @@ class PublishedFiles(AbstractSource):
 
     @property
     def file_names(self) -> str:
-        """Names of the files that belong into the folder, for messages."""
+        """Names of the files that belong in the folder, for messages."""
         return ", ".join(self.checksums)
 
     def is_complete(self) -> bool:

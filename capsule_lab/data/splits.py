@@ -67,7 +67,7 @@ def split_validation(
 
 
 def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str) -> None:
-    """Check that a draw of ``size`` images can have an image of every class, and leave one."""
+    """Check that both a draw of ``size`` images and the others can have an image of every class."""
     classes, counts = np.unique(labels, return_counts=True)
     fewest = len(classes)
     most = len(labels) - len(classes)
@@ -88,7 +88,7 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
 def take_stratified(
     indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int
 ) -> Indices:
-    """Draw ``size`` of ``indices`` in proportion to the classes, for learning from few labels."""
+    """Draw ``size`` of ``indices`` in proportion to the classes, such as for training on few labels."""
     check_number("data.train_images", size, 1, len(indices))
     if size == len(indices):
         return indices

@@ -133,7 +133,7 @@ def random_shift(
 def random_mirror(
     images: Shaped[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"], stream: int
 ) -> Shaped[Tensor, "batch channel height width"]:
-    """Exchange left and right in a random half of the images."""
+    """Mirror each image left to right with a probability of one half."""
     is_mirrored = random_integers(key, stream, 0, 1).bool()
     return torch.where(is_mirrored[:, None, None, None], images.flip(3), images)
 

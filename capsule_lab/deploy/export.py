@@ -1,4 +1,4 @@
-"""Files of a trained network for other programs: ONNX, ``torch.export`` and safetensors.
+"""Export of a trained network for other programs: ONNX, ``torch.export`` and safetensors.
 
 The first two are compared with the network before they are kept: on batches of 1, 7 and 64 images, so that a file with
 a fixed batch is refused.
@@ -28,7 +28,7 @@ from capsule_lab.system.files import atomically
 
 Format = Literal["onnx", "torch_export", "safetensors"]
 
-BATCHES = (1, 7, 64)  # ours: one image, a number that divides nothing, a usual batch
+BATCHES = (1, 7, 64)  # ours: one image, an odd number, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # parts of the configuration that a file keeps; the others name folders of the machine that trained the network
@@ -44,7 +44,7 @@ class ExportedNetwork(nn.Module):
 
     Args:
         network: the trained network.
-        reconstruction: also return what the decoder draws from the capsule of the predicted class.
+        reconstruction: also return the decoder's reconstruction from the capsule of the predicted class.
     """
 
     def __init__(self, network: AbstractNetwork, *, reconstruction: bool = False) -> None:
@@ -246,7 +246,7 @@ def _quiet() -> Iterator[None]:
     for name in ("onnxscript", "onnx_ir", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporters about themselves
+        warnings.simplefilter("ignore")  # the exporters warn about their own code
         yield
 
 
@@ -301,7 +301,7 @@ def _write_torch_export(
     network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]
 ) -> None:
     program = torch.export.export(network, (images,), dynamic_shapes=_any_batch(), strict=False)
-    with path.open("wb") as file:  # torch refuses hidden names without an ending
+    with path.open("wb") as file:  # torch refuses the name of a hidden file without an extension
         torch.export.save(program, file, extra_files=dict(metadata))
 
 

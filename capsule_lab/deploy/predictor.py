@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     Picture = str | Path | Image.Image
 
-_BATCH = 100  # ours: pictures at a time, so that a folder does not need the memory of all of them
+_BATCH = 100  # ours: pictures at a time, so that a large folder need not fit into memory
 
 
 class Prediction(NamedTuple):
-    """What a network says about one picture.
+    """The prediction of a network for one picture.
 
     Attributes:
         name: name of the class, or its number if classes have no names.
         score: score of this class: a length or an activation in [0, 1], or a logit of a CNN.
         scores: scores by name of the class, the most probable first.
         pose: pose of the capsule of this class, ``(dim,)``; ``None`` for a network without capsules.
-        reconstruction: what the decoder draws from it, ``(channel, height, width)``; ``None`` without a decoder.
+        reconstruction: the decoder's reconstruction from it, ``(channel, height, width)``; ``None`` without a decoder.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """A trained network that is called with pictures; see ``load``.
+    """A trained network that predicts pictures; see ``load``.
 
     Attributes:
         run: the run that it belongs to, see ``runs.Run``.

@@ -13,9 +13,8 @@ from capsule_lab.data import CIFAR10DataModule, cifar10, transforms
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
 
 RANDOM = np.random.default_rng(0)
-BRIGHTEST = np.array(
-    [[[64]], [[128]], [[256]]]
-)  # of each channel, which contrast therefore changes
+# of each channel, which contrast therefore changes
+BRIGHTEST = np.array([64, 128, 256]).reshape(3, 1, 1)
 PIXELS = RANDOM.integers(0, BRIGHTEST, (50, 3, 32, 32), dtype=np.uint8)
 PHOTOGRAPHS = torch.from_numpy(PIXELS)
 KEYS = sample_key(0, 0, torch.arange(50))

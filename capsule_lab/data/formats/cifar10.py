@@ -1,8 +1,8 @@
 """Reader of CIFAR10's files, which are Python 2 pickles; it does not run other code that a pickle may contain.
 
 A file can be forged with the right MD5. Its instructions are therefore read first, and only those of the published
-files are allowed; then they are executed with records of this file in the place of numpy's classes, and the array is
-made here from its bytes.
+files are allowed. Then they are executed with inert objects in place of numpy's classes, and the array is made from
+its bytes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_instructions(content: bytes) -> None:
             function = str(argument).replace(" ", ".")
             if function not in _NAMES:
                 raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
-        # memory for so many objects would be allocated
+        # pickle would allocate memory for so many objects
         if name == "LONG_BINPUT" and int(argument or 0) > len(content):
             raise ValueError(f"it has object number {argument} in {len(content)} bytes")
         if name.startswith("TUPLE"):
@@ -94,7 +94,7 @@ def _check_instructions(content: bytes) -> None:
 
 
 class _Inert:
-    """What stands in the place of a class or function of numpy, and of what it returns: only keeps its arguments."""
+    """Replaces a class or function of numpy and what it returns; it only keeps its arguments."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name = name

@@ -25,13 +25,13 @@ Bytes = npt.NDArray[np.uint8]
 log = logging.getLogger(__name__)
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Endings of the names of pictures, in small or capital letters."""
+"""Endings of the names of pictures, in lower or upper case."""
 
 DIGIT_SIZE, DIGIT_BOX = 28, 20  # LeCun 1998: pixels of an image, and of the box around its digit
 # ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
 MOST_PIXELS = 50_000_000
 _SAMPLE_FORMAT, _UNSIGNED, _SIGNED = 339, 1, 2  # a tag of TIFF and its values
-_HIDDEN = (".", "__MACOSX")  # names that begin so are files of the operating system
+_HIDDEN = (".", "__MACOSX")  # beginnings of names that operating systems use
 _LARGEST = 400  # ours: a larger picture is reduced first, so that noise of the camera is averaged
 _FAINTEST = 0.1  # ours: least contrast of ink, of the range of a picture; noise and shades of paper have less
 _INK = 0.3  # ours: least darkness of ink, relative to the darkest
@@ -126,7 +126,7 @@ def why_unreadable(error: Exception) -> str:
 def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
     """Return a picture upright, in grey (``"L"``) or colour (``"RGB"``), on ``background`` where it is transparent.
 
-    Of an animation or a stack it is the first frame. Numbers of 16 bits or more are scaled by their own range to 8.
+    Of an animation or a stack, the first frame is used. Numbers of 16 bits or more are scaled by their range to 8 bits.
 
     Raises:
         DataError: if it has numbers that are not finite, or cannot be converted.
@@ -144,7 +144,7 @@ def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
 
 
 def _scaled(picture: Image.Image) -> Image.Image:
-    """Scale numbers of 16 bits or more by their own range to 8 bits."""
+    """Scale numbers of 16 bits or more by their range to 8 bits."""
     _warn_of_scaling()
     if picture.has_transparency_data:
         raise DataError("it has 16 bits and a transparent value; expected 8 bits: convert it")

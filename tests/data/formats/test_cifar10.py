@@ -23,9 +23,10 @@ def code(value: object) -> bytes:
     return pickle.dumps(value, 2)[2:-1]
 
 
+# what numpy writes before the state of an array
 HEAD = (
     b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + code((0,)) + code("b") + b"\x87R"
-)  # what numpy writes before the state of an array
+)
 SHAPE = code((2, 3072))
 CONTENT = code("A" * 6144)
 
