@@ -48,28 +48,36 @@ def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
         azimuth: degrees, counted to the toy's left.
         eye: -1 for the left camera, 1 for the right one, 0 between them.
     """
-    outwards, sideways = _outwards(azimuth + toy.heading, elevation)
+    azimuth_of_toy = azimuth + toy.heading
+    outwards, sideways = _outwards(azimuth_of_toy, elevation)
     distance = _DISTANCE * toy.extent
-    position = [
-        middle + distance * out + eye * _ASIDE * distance * beside
-        for middle, out, beside in zip(toy.centre, outwards, sideways, strict=True)
-    ]
+    position = []
+    for middle, out, beside in zip(toy.centre, outwards, sideways, strict=True):
+        position.append(middle + distance * out + eye * _ASIDE * distance * beside)
     x, y, z = (middle - place for middle, place in zip(toy.centre, position, strict=True))
-    length, level_length = math.sqrt(x * x + y * y + z * z), math.sqrt(x * x + y * y)
+    length = math.sqrt(x * x + y * y + z * z)
+    level_length = math.sqrt(x * x + y * y)
     right = (y / level_length, -x / level_length, 0.0)
     x, y, z = x / length, y / length, z / length
     up = (right[1] * z, -right[0] * z, right[0] * y - right[1] * x)
     half_image = 1.0 / _DISTANCE * _ZOOM
-    lamps = tuple(
-        _six_digits(_outwards(azimuth + toy.heading + beside, above)[0]) for beside, above in LAMPS
+    lamps = []
+    for beside, above in LAMPS:
+        towards, _ = _outwards(azimuth_of_toy + beside, above)
+        lamps.append(_six_digits(towards))
+    return View(
+        position=_six_digits(position),
+        forward=_six_digits((x, y, z)),
+        right=_six_digits(right, half_image),
+        up=_six_digits(up, half_image),
+        lamps=tuple(lamps),
     )
-    return View(_six_digits(position), _six_digits((x, y, z)), _six_digits(right, half_image),
-                _six_digits(up, half_image), lamps)  # fmt: skip
 
 
 def _outwards(azimuth: float, elevation: int) -> tuple[Direction, Direction]:
     """Return the direction from the toy to this viewpoint, and the horizontal direction to the viewer's right."""
-    (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
+    ahead, aside = cosine_and_sine(azimuth)
+    level, steep = cosine_and_sine(elevation)
     return (ahead * level, aside * level, steep), (-aside, ahead, 0.0)
 
 

@@ -49,6 +49,7 @@ _EXPOSURE = 0.5  # ours: the camera compensates for half of the brightness of a 
 _JUMP = (
     0.1  # ours: step of depth between neighbouring pixels that is an edge, in extents of the toy
 )
+_KEYS_PER_VIEW = 8  # ours: more than lightings
 _WITHIN_A_PIXEL = ((-0.25, 0.625), (0.625, 0.25), (0.25, -0.625), (-0.625, -0.25))
 """A rotated grid of four points, in half pixels."""  # ours
 
@@ -80,28 +81,30 @@ def render(
     """
     toy = make_toy(category, instance, seed)
     number = category * INSTANCES + instance
-    images = np.empty(
-        (len(elevations), len(azimuths), len(eyes), len(lightings), size, size), np.uint8
-    )
-    for (row, elevation), (column, azimuth), (side, eye) in product(
-        *map(enumerate, (elevations, azimuths, eyes))
-    ):
-        key = ((number * len(ELEVATIONS) + elevation) * len(AZIMUTHS) + azimuth) * len(
-            EYES
-        ) + EYES.index(eye)
-        keys = np.array(
-            [key * 8 + lighting for lighting in lightings], np.uint32
-        )  # ours: 8, more than lightings
+    views = []
+    for elevation, azimuth, eye in product(elevations, azimuths, eyes):
+        view_number = _view_number(number, elevation, azimuth, eye)
+        keys = np.array(lightings, np.uint32) + np.uint32(view_number * _KEYS_PER_VIEW)
         camera = view(toy, ELEVATIONS[elevation], AZIMUTHS[azimuth], eye)
-        images[row, column, side] = _render_view(toy, camera, lightings, keys, size)
+        views.append(_render_view(toy, camera, lightings, keys, size))
+    images = np.stack(views).reshape(
+        len(elevations), len(azimuths), len(eyes), len(lightings), size, size
+    )
     return np.ascontiguousarray(images.swapaxes(2, 3))
+
+
+def _view_number(toy: int, elevation: int, azimuth: int, eye: int) -> int:
+    """Number the views of all toys, so that each has a grain of its own."""
+    number = toy * len(ELEVATIONS) + elevation
+    number = number * len(AZIMUTHS) + azimuth
+    return number * len(EYES) + EYES.index(eye)
 
 
 def pixels(size: int) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
     """Return the coordinates (right, up) of the centres of all pixels, row by row; image edges are at -1 and 1."""
     middles = ((np.arange(size) + 0.5) * (2.0 / size) - 1).astype(np.float32)
-    upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
-    return across, upwards
+    upwards, across = np.meshgrid(-middles, middles, indexing="ij")
+    return across.ravel(), upwards.ravel()
 
 
 def _render_view(
@@ -115,24 +118,20 @@ def _render_view(
     across, upwards = pixels(size)
     shaded = shade(toy, camera, across, upwards, lightings)
     rough = np.empty((size, size), bool)
-    square = (
+    tracing.edges(
         shaded.depth.reshape(size, size),
         shaded.normal.reshape(3, size, size),
         shaded.toy.reshape(size, size),
+        np.float32(_JUMP * toy.extent),
+        rough,
     )
-    tracing.edges(*square, np.float32(_JUMP * toy.extent), rough)
     chosen = np.flatnonzero(rough)
-    right, up = (
-        np.concatenate(
-            [middles[chosen] + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL]
-        )
-        for axis, middles in enumerate((across, upwards))
-    )
-    within = shade(toy, camera, right, up, lightings).radiance
+    right = [across[chosen] + np.float32(x / size) for x, _ in _WITHIN_A_PIXEL]
+    up = [upwards[chosen] + np.float32(y / size) for _, y in _WITHIN_A_PIXEL]
+    within = shade(toy, camera, np.concatenate(right), np.concatenate(up), lightings).radiance
     first, second, third, fourth = within.reshape(len(lightings), 4, -1).swapaxes(0, 1)
-    shaded.radiance[:, chosen] = ((first + second) + (third + fourth)) * np.float32(
-        0.25
-    )  # the mean of 4
+    mean = ((first + second) + (third + fourth)) * np.float32(0.25)
+    shaded.radiance[:, chosen] = mean
     images = np.empty((len(lightings), size * size), np.uint8)
     tracing.expose(shaded.radiance, keys, images)
     return images.reshape(-1, size, size)
@@ -155,7 +154,6 @@ def shade(
     lightings: Sequence[int],
 ) -> Shaded:
     """Apply ``tracing.shade`` to a toy under some of the six lightings."""
-    *vectors, lamps = camera
     count = len(across)
     shaded = Shaded(
         radiance=np.empty((len(lightings), count), np.float32),
@@ -163,10 +161,11 @@ def shade(
         normal=np.empty((3, count), np.float32),
         toy=np.empty(count, bool),
     )
-    rows = np.array([(*_SETTINGS[number], _exposure(number)) for number in lightings], np.float32)
-    tracing.shade(
-        *toy.parts_and_box, np.array([*vectors, *lamps], np.float32), across, upwards, rows, *shaded
-    )
+    *vectors, lamps = camera
+    directions = np.array([*vectors, *lamps], np.float32)
+    settings = [(*_SETTINGS[number], _exposure(number)) for number in lightings]
+    parts, box = toy.parts_and_box
+    tracing.shade(parts, box, directions, across, upwards, np.array(settings, np.float32), *shaded)
     return shaded
 
 
@@ -175,5 +174,6 @@ def _exposure(lighting: int) -> float:
     """Compute the exposure factor of the camera for a setting."""
     *lamps, on_the_table = _SETTINGS[lighting]
     for brightness, (_, elevation) in zip(lamps, LAMPS, strict=True):
-        on_the_table = on_the_table + brightness * cosine_and_sine(elevation)[1]
+        _, sine = cosine_and_sine(elevation)
+        on_the_table = on_the_table + brightness * sine
     return round(1.0 / (_EXPOSURE * on_the_table + (1 - _EXPOSURE)), 6)  # 6: digits

@@ -84,7 +84,9 @@ class Shape:
 
     def ellipsoid(self, centre: Vector, radii: Vector, **how: Unpack[How]) -> None:
         """Add an ellipsoid with three radii."""
-        measures = [*(1 / radius for radius in radii), *(1 / radius / radius for radius in radii)]
+        inverse = [1 / radius for radius in radii]
+        squared = [1 / radius / radius for radius in radii]
+        measures = [*inverse, *squared]
         self._add(tracing.ELLIPSOID, measures, centre, **how)
 
     def capsule(
@@ -96,10 +98,10 @@ class Shape:
         **how: Unpack[How],
     ) -> None:
         """Add a rod with round ends from ``start`` to ``end``; its radius changes linearly."""
-        axis = (end[0] - start[0], end[1] - start[1], end[2] - start[2])
-        scale = 1.0 / sum(component * component for component in axis)
+        x, y, z = end[0] - start[0], end[1] - start[1], end[2] - start[2]
+        scale = 1.0 / (x * x + y * y + z * z)
         growth = (radius if end_radius is None else end_radius) - radius
-        self._add(tracing.CAPSULE, [*axis, scale, radius, growth], start, **how)
+        self._add(tracing.CAPSULE, [x, y, z, scale, radius, growth], start, **how)
 
     def cylinder(
         self,
@@ -137,8 +139,9 @@ class Shape:
             side: slope by which the two sides converge with z.
             **how: see ``How``.
         """
-        sizes = (component - edge for component in half)
-        scales = (1 / math.sqrt(1 + up * up + left * left) for up, left in (front, back, (side, 0)))
+        sizes = [component - edge for component in half]
+        # the distance to a slanted face is shorter than along the axis
+        scales = [_shortening(front), _shortening(back), _shortening((side, 0))]
         self._add(tracing.BOX, [*sizes, edge, side, *front, *back, *scales], centre, **how)
 
     def distance(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -149,21 +152,22 @@ class Shape:
         return whole.reshape(x.shape)
 
     def _add(self, kind: int, measures: list[Number], centre: Vector, **how: Unpack[How]) -> None:
-        blend, turned = how.get("blend", self.blend), how.get("turned")
-        melting = (
-            [blend, 1 / blend, blend * 0.25] if blend else [0, 0, 0]
-        )  # 0.25: makes the joint smooth
-        rows: list[Number] = [0] * 9 if turned is None else _rotation(turned)
-        part = [
-            kind,
-            how.get("mirrored", False),
-            turned is not None,
-            *melting,
-            *centre,
-            *rows,
-            *measures,
-        ]
-        self._parts.append(part + [0] * (tracing.COLUMNS - len(part)))
+        blend = how.get("blend", self.blend)
+        turned = how.get("turned")
+        melting: list[Number] = [0, 0, 0]
+        if blend:
+            melting = [blend, 1 / blend, blend * 0.25]  # 0.25: makes the joint smooth
+        rotation: list[Number] = [0] * 9 if turned is None else _rotation(turned)
+        switches = [kind, how.get("mirrored", False), turned is not None]
+        part = [*switches, *melting, *centre, *rotation, *measures]
+        unused = tracing.COLUMNS - len(part)
+        self._parts.append(part + [0] * unused)
+
+
+def _shortening(slope: Range) -> float:
+    """Return the cosine of the angle between a face with these two slopes and an upright one."""
+    up, left = slope
+    return 1 / math.sqrt(1 + up * up + left * left)
 
 
 def _rotation(turned: Vector) -> list[Number]:
@@ -180,11 +184,9 @@ def add_wheels(
     shape: Shape, axles: Iterable[float], beside: float, radius: float, half_width: float
 ) -> None:
     """Add a pair of wheels with hubs at every x in ``axles``; the centre of the left wheel is at y ``beside``."""
+    # ours, all literals: a tyre with round edges, and a hub that protrudes slightly
     for x in axles:
-        shape.cylinder(
-            (x, beside, radius), radius, half_width, edge=0.025, mirrored=True, blend=0
-        )  # ours: a tyre
+        tyre = (x, beside, radius)
+        shape.cylinder(tyre, radius, half_width, edge=0.025, mirrored=True, blend=0)
         hub = (x, beside + half_width, radius)
-        shape.cylinder(
-            hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01
-        )  # ours: protrudes slightly
+        shape.cylinder(hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01)

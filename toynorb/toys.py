@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
@@ -24,12 +26,20 @@ TRAIN_INSTANCES = (4, 6, 7, 8, 9)
 TEST_INSTANCES = (0, 1, 2, 3, 5)
 """Test toys, as in smallNORB."""
 
-_BUILDERS: tuple[tuple[tuple[str, ...], Callable[[str, ToyRandom], Shape]], ...] = (
-    (animals.KINDS, animals.animal),
-    (humans.KINDS, humans.human),
-    (airplanes.KINDS, airplanes.airplane),
-    (trucks.KINDS, trucks.truck),
-    (cars.KINDS, cars.car),
+
+class _Category(NamedTuple):
+    """How to build the toys of a category."""
+
+    kinds: tuple[str, ...]
+    build: Callable[[str, ToyRandom], Shape]
+
+
+_CATEGORIES = (  # in the order of CATEGORIES
+    _Category(animals.KINDS, animals.animal),
+    _Category(humans.KINDS, humans.human),
+    _Category(airplanes.KINDS, airplanes.airplane),
+    _Category(trucks.KINDS, trucks.truck),
+    _Category(cars.KINDS, cars.car),
 )
 
 # ours: the kind of each instance, of seven kinds per category. Training toys have kinds 0, 1, 2, 3 and 5, test toys
@@ -74,40 +84,50 @@ class Toy:
 
 def kind_of(category: int, instance: int) -> str:
     """Return the kind of a toy in a word or two, such as ``"cement mixer"``."""
-    return _BUILDERS[category][0][_KIND_OF_INSTANCE[instance]]
+    return _CATEGORIES[category].kinds[_KIND_OF_INSTANCE[instance]]
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     """Build a toy, which the arguments determine completely: see ``rendering.render``."""
     draw = ToyRandom(category, instance, seed)
-    shape = _BUILDERS[category][1](kind_of(category, instance), draw)
+    shape = _CATEGORIES[category].build(kind_of(category, instance), draw)
     return on_the_table(shape, draw(-_HEADING, _HEADING))
 
 
 def on_the_table(shape: Shape, heading: float) -> Toy:
     """Make a toy from a shape, turned by ``heading`` degrees to the right, with its bounding box."""
-    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP).astype(
-        np.float32
-    )  # 0.0001: with the end
-    upwards = np.arange(0, _SCAN_HEIGHT, _SCAN_STEP).astype(np.float32)
-    grid = np.stack(np.meshgrid(along, along, upwards, indexing="ij"))
-    points = x, y, z = grid[:, shape.distance(*grid) < _SCAN_CLOSE]  # in the toy or close to it
-    low = (float(x.min()) - _MARGIN, float(y.min()) - _MARGIN, 0.0)
-    high = (float(x.max()) + _MARGIN, float(y.max()) + _MARGIN, float(z.max()) + _MARGIN)
-    across, deep, up = (round((a + b) / 2, 6) for a, b in zip(low, high, strict=True))  # 6: digits
-    return Toy(shape, heading, low, high, (across, deep, up), _extent(points, (across, deep, up)))
+    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP)  # 0.0001: with the end
+    upwards = np.arange(0, _SCAN_HEIGHT, _SCAN_STEP)
+    grid = np.stack(np.meshgrid(along, along, upwards, indexing="ij")).astype(np.float32)
+    is_close = shape.distance(*grid) < _SCAN_CLOSE  # in the toy or close to it
+    points = grid[:, is_close]
+    low_x, low_y, _ = (float(edge) - _MARGIN for edge in points.min(axis=1))
+    high_x, high_y, high_z = (float(edge) + _MARGIN for edge in points.max(axis=1))
+    centre = (_middle(low_x, high_x), _middle(low_y, high_y), _middle(0.0, high_z))
+    return Toy(
+        shape,
+        heading,
+        low=(low_x, low_y, 0.0),
+        high=(high_x, high_y, high_z),
+        centre=centre,
+        extent=_extent(points, centre),
+    )
+
+
+def _middle(low: float, high: float) -> float:
+    return round((low + high) / 2, 6)  # 6: digits
 
 
 def _extent(points: Float32[np.ndarray, "3 n"], centre: tuple[float, float, float]) -> float:
     """Compute half of the largest span of the toy's image, over the elevations and azimuths of the data set."""
     x, y, z = (values - np.float32(middle) for values, middle in zip(points, centre, strict=True))
     extent = 0.0
-    for elevation in (30, 50, 70):  # smallNORB's lowest, middle and highest, in degrees
-        for azimuth in range(
-            0, 180, 20
-        ):  # smallNORB's, in degrees; the others are the same from behind
-            (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
-            across = np.abs(x * -aside + y * ahead).max()
-            upwards = np.abs(z * level - (x * ahead + y * aside) * steep).max()
-            extent = max(extent, float(across), float(upwards))
+    # smallNORB's lowest, middle and highest elevation, and its azimuths up to 180, in degrees: the other azimuths show
+    # the same from behind
+    for elevation, azimuth in product((30, 50, 70), range(0, 180, 20)):
+        ahead, aside = cosine_and_sine(azimuth)
+        level, steep = cosine_and_sine(elevation)
+        across = np.abs(x * -aside + y * ahead).max()
+        upwards = np.abs(z * level - (x * ahead + y * aside) * steep).max()
+        extent = max(extent, float(across), float(upwards))
     return round(extent, 6)  # 6: digits

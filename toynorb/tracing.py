@@ -27,9 +27,8 @@ _LANES = 16  # ours: numbers in the widest SIMD registers; a divisor of the bloc
 
 _HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more steps do not change any image
 _NEAR = np.float32(2e-3)  # ours: distance that counts as a hit, a fifth of the smallest pixel
-_CAUTION = np.float32(
-    0.92
-)  # ours: distances to slanted faces are slightly too large at blunt edges
+# ours: distances to slanted faces are slightly too large at blunt edges
+_CAUTION = np.float32(0.92)
 _PARALLEL = np.float32(1e-6)  # ours: avoids a division by 0 for rays along a face of the box
 _ENDLESS = np.float32(1e9)  # ours: beyond any scene
 _TINY = np.float32(1e-6)  # ours: avoids a division by 0 at the centre of an ellipsoid
@@ -37,9 +36,8 @@ _TINY = np.float32(1e-6)  # ours: avoids a division by 0 at the centre of an ell
 _SOFTNESS = np.float32(9)  # ours: the width of lamps is a ninth of their distance
 _DARK = np.float32(0.02)  # ours: full shadow
 _SHORTEST, _LONGEST = np.float32(0.025), np.float32(0.3)  # ours: steps towards a lamp
-_LEAVE = np.float32(
-    0.015
-)  # ours: start of shadow rays along the ray, as they divide by the distance
+# ours: start of shadow rays along the ray, because they divide by the distance
+_LEAVE = np.float32(0.015)
 _LIFT = np.float32(0.012)  # ours: start of shadow rays above the surface
 
 _PROBE = np.float32(0.003)  # ours: half a pixel, within which a surface counts as flat
@@ -51,15 +49,13 @@ _OCCLUSION = np.array([(0.06, 3.0), (0.16, 1.6)], np.float32)
 """Distances from the surface at which occlusion is measured, and their weights."""  # ours: by eye
 _LEAST_OPENNESS = np.float32(0.25)  # ours: no corner is darker
 
-_TABLE, _PAINT, _GLOSS = (
-    np.float32(0.54),
-    np.float32(0.36),
-    np.float32(0.16),
-)  # ours: reflected shares of light
-_FROM_THE_SIDE, _FROM_ABOVE = (
-    np.float32(0.6),
-    np.float32(0.4),
-)  # ours: ambient light is brighter from above
+# ours: reflected shares of light
+_TABLE = np.float32(0.54)
+_PAINT = np.float32(0.36)
+_GLOSS = np.float32(0.16)
+# ours: ambient light is brighter from above
+_FROM_THE_SIDE = np.float32(0.6)
+_FROM_ABOVE = np.float32(0.4)
 _BEND = np.float32(0.35)  # ours: squared difference of normals that is an edge
 
 _WHITE = np.float32(255)  # uint8
@@ -103,9 +99,8 @@ def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
 
     They are written to ``whole``, ``(n,)``; ``count`` is at most ``n`` and is rounded up to whole SIMD registers.
     """
-    count = (
-        -(-count // _LANES) * _LANES
-    )  # the excess costs less than a loop without SIMD for the remainder
+    # the excess costs less than a loop without SIMD for the remainder
+    count = -(-count // _LANES) * _LANES
     for i in range(count):
         whole[i] = np.inf
     for p in range(len(parts)):
@@ -139,9 +134,8 @@ def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
                 before = (x - m0 + m5 * z + m6 * y) * m9
                 behind = (-m0 - x + m7 * z + m8 * y) * m10
                 wide = (abs(y) - m1 + m4 * z) * m11
-                whole[i] = _melt(
-                    whole[i], _rounded(_most(before, behind), wide, abs(z) - m2, m3), melting
-                )
+                box = _rounded(_most(before, behind), wide, abs(z) - m2, m3)
+                whole[i] = _melt(whole[i], box, melting)
 
 
 @_compiled
@@ -248,11 +242,8 @@ def _first_hit(parts, box, eye, direction, depth, hit, scratch):  # type: ignore
                 at[left] = further
                 if left < n:
                     ray[left], end[left] = ray[n], end[n]
-                    going[0, left], going[1, left], going[2, left] = (
-                        going[0, n],
-                        going[1, n],
-                        going[2, n],
-                    )
+                    for axis in range(3):
+                        going[axis, left] = going[axis, n]
                 left += 1
         count = left
         if not count:
@@ -290,17 +281,13 @@ def _visibility(parts, box, start, count, lamp, seen, scratch):  # type: ignore[
         for n in range(count):
             if least[n] < _DARK or at[n] > end[n] or step == _SHADOW_STEPS - 1:
                 share = _most(least[n], _ZERO)
-                seen[ray[n]] = (
-                    share * share * (_THREE - _TWO * share)
-                )  # the smoothstep, flat at both ends
+                # the smoothstep, flat at both ends
+                seen[ray[n]] = share * share * (_THREE - _TWO * share)
                 continue
             if left < n:
                 ray[left], at[left], end[left], least[left] = ray[n], at[n], end[n], least[n]
-                start[0, left], start[1, left], start[2, left] = (
-                    start[0, n],
-                    start[1, n],
-                    start[2, n],
-                )
+                for axis in range(3):
+                    start[axis, left] = start[axis, n]
             left += 1
         count = left
         if not count:
@@ -357,14 +344,10 @@ def shade(parts, box, camera, across, upwards, settings, radiance, depth, normal
     """
     lamps = len(camera) - 4
     eye, forward, right, up = camera[0], camera[1], camera[2], camera[3]
-    direction, point, light, shine, open_ = (
-        _vectors(),
-        _vectors(),
-        _numbers(),
-        _numbers(),
-        _numbers(),
-    )
-    matt, gloss = np.empty((lamps, BLOCK), np.float32), np.empty((lamps, BLOCK), np.float32)
+    direction, point = _vectors(), _vectors()
+    light, shine, open_ = _numbers(), _numbers(), _numbers()
+    matt = np.empty((lamps, BLOCK), np.float32)
+    gloss = np.empty((lamps, BLOCK), np.float32)
     ray = np.empty(BLOCK, np.int64)
     scratch = _vectors(), _numbers(), _vectors(), _numbers(), _numbers(), _numbers(), ray
     for first in range(0, len(across), BLOCK):
@@ -400,10 +383,8 @@ def shade(parts, box, camera, across, upwards, settings, radiance, depth, normal
         for number in range(len(settings)):
             around, exposure = settings[number, lamps], settings[number, lamps + 1]
             for i in range(count):
-                light[i], shine[i] = (
-                    (_FROM_THE_SIDE + _FROM_ABOVE * out[2, i]) * open_[i] * around,
-                    _ZERO,
-                )
+                light[i] = (_FROM_THE_SIDE + _FROM_ABOVE * out[2, i]) * open_[i] * around
+                shine[i] = _ZERO
             for lamp in range(lamps):
                 brightness = settings[number, lamp]
                 if brightness:
@@ -411,7 +392,8 @@ def shade(parts, box, camera, across, upwards, settings, radiance, depth, normal
                         light[i] = light[i] + matt[lamp, i] * brightness
                         shine[i] = shine[i] + gloss[lamp, i] * brightness
             for i in range(count):
-                toy, table = light[i] * _PAINT + shine[i] * _GLOSS, light[i] * _TABLE
+                toy = light[i] * _PAINT + shine[i] * _GLOSS
+                table = light[i] * _TABLE
                 radiance[number, first + i] = (toy if on_toy[i] else table) * exposure
 
 
@@ -434,11 +416,8 @@ def _all_surfaces(parts, point, hit, normal, open_, scratch):  # type: ignore[no
         normal[0, i], normal[1, i], normal[2, i], open_[i] = _ZERO, _ZERO, _ONE, _ONE
         if hit[i]:
             ray[count] = i
-            toy_point[0, count], toy_point[1, count], toy_point[2, count] = (
-                point[0, i],
-                point[1, i],
-                point[2, i],
-            )
+            for axis in range(3):
+                toy_point[axis, count] = point[axis, i]
             count += 1
     _surface(parts, count, toy_point, toy_normal, toy_open, scratch)
     for n in range(count):
@@ -453,11 +432,10 @@ def _under_a_lamp(parts, box, lamp, point, direction, normal, matt, gloss, scrat
     start, seen, lit = _vectors(), _numbers(), np.empty(BLOCK, np.int64)
     count, size = _NONE, normal.shape[1]
     for i in range(size):
-        matt[i] = _most(
-            _dot(normal[0, i], normal[1, i], normal[2, i], lamp[0], lamp[1], lamp[2]), _ZERO
-        )
+        a, b, c = normal[0, i], normal[1, i], normal[2, i]
+        matt[i] = _most(_dot(a, b, c, lamp[0], lamp[1], lamp[2]), _ZERO)
         x, y, z = lamp[0] - direction[0, i], lamp[1] - direction[1, i], lamp[2] - direction[2, i]
-        aligned = _dot(normal[0, i], normal[1, i], normal[2, i], x, y, z)
+        aligned = _dot(a, b, c, x, y, z)
         mirrored = _most(aligned / np.sqrt(_dot(x, y, z, x, y, z)), _ZERO)
         mirrored = mirrored * mirrored
         mirrored = mirrored * mirrored
@@ -514,10 +492,9 @@ def expose(radiance, keys, image):  # type: ignore[no-untyped-def]
             hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * np.uint32(0x7FEB352D))
             hashed = np.uint32((hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B))
             hashed = np.uint32(hashed ^ (hashed >> np.uint32(16)))
-            both = np.float32(hashed & np.uint32(0xFFFF)) + np.float32(
-                hashed >> np.uint32(16)
-            )  # two 16-bit numbers
-            grain = both * _GRAIN_SCALE - _ONE
+            low = np.float32(hashed & np.uint32(0xFFFF))
+            high = np.float32(hashed >> np.uint32(16))
+            grain = (low + high) * _GRAIN_SCALE - _ONE
             # the square root is the gamma of eyes and cameras; adding a half makes the floor round
             grey = np.sqrt(_least(radiance[number, i], _ONE)) * _WHITE + grain * _GRAIN + _HALF
             image[number, i] = np.uint8(_least(_most(grey, _ZERO), _WHITE))

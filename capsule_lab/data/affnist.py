@@ -101,13 +101,9 @@ class _SyntheticSource(AbstractSource):
         return self.digits.load(train=train)
 
     def provenance(self) -> dict[str, Any]:
-        digits = (
-            "real MNIST's test digits" if self.digits is self.real else "the stand-in's test digits"
-        )
-        return _tested_on(
-            self.digits,
-            {"name": f"{STANDIN_NAME} made from {digits}", **standin_provenance(_TEST_SEED)},
-        )
+        owner = "real MNIST" if self.digits is self.real else "the stand-in"
+        name = f"{STANDIN_NAME} made from {owner}'s test digits"
+        return _tested_on(self.digits, {"name": name, **standin_provenance(_TEST_SEED)})
 
 
 def _tested_on(digits: AbstractSource, test: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +145,8 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
             )
         if affine_validation:
             self.further_validations = (AFFINE,)
-        digits, fallback = MNISTFiles(self.directory), self.source == "auto"
+        digits = MNISTFiles(self.directory)
+        fallback = self.source == "auto"
         self.real_source = _RealSource(digits, AffNISTFiles(self.directory), fallback=fallback)
         self.standin_source = _SyntheticSource(digits if fallback else None)
 
@@ -178,13 +175,14 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
     def dataset(self, name: str) -> InMemory:
         if name == AFFINE:
             if AFFINE not in self.sets:
-                self.sets[AFFINE] = SyntheticAffNIST(
-                    self.sets["val"], self.seed, versions=1
-                ).stored()
+                synthetic = SyntheticAffNIST(self.sets["val"], self.seed, versions=1)
+                self.sets[AFFINE] = synthetic.stored()
             return InMemory(self.sets[AFFINE], self.seed, fixed=True)
         if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)
-        return InMemory(self.sets["test"], self.seed) if name == "test" else super().dataset(name)
+        if name == "test":
+            return InMemory(self.sets["test"], self.seed)
+        return super().dataset(name)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         if name in ("test", AFFINE):  # affine versions are already placed

@@ -160,9 +160,9 @@ class AbstractDataModule(L.LightningDataModule):
         """Specification of the images that the network receives; may be a class attribute."""
 
     def use_spec(self, spec: DataSpec) -> None:
-        """Take what would be read from files, such as the names of classes, from the specification in a checkpoint.
+        """Use the specification in a checkpoint instead of what would be read from files, such as names of classes.
 
-        Call it right after construction. By default nothing of ``spec`` is read from files.
+        Call it right after construction. By default, no part of ``spec`` is read from files.
         """
 
     @property
@@ -171,7 +171,7 @@ class AbstractDataModule(L.LightningDataModule):
 
         ``kind`` is ``"digit"``: one drawn digit as in MNIST, with its ``polarity``; or ``"photograph"``, fitted to
         ``size``, ``[height, width]``, and ``channels`` as ``fit`` states (see ``formats.pictures.fitted``), with
-        ``background`` where it is transparent. Of any other kind, the input is not made of one picture.
+        ``background`` where it is transparent. With any other kind, the input is not made from one picture.
         """
         channels, *size = self.spec.image_shape
         return {
@@ -190,7 +190,7 @@ class AbstractDataModule(L.LightningDataModule):
             polarity: of a drawn digit, see ``formats.pictures.as_digit``; photographs have none.
 
         Raises:
-            DataError: if the input is not made of one picture, or if a picture of a digit is blank.
+            DataError: if the input is not made from one picture, or if a picture of a digit is blank.
         """
         stored = self.stored_picture(picture, polarity)[None]
         return self.transform(stored, torch.zeros(1, dtype=torch.int64), augment=False)[0]
@@ -257,8 +257,11 @@ class AbstractDataModule(L.LightningDataModule):
 
     def describe_test(self, counts: Mapping[str, int]) -> str:
         """Describe the tested images for the provenance: ``"100 of 10000"``; ``counts`` is by test set."""
-        numbers = (f"{counts[name]} of {size} {name}" for name, size in self.test_sizes.items())
-        return ", ".join(number.removesuffix(" test") for number in numbers)
+        numbers = []
+        for name, size in self.test_sizes.items():
+            number = f"{counts[name]} of {size}"
+            numbers.append(number if name == "test" else f"{number} {name}")
+        return ", ".join(numbers)
 
     def whole_test_size(self) -> int:
         """Return the number of test images without ``eval_images``."""
@@ -303,14 +306,15 @@ class AbstractDataModule(L.LightningDataModule):
 
     def _check_first_images(self, name: str) -> None:
         """Check that the first images of a set reach the network as ``spec`` states."""
-        what, dataset = f"the {name} set of {type(self).__name__}", self.dataset(name)
+        what = f"the {name} set of {type(self).__name__}"
+        dataset = self.dataset(name)
         index = torch.arange(min(_CHECKED, len(dataset)))
         try:
             with torch.random.fork_rng([]):
                 batch = self.transform_batch(dataset[index, 0], name)
         except CapsuleLabError:
             raise
-        except Exception as error:  # of any kind, from a transform of the user's
+        except Exception as error:  # of any kind, from the user's own transform
             raise DataError(
                 f"{what} cannot be transformed ({type(error).__name__}: {one_line(error)})"
             ) from error
@@ -335,7 +339,7 @@ class AbstractDataModule(L.LightningDataModule):
             "val_images": len(val),
             "hash": index_hash(train) + index_hash(val),
         }
-        # shuffled, so that the first images show all kinds of objects: files may be sorted by object
+        # files may be sorted by object; the first images should show all kinds of objects
         shuffled = np.random.default_rng(self.seed).permutation(val)
         self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
 
@@ -385,7 +389,7 @@ class AbstractDataModule(L.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Batch:
-        if batch.labels.device == device:  # as in most runs, whose data sets are on their device
+        if batch.labels.device == device:  # in most runs, the data set is already on the device
             return batch
         moved: list[Any] = [
             values if values is None else values.to(device, non_blocking=True) for values in batch
@@ -395,20 +399,20 @@ class AbstractDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:
-            seen: Batch = (
-                self._training_batch(batch) if self._replayed is None else self._replayed(batch)
-            )
+            transform = self._training_batch if self._replayed is None else self._replayed
+            seen: Batch = transform(batch)
             return seen
-        names = self.test_names if trainer is not None and trainer.testing else self.val_names
+        is_test = trainer is not None and trainer.testing
+        names = self.test_names if is_test else self.val_names
         return self.transform_batch(batch, names[dataloader_idx])
 
     def use_cuda_graphs(self, use: bool) -> None:
-        """Transform training batches with a CUDA graph, as those of the device on which a ``fit`` begins."""
-        self._replayed = (
-            Replayed("the transformation of training batches", self._training_batch)
-            if use
-            else None
-        )
+        """Whether to transform training batches with a CUDA graph, on the device on which ``fit`` begins."""
+        self._replayed = None
+        if use:
+            self._replayed = Replayed(
+                "the transformation of training batches", self._training_batch
+            )
 
     def _training_batch(self, batch: Batch) -> Batch:
         seen = self.transform_batch(batch, "train")
@@ -418,26 +422,41 @@ class AbstractDataModule(L.LightningDataModule):
         return mix(seen, self._shares, self.spec.num_classes)
 
     def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
-        dataset, trainer = self.dataset(name), self.trainer
+        trainer = self.trainer
         rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
         device = trainer.strategy.root_device if trainer else torch.device("cpu")
-        if self.on_device and (self.on_device != "auto" or fits(dataset.data, device)):
-            try:
-                dataset = dataset.to(device)
-            except torch.OutOfMemoryError:
-                log.warning(
-                    "the %s set (%.1f GB) does not fit into the free memory of %s: its batches and those of all later "
-                    "sets are made on the CPU; set data.on_device=false to use the CPU from the beginning",
-                    *(name, dataset.data.nbytes / 1e9, device),
-                )
-                self.on_device = False
+        dataset = self._dataset_on(device, name)
         if training and self.mixup is not None and trainer is not None:  # only a Trainer mixes them
             dataset = WithPartners(dataset)
         batches = EpochBatches(
-            len(dataset), batch_size, seed=self.seed, shuffle=training, drop_last=training, rank=rank,
-            world_size=world_size, device=dataset.device,
-        )  # fmt: skip
+            len(dataset),
+            batch_size,
+            seed=self.seed,
+            shuffle=training,
+            drop_last=training,
+            rank=rank,
+            world_size=world_size,
+            device=dataset.device,
+        )
         if training and cuda_graphs.is_supported(dataset.device):
             dataset = ReplayedSet(dataset, lambda: self._replayed is not None)
         pin_memory = dataset.device.type == "cpu" and device.type == "cuda"
         return ResumableLoader(dataset, batches, pin_memory=pin_memory)
+
+    def _dataset_on(self, device: torch.device, name: str) -> InMemory:
+        """Return the named set, on ``device`` as far as the option ``on_device`` and its memory allow."""
+        dataset = self.dataset(name)
+        if not self.on_device or (self.on_device == "auto" and not fits(dataset.data, device)):
+            return dataset
+        try:
+            return dataset.to(device)
+        except torch.OutOfMemoryError:
+            log.warning(
+                "the %s set (%.1f GB) does not fit into the free memory of %s: its batches and those of all later "
+                "sets are made on the CPU; set data.on_device=false to use the CPU from the beginning",
+                name,
+                dataset.data.nbytes / 1e9,
+                device,
+            )
+            self.on_device = False
+            return dataset

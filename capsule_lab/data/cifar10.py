@@ -21,10 +21,8 @@ from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SERVER = "https://www.cs.toronto.edu/~kriz/"
-ARCHIVE, ARCHIVE_MD5 = (
-    "cifar-10-python.tar.gz",
-    "c58f30108f718f92721af3b95e74349a",
-)  # torchvision 0.29
+ARCHIVE = "cifar-10-python.tar.gz"
+ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"  # torchvision 0.29
 
 _TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # streams of the random draws
 
@@ -51,13 +49,16 @@ class CIFAR10Files(PublishedFiles):
             packed.extractall(scratch.parent, members, filter="data")
 
     def load(self, *, train: bool) -> Images:
-        batches = [
-            read_batch(self.folder / file)
-            for file in self.checksums
-            if file.startswith("data") is train
-        ]
-        pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-        return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
+        pixels = []
+        labels = []
+        for file in self.checksums:
+            if file.startswith("data") is train:
+                batch = read_batch(self.folder / file)
+                pixels.append(batch.pixels)
+                labels.append(batch.labels)
+        return Images(
+            torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(np.concatenate(labels))
+        )
 
 
 class CIFAR10DataModule(AbstractDataModule):
@@ -116,18 +117,15 @@ class CIFAR10DataModule(AbstractDataModule):
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             corner = transforms.centre_corner(SIZE, self.crop)
-            return transforms.standardise(
-                transforms.as_float(transforms.crop_at(images, corner, self.crop))
-            )
-        top, left = (
-            transforms.random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT)
-        )
+            cropped = transforms.crop_at(images, corner, self.crop)
+            return transforms.standardise(transforms.as_float(cropped))
+        margin = SIZE - self.crop
+        top = transforms.random_integers(key, _TOP, 0, margin)
+        left = transforms.random_integers(key, _LEFT, 0, margin)
         pixels = transforms.crop(images, top, left, self.crop).float()
         if self.flip:
-            mirrored = transforms.random_integers(key, _MIRROR, 0, 1).bool()
-            pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
+            pixels = transforms.random_mirror(pixels, key, _MIRROR)
         added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
         factor = transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
-        return transforms.standardise(
-            transforms.contrast(pixels + added[:, None, None, None], factor)
-        )
+        pixels = transforms.contrast(pixels + added[:, None, None, None], factor)
+        return transforms.standardise(pixels)

@@ -25,9 +25,10 @@ from capsule_lab.system.files import expanded, open_regular
 _FILLING = ".filling-"
 _SECONDS_TO_LOCK = 60  # ours: between the creation of a scratch folder and its lock
 _BLOCK = 2**20  # ours: bytes that are hashed at once
-_LARGEST = (
-    2**30
-)  # ours: bytes; the largest published file, of smallNORB, has less than half of them
+# ours: bytes; the largest published file, of smallNORB, has less than half of them
+_LARGEST = 2**30
+# raised by a download or by an archive that is truncated or lacks members
+_INCOMPLETE = (OSError, EOFError, KeyError, tarfile.TarError, zlib.error)
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def data_directory(directory: str | None) -> Path:
 
 @contextmanager
 def open_content(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a regular file for reading, see ``open_regular``; of a name that ends in ``.gz``, its unpacked content."""
+    """Open a regular file for reading, see ``open_regular``; one whose name ends in ``.gz`` is unpacked."""
     with open_regular(path) as file:
         if path.suffix != ".gz":
             yield file
@@ -50,7 +51,7 @@ def open_content(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def md5(path: Path, largest: int = _LARGEST) -> str:
-    """Compute the MD5 of a file, of the unpacked one if its name ends in ``.gz``, as data sets publish it.
+    """Compute the MD5 of a file; that of its unpacked content if its name ends in ``.gz``, as data sets publish it.
 
     Raise a ``ValueError`` if it has more than ``largest`` bytes: a small archive can unpack to any number.
     """
@@ -114,9 +115,7 @@ def reading(path: Path, name: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (
-        Exception
-    ) as error:  # readers of file formats raise many types of errors for damaged files
+    except Exception as error:  # readers of formats raise many types of errors for damaged files
         reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(
             f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to download them "
@@ -130,7 +129,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     The checksum is ``"md5:…"`` or ``"sha256:…"``. The addresses in ``servers`` end in a slash and are tried in this
     order; raise an ``OSError`` with the reason of the first one if all fail.
     """
-    import pooch  # here, since training on existing files does not need HTTP
+    import pooch  # imported here, because training on existing files does not need HTTP
     from requests import exceptions
 
     pooch.get_logger().setLevel(logging.WARNING)
@@ -138,17 +137,14 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT)
     reasons = []
     for server in servers:
+        url = f"{server}{name}"
         try:
-            return Path(
-                pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader)
-            )
-        except (
-            exceptions.ConnectionError,
-            exceptions.Timeout,
-        ) as error:  # their texts quote all layers of HTTP
-            reasons.append(f"{server}{name}: {type(error).__name__}")
+            return Path(pooch.retrieve(url, checksum, name, folder, downloader=downloader))
+        except (exceptions.ConnectionError, exceptions.Timeout) as error:
+            # their messages quote all layers of HTTP
+            reasons.append(f"{url}: {type(error).__name__}")
         except (OSError, ValueError) as error:
-            reasons.append(f"{server}{name}: {one_line(error)}")
+            reasons.append(f"{url}: {one_line(error)}")
     raise OSError(reasons[0])
 
 
@@ -201,12 +197,6 @@ def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:  # truncated, or missing members
+    except _INCOMPLETE as error:
         return one_line(error) or type(error).__name__
     return None

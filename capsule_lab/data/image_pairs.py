@@ -123,17 +123,15 @@ class ImagePairs(AbstractDataModule):
         return Pair(first, second, other @ torch.linalg.inv_ex(matrix).inverse)
 
     def _shifted(self, images: Tensor, key: Tensor, largest: int) -> Pair:
-        down, right, down_again, right_again = (
+        down, right, other_down, other_right = (
             random_integers(key, stream, -largest, largest) for stream in range(4)
         )
         if self.moved == "target":
             down, right = torch.zeros_like(down), torch.zeros_like(right)
-        change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
-        return Pair(
-            shift(images, down, right, largest),
-            shift(images, down_again, right_again, largest),
-            change,
-        )
+        first = shift(images, down, right, largest)
+        second = shift(images, other_down, other_right, largest)
+        change = torch.stack([other_right - right, other_down - down], 1)
+        return Pair(first, second, change.to(images.dtype))
 
     def _affine(
         self, images: Tensor, key: Tensor, stream: int, unit: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from capsule_lab.types import Batch, DataSpec
 
 log = logging.getLogger(__name__)
 
-_LOOKED_AT = 100  # ours: images that are looked at before training
+_SAMPLE = 100  # ours: images of which blank ones are counted before training
 _BRIGHTEST = 10  # ours: standardised images have negative pixels, too
 
 
@@ -96,14 +97,13 @@ class Rows:
         images = torch.empty(self.shape, dtype=self.dtype, device=device)
         step = max(1, self._BLOCK // self.shape[1:].numel())
         for first in range(0, len(self), step):
-            images[first : first + step] = self.stored.read(self.rows[first : first + step]).to(
-                device
-            )
+            block = slice(first, first + step)
+            images[block] = self.stored.read(self.rows[block]).to(device)
         return images
 
 
 class Images(NamedTuple):
-    """A labelled set of images as stored.
+    """A set of images with their labels, as stored.
 
     Attributes:
         images: ``(n, channel, height, width)`` uint8; ``Rows`` for images that stay in a file.
@@ -120,6 +120,11 @@ class Images(NamedTuple):
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
+
+    def pixels(self) -> UInt8[Tensor, "n channel height width"]:
+        """Return the images as a tensor; those of ``Rows`` are read from their file."""
+        images: Tensor | Rows = self.images
+        return images.read() if isinstance(images, Rows) else images
 
     def to(self, device: torch.device) -> Images:
         factors = None if self.factors is None else self.factors.to(device)
@@ -140,15 +145,15 @@ def check_images(images: Images, classes: int, what: str) -> None:
         found = f"labels of {labels.dtype} and shape {tuple(labels.shape)} for {len(pixels)} images"
         expected = "one of torch.int64 for each"
     elif factors is not None and factors.shape[:1] != labels.shape:
-        found, expected = (
-            f"factors of shape {tuple(factors.shape)} for {len(pixels)} images",
-            "a row for each",
-        )
+        found = f"factors of shape {tuple(factors.shape)} for {len(pixels)} images"
+        expected = "a row for each"
     elif not len(labels):
-        found, expected = "no images", "one or more"
+        found = "no images"
+        expected = "one or more"
     elif not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         wrong = min(int(labels.min()), 0) or int(labels.max())
-        found, expected = f"label {wrong}", f"0 to {classes - 1}, as there are {classes} classes"
+        found = f"label {wrong}"
+        expected = f"0 to {classes - 1}, as there are {classes} classes"
     else:
         return
     raise DataError(
@@ -159,22 +164,18 @@ def check_images(images: Images, classes: int, what: str) -> None:
 def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
     """Raise a ``DataError`` about ``what`` unless a transformed batch has images and labels as ``spec`` states."""
     images, labels = batch.images, batch.labels
-    shape = tuple(
-        images.shape[2:] if images.ndim == 5 else images.shape[1:]
-    )  # 5: several crops of each image
+    axes_before = 2 if images.ndim == 5 else 1  # 5: several crops of each image
+    shape = tuple(images.shape[axes_before:])
     label_shape = (spec.labels_per_image,) if spec.labels_per_image > 1 else ()
     if shape != tuple(spec.image_shape):
-        found, expected = (
-            f"images of shape {shape}",
-            f"{tuple(spec.image_shape)}, as its spec states",
-        )
+        found = f"images of shape {shape}"
+        expected = f"{tuple(spec.image_shape)}, as its spec states"
     elif images.dtype != torch.float32:
-        found, expected = (
-            f"images of {images.dtype}",
-            "torch.float32, as from v2.ToDtype(torch.float32, scale=True)",
-        )
+        found = f"images of {images.dtype}"
+        expected = "torch.float32, as from v2.ToDtype(torch.float32, scale=True)"
     elif not images.isfinite().all():
-        found, expected = "pixels that are not finite", "numbers, such as from 0 to 1"
+        found = "pixels that are not finite"
+        expected = "numbers, such as from 0 to 1"
     elif images.min() >= 0 and images.max() > _BRIGHTEST:
         found = f"pixels up to {images.max():g}"
         expected = "0 to 1, as from v2.ToDtype(torch.float32, scale=True), or standardised ones"
@@ -182,10 +183,8 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
         found = f"labels of shape {tuple(labels.shape)}"
         expected = f"{(len(labels), *label_shape)}, as its spec states labels_per_image={spec.labels_per_image}"
     elif spec.classes and len(spec.classes) != spec.num_classes:
-        found, expected = (
-            f"{len(spec.classes)} names of classes",
-            f"{spec.num_classes}, as its spec states num_classes",
-        )
+        found = f"{len(spec.classes)} names of classes"
+        expected = f"{spec.num_classes}, as its spec states num_classes"
     else:
         return
     raise DataError(
@@ -194,8 +193,9 @@ def check_batch(batch: Batch, spec: DataSpec, what: str) -> None:
 
 
 def warn_of_unusual(images: Images, classes: int, what: str) -> None:
-    """Warn of classes without images, and of images that show nothing; a sample of the images is looked at."""
-    absent = sorted({*range(classes)} - {*images.labels.unique().tolist()})
+    """Warn about classes without images, and about images that are mostly blank, judged by a sample."""
+    present = set(images.labels.unique().tolist())
+    absent = [label for label in range(classes) if label not in present]
     if absent:
         log.warning(
             "%s has no image of %d of the %d classes, such as class %d",
@@ -205,14 +205,18 @@ def warn_of_unusual(images: Images, classes: int, what: str) -> None:
             absent[0],
         )
     number = len(images.labels)
-    sample: Tensor | Rows = images.subset(torch.arange(0, number, -(-number // _LOOKED_AT))).images
-    pixels = (sample.read() if isinstance(sample, Rows) else sample).flatten(2)
+    step = math.ceil(number / _SAMPLE)
+    sample = images.subset(torch.arange(0, number, step))
+    pixels = sample.pixels().flatten(2)  # [n channel pixel]
     is_blank = (pixels.amin(2) == pixels.amax(2)).all(1)
-    if is_blank.sum() > len(is_blank) / 2:
+    blank = int(is_blank.sum())
+    if blank > len(is_blank) / 2:
         log.warning(
             "%s has %d blank images among %d that were looked at: each has a single colour, and no network can tell "
             "them apart; check the files, and how they are read and resized",
-            *(what, int(is_blank.sum()), len(is_blank)),
+            what,
+            blank,
+            len(is_blank),
         )
 
 
@@ -241,9 +245,7 @@ class InMemory(Dataset[Batch]):
     def __getitem__(self, batch: Index) -> Batch:
         index, _ = batch
         chosen = self.data.subset(index)
-        images: Tensor | Rows = chosen.images
-        pixels = images.read() if isinstance(images, Rows) else images
-        return Batch(pixels, chosen.labels, self.key(*batch), chosen.factors)
+        return Batch(chosen.pixels(), chosen.labels, self.key(*batch), chosen.factors)
 
     def key(self, index: Tensor, epoch: int | Tensor) -> Tensor:
         """Return the keys of samples."""
@@ -257,9 +259,9 @@ class InMemory(Dataset[Batch]):
     def to(self, device: torch.device) -> InMemory:
         """Return a copy of the set with all tensors on ``device``; it makes the same batches there."""
         moved = copy.copy(self)
-        vars(moved).update(
-            {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)}
-        )
+        for name, value in vars(self).items():
+            if isinstance(value, Images | Tensor):
+                setattr(moved, name, value.to(device))
         return moved
 
 
@@ -325,11 +327,14 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
             )
         together = self.batch_size * self.world_size
         self.bounds = [*range(0, self.size, together), self.size]
-        ragged = len(self.bounds) > 2 and self.size % together  # 2 bounds: a single batch
-        if ragged and (self.drop_last or ragged < self.world_size):
-            del self.bounds[
-                -1 if self.drop_last else -2
-            ]  # -2: fewer than processes; join the previous batch
+        remainder = self.size % together
+        is_single_batch = len(self.bounds) == 2
+        if is_single_batch or not remainder:
+            return
+        if self.drop_last:
+            del self.bounds[-1]
+        elif remainder < self.world_size:  # too few for all processes: join the previous batch
+            del self.bounds[-2]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; Lightning calls this before each epoch."""
@@ -349,24 +354,25 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         order = torch.arange(self.size)
         if self.shuffle:
-            order = torch.from_numpy(
-                np.random.default_rng((self.seed, self.epoch)).permutation(self.size)
-            )
+            generator = np.random.default_rng((self.seed, self.epoch))
+            order = torch.from_numpy(generator.permutation(self.size))
         order = order.to(self.device)
-        state, self.resume_at = self.resume_at, {}
-        first = (
-            state["batch"] if state.get("epoch") == self.epoch and state["batch"] < len(self) else 0
-        )
-        for batch in range(first, len(self)):
+        for batch in range(self._first_batch(), len(self)):
             self.position = batch + 1
-            yield (
-                order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size],
-                self.epoch,
-            )
+            indices = order[self.bounds[batch] : self.bounds[batch + 1]]
+            yield indices[self.rank :: self.world_size], self.epoch
+
+    def _first_batch(self) -> int:
+        """Return the batch to begin with, and forget the state that it comes from."""
+        state = self.resume_at
+        self.resume_at = {}
+        if state.get("epoch") == self.epoch and state["batch"] < len(self):
+            return state["batch"]
+        return 0
 
 
 def _unchanged(batch: Any) -> Any:
-    """Replace torch's conversion of arrays in a batch to tensors, which looks at each field."""
+    """Return a batch as it is: torch's own ``collate_fn`` would examine each of its fields."""
     return batch
 
 
@@ -391,7 +397,7 @@ def fits(images: Images, device: torch.device) -> bool:
 
     Where several runs share a GPU, each of them may take a quarter of its share: all of them may start now.
     """
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return (
-        images.nbytes <= free / runs_per_gpu() / 4
-    )  # ours: leaves room for other sets and for activations
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes <= free / runs_per_gpu() / 4  # ours: room for other sets and activations

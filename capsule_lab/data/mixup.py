@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import scipy.special
 import torch
 from jaxtyping import Float
@@ -11,10 +12,9 @@ from capsule_lab.data.loader import Index, InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
 from capsule_lab.types import Batch
 
-_PARTNER, _SHARE = (
-    1000,
-    1001,
-)  # streams of the random draws, above those of any transformation; see random_bits
+# streams of the random draws, above those of any transformation; see random_bits
+_PARTNER = 1000
+_SHARE = 1001
 _SHARES = 4096  # ours: finer steps would not change gradients noticeably
 
 
@@ -32,15 +32,13 @@ class WithPartners(InMemory):
     def __getitem__(self, batch: Index) -> Batch:
         index, epoch = batch
         first = self.images[index, epoch]
-        partners = self.images[random_bits(first.key, _PARTNER) % len(self.images), epoch]
-        fields = ((name, value, getattr(partners, name)) for name, value in first._asdict().items())
-        return first._replace(
-            **{
-                name: torch.cat([value, other])
-                for name, value, other in fields
-                if value is not None
-            }
-        )
+        drawn = random_bits(first.key, _PARTNER) % len(self.images)
+        partners = self.images[drawn, epoch]
+        joined = {}
+        for field, value in first._asdict().items():
+            if value is not None:
+                joined[field] = torch.cat([value, getattr(partners, field)])
+        return first._replace(**joined)
 
     def to(self, device: torch.device) -> WithPartners:
         return WithPartners(self.images.to(device))
@@ -48,8 +46,9 @@ class WithPartners(InMemory):
 
 def shares_of(alpha: float) -> Float[Tensor, " share"]:
     """Compute equally probable quantiles of Beta(alpha, alpha): shares of the first of two mixed images."""
-    probabilities = (torch.arange(_SHARES, dtype=torch.float64) + 0.5) / _SHARES
-    return torch.from_numpy(scipy.special.betaincinv(alpha, alpha, probabilities.numpy())).float()
+    probabilities = (np.arange(_SHARES) + 0.5) / _SHARES
+    quantiles = scipy.special.betaincinv(alpha, alpha, probabilities)
+    return torch.from_numpy(quantiles).float()
 
 
 def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batch:
@@ -60,9 +59,12 @@ def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batc
     class)``; the rest comes from the first image.
     """
     count = len(batch.key) // 2
-    share = shares[random_integers(batch.key[:count], _SHARE, 0, len(shares) - 1)]  # [b]
+    key = batch.key[:count]
+    share = shares[random_integers(key, _SHARE, 0, len(shares) - 1)]  # [b]
+    image, partner = batch.images.split(count)
     truth = torch.nn.functional.one_hot(batch.labels, num_classes).to(share.dtype)
-    images = torch.lerp(batch.images[count:], batch.images[:count], share[:, None, None, None])
-    labels = torch.lerp(truth[count:], truth[:count], share[:, None])
+    label, partner_label = truth.split(count)
+    images = torch.lerp(partner, image, share[:, None, None, None])
+    labels = torch.lerp(partner_label, label, share[:, None])
     factors = None if batch.factors is None else batch.factors[:count]
-    return Batch(images, labels, batch.key[:count], factors)
+    return Batch(images, labels, key, factors)

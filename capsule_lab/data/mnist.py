@@ -20,10 +20,10 @@ from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SIZE = 28  # LeCun 1998: pixels a side
-SERVERS = (
+SERVERS = (  # torchvision 0.29
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
-)  # torchvision 0.29
+)
 DIGIT = {
     "kind": "digit",
     "polarity": "light_on_dark",
@@ -82,8 +82,9 @@ class MNISTFiles(PublishedFiles):
             return read_idx(path, dimensions, _LARGEST)
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file; of the packed one, ``<name>.gz``, if only that exists."""
-        path, packed = self.folder / name, self.folder / f"{name}.gz"
+        """Return the path of a file, or of ``<name>.gz`` if only that exists."""
+        path = self.folder / name
+        packed = self.folder / f"{name}.gz"
         return packed if packed.is_file() and not path.is_file() else path
 
 

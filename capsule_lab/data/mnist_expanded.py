@@ -38,8 +38,12 @@ class ExpandedMNISTDataModule(AbstractDataModule):
     """
 
     def __init__(
-        self, *, pad: int = PAD, shift: int = 6, **options: Any
-    ) -> None:  # 6: official code, README
+        self,
+        *,
+        pad: int = PAD,
+        shift: int = 6,  # official code of Sabour 2017, README
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         check_shift(shift)
         check_number("data.pad", pad, 0)
@@ -64,9 +68,8 @@ class ExpandedMNISTDataModule(AbstractDataModule):
 
     def from_picture(self, picture: Image.Image, *, polarity: Polarity = "auto") -> Tensor:
         """Place the digit in the middle; see ``AbstractDataModule.from_picture``."""
-        return torch.nn.functional.pad(
-            to_unit_interval(self.stored_picture(picture, polarity)), (self.pad,) * 4
-        )
+        digit = to_unit_interval(self.stored_picture(picture, polarity))
+        return torch.nn.functional.pad(digit, (self.pad,) * 4)
 
     def describe(self) -> dict[str, Any]:
         return placed(super().describe(), self.pad)

@@ -25,10 +25,9 @@ SameClass = Literal["never", "also", "only"]
 
 PAIRS_PER_IMAGE = 1000  # section 6: pairs with the same first image, 10 million for testing
 
-_PARTNER, _FIRST = (
-    0,
-    1,
-)  # streams of the random draws: the second image, then the positions; see random_bits
+# streams of the random draws, see random_bits: the second image, then the positions
+_PARTNER = 0
+_FIRST = 1
 _TURN = math.radians(5)  # from a tutorial
 _SCALE = (0.5, 0.7)  # from the same tutorial
 
@@ -114,27 +113,19 @@ class MultiMNISTDataModule(AbstractDataModule):
             return Pairs(images, self.seed, same_class=same_class, fixed=not self.augment)
         size = self.pairs[name]
         check_number(f"data.{name}_pairs", size, 1, PAIRS_PER_IMAGE * len(images.labels))
-        return Pairs(
-            images,
-            self.seed,
-            same_class=same_class,
-            size=min(size, self.eval_images or size),
-            fixed=True,
-        )
+        if self.eval_images is not None:
+            size = min(size, self.eval_images)
+        return Pairs(images, self.seed, same_class=same_class, size=size, fixed=True)
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
         return indices  # eval_images limits pairs
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         """Compose each pair; return the composites and their parts."""
-        number, labels = batch.labels.shape
-        digits = batch.images.reshape(number * labels, 1, *batch.images.shape[2:])
-        key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(
-            -1
-        )  # one for each digit of a pair
-        parts = self.transform(digits, key, augment=True).reshape(
-            number, labels, *self.spec.image_shape
-        )
+        digits = batch.images.flatten(0, 1)[:, None]  # [2b 1 height width]
+        keys = torch.stack([batch.key, batch.key + 1], 1)  # one for each digit of a pair
+        placed = self.transform(digits, keys.flatten(), augment=True)
+        parts = placed.unflatten(0, (-1, 2))  # [b 2 1 height width]
         images = parts.sum(1).clamp(max=1) if self.blend == "sum" else parts.amax(1)
         return batch._replace(images=images, parts=parts)
 
@@ -150,11 +141,10 @@ class MultiMNISTDataModule(AbstractDataModule):
             for stream, (low, high) in enumerate(ranges, _FIRST)
         )
         rotation, scale, right, down = drawn
-        shear = torch.zeros_like(scale)
         return transforms.affine(
             canvas,
             rotation=rotation,
-            shear=shear,
+            shear=torch.zeros_like(scale),
             scale_x=scale,
             scale_y=scale,
             right=right,
@@ -187,7 +177,7 @@ class Pairs(InMemory):
         self.same_class = same_class
         of_class = {
             "never": count - self.counts,
-            "also": 0 * self.counts + count - 1,
+            "also": torch.full_like(self.counts, count - 1),
             "only": self.counts - 1,
         }
         self.partners_of_class = of_class[same_class]  # number of partners per image of a class
@@ -199,7 +189,8 @@ class Pairs(InMemory):
             )
 
     def __getitem__(self, batch: Index) -> Batch:
-        index, key = batch[0], self.key(*batch)
+        index, _ = batch
+        key = self.key(*batch)
         first = index % len(self.data.labels)
         chosen = torch.stack([first, self.partners(first, key)], 1)  # [b 2]
         return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
@@ -209,9 +200,8 @@ class Pairs(InMemory):
     ) -> Int64[Tensor, " batch"]:
         """Draw a partner for each image of ``first``, see ``same_class``."""
         label = self.data.labels[first]
-        rank = (
-            transforms.random_bits(key, _PARTNER) % self.partners_of_class[label]
-        )  # among images ordered by class
+        # among the allowed partners, ordered by class
+        rank = transforms.random_bits(key, _PARTNER) % self.partners_of_class[label]
         if self.same_class == "never":  # leave out its own class
             left_out, width = self.starts[label], self.counts[label]
         else:  # leave out the image itself

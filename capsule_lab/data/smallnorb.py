@@ -23,10 +23,8 @@ Preprocessing = Literal["official", "paper"]
 
 _JITTER = {  # largest brightness added, and largest deviation of the contrast factor from 1
     "official": (63.0, 0.8),  # official code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
-    "paper": (
-        2.0,
-        0.5,
-    ),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
+    # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
+    "paper": (2.0, 0.5),
 }
 _BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # streams of the random draws
 NOVEL_VAL = "novel_val"  # name of the further validation set
@@ -162,12 +160,13 @@ class SmallNORBDataModule(AbstractDataModule):
 
     @property
     def spec(self) -> DataSpec:
-        channels, factors = (
-            (2, files.FACTORS) if self.stereo == "channels" else (1, (*files.FACTORS, "eye"))
-        )
-        shape = (channels, self.crop, self.crop)
+        channels = 2
+        factors: tuple[str, ...] = files.FACTORS
+        if self.stereo == "separate":
+            channels = 1
+            factors = (*files.FACTORS, "eye")
         return DataSpec(
-            image_shape=shape,
+            image_shape=(channels, self.crop, self.crop),
             num_classes=len(files.CLASSES),
             classes=files.CLASSES,
             factors=factors,
@@ -185,7 +184,8 @@ class SmallNORBDataModule(AbstractDataModule):
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         familiar, novel = self._by_viewpoint(images)
-        labels, instances = images.labels.numpy(), _column(images, "instance").numpy()
+        labels = images.labels.numpy()
+        instances = _column(images, "instance").numpy()
         seen = np.arange(len(labels)) if self.trains_on_all else familiar
         if self.validation == "none":
             return seen, seen[:0]
@@ -193,14 +193,15 @@ class SmallNORBDataModule(AbstractDataModule):
             labels, instances, self.validation_instances, self.seed, self.validation_fold
         )
         if self.further_validations:
-            self.sets[NOVEL_VAL] = images.subset(
-                self._limit(np.intersect1d(validation, novel), images)
-            )
+            novel_validation = self._limit(np.intersect1d(validation, novel), images)
+            self.sets[NOVEL_VAL] = images.subset(novel_validation)
         return np.intersect1d(train, seen), np.intersect1d(validation, familiar)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
-        parts = self._by_viewpoint(images)
-        return tuple(images.subset(part) for part in parts) if self.test_parts else (images,)
+        if not self.test_parts:
+            return (images,)
+        familiar, novel = self._by_viewpoint(images)
+        return images.subset(familiar), images.subset(novel)
 
     def _by_viewpoint(self, images: Images) -> tuple[Indices, Indices]:
         factor = "azimuth" if self.viewpoints == "full" else self.viewpoints
@@ -210,43 +211,35 @@ class SmallNORBDataModule(AbstractDataModule):
         if self.test_crops == 1 or name not in self.test_names:
             return super().transform_batch(batch, name)
         corners = transforms.thirteen_corners(files.SIZE, self.crop)
-        return batch._replace(
-            images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1)
-        )
+        crops = [self._still(batch.images, corner) for corner in corners]
+        return batch._replace(images=torch.stack(crops, dim=1))
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
             return self._still(images, transforms.centre_corner(files.SIZE, self.crop))
-        top, left = (
-            transforms.random_integers(key, stream, 0, files.SIZE - self.crop)
-            for stream in (_TOP, _LEFT)
-        )
+        margin = files.SIZE - self.crop
+        top = transforms.random_integers(key, _TOP, 0, margin)
+        left = transforms.random_integers(key, _LEFT, 0, margin)
         pixels = images.float()
         if self.preprocessing == "official":
-            return transforms.standardise(
-                transforms.crop(self._jitter(pixels, key), top, left, self.crop)
-            )
-        return self._jitter(
-            transforms.crop(transforms.standardise(pixels), top, left, self.crop), key
-        )
+            pixels = self._jitter(pixels, key)
+            pixels = transforms.crop(pixels, top, left, self.crop)
+            return transforms.standardise(pixels)
+        pixels = transforms.standardise(pixels)
+        pixels = transforms.crop(pixels, top, left, self.crop)
+        return self._jitter(pixels, key)
 
     def _jitter(self, pixels: Tensor, key: Tensor) -> Tensor:
         added = transforms.random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
-        brighter = pixels + added[:, None, None, None]
-        return transforms.contrast(
-            brighter,
-            transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast),
-        )
+        factor = transforms.random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)
+        return transforms.contrast(pixels + added[:, None, None, None], factor)
 
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
         """Return the preprocessed crop at ``corner``, without augmentation."""
+        pixels = transforms.as_float(images)
         if self.preprocessing == "official":
-            return transforms.standardise(
-                transforms.crop_at(transforms.as_float(images), corner, self.crop)
-            )
-        return transforms.crop_at(
-            transforms.standardise(transforms.as_float(images)), corner, self.crop
-        )
+            return transforms.standardise(transforms.crop_at(pixels, corner, self.crop))
+        return transforms.crop_at(transforms.standardise(pixels), corner, self.crop)
 
 
 def _column(images: Images, factor: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ from capsule_lab.types import Batch, DataSpec
 _AZIMUTHS, _ELEVATIONS = 18, 9  # LeCun 2004: per toy and lighting
 _DEGREES = 10  # per unit of azimuth; the file contains even numbers only
 _LOWEST, _STEP = 30, 5  # LeCun 2004: degrees of elevation 0, and between elevations
+_FIXED_OPTIONS: dict[str, tuple[object, str]] = {
+    "stereo": ("channels", "pairs have both eyes as channels"),
+    "test_crops": (1, "pairs have one crop"),
+    "brightness": (None, "pairs are not augmented"),
+    "contrast": (None, "pairs are not augmented"),
+    "train_images": (None, "images would lose their neighbouring views"),
+}
+"""Options of ``SmallNORBDataModule`` that have a single value here, and why."""
 
 
 class SmallNORBPairsDataModule(SmallNORBDataModule):
@@ -45,14 +54,7 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         **options: Any,
     ) -> None:
         super().__init__(crop=crop, **options)
-        ignored = {
-            "stereo": ("channels", "pairs have both eyes as channels"),
-            "test_crops": (1, "pairs have one crop"),
-            "brightness": (None, "pairs are not augmented"),
-            "contrast": (None, "pairs are not augmented"),
-            "train_images": (None, "images would lose their neighbouring views"),
-        }
-        for name, (only, why) in ignored.items():
+        for name, (only, why) in _FIXED_OPTIONS.items():
             if options.get(name, only) != only:
                 raise ValueError(
                     f"data.{name} is {options[name]}, but {why}; expected {only or 'null'}"
@@ -70,9 +72,8 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def describe(self) -> dict[str, Any]:
         facts = super().describe()
-        return facts | {
-            "name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"
-        }
+        categories = ", ".join(self.categories)
+        return facts | {"name": f"pairs of views of {categories} of {facts['name']}"}
 
     def describe_test(self, counts: Mapping[str, int]) -> str:
         return f"{counts['test']} pairs of {self.test_sizes['test']}"
@@ -85,32 +86,30 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
     def load(self, *, train: bool) -> Images:
         images = super().load(train=train)
         wanted = torch.tensor([files.CLASSES.index(name) for name in self.categories])
-        return images.subset(torch.isin(images.labels, wanted).nonzero()[:, 0])
+        is_wanted = torch.isin(images.labels, wanted)
+        return images.subset(is_wanted.nonzero()[:, 0])
 
     def dataset(self, name: str) -> InMemory:
         images = self.sets[name]
-        size = (
-            None
-            if name == "train" or self.eval_images is None
-            else min(len(images.labels), self.eval_images)
-        )
-        return ViewPairs(images, self.seed, size=size, fixed=name != "train" or not self.augment)
+        if name == "train":
+            return ViewPairs(images, self.seed, fixed=not self.augment)
+        size = len(images.labels)
+        if self.eval_images is not None:
+            size = min(size, self.eval_images)
+        return ViewPairs(images, self.seed, size=size, fixed=True)
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
         return indices  # eval_images limits pairs
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
         first, _ = batch.images.chunk(2, dim=1)
-        return super().transform_batch(batch._replace(images=first), "val")
+        return super().transform_batch(batch._replace(images=first), "val")  # not augmented
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        first, second = (
-            super(SmallNORBPairsDataModule, self)
-            .transform_batch(batch._replace(images=images), "val")
-            .images
-            for images in batch.images.chunk(2, dim=1)
-        )
-        return batch._replace(images=first, targets=second)
+        _, second = batch.images.chunk(2, dim=1)
+        inputs = self.unpaired_batch(batch, name)
+        targets = super().transform_batch(batch._replace(images=second), "val")
+        return batch._replace(images=inputs.images, targets=targets.images)
 
 
 class ViewPairs(InMemory):
@@ -125,13 +124,16 @@ class ViewPairs(InMemory):
         self.neighbours, self.counts = neighbouring_views(images)
 
     def __getitem__(self, batch: Index) -> Batch:
-        index, key = batch[0], self.key(*batch)
-        partner = self.neighbours[index, random_bits(key, 0) % self.counts[index]]
-        both = torch.cat([self.data.images[index], self.data.images[partner]], 1)
-        assert self.data.factors is not None
-        factors = self.data.factors[index]
-        change = camera_rotation(*_degrees(factors), *_degrees(self.data.factors[partner]))
-        return Batch(both, self.data.labels[index], key, factors, change=change)
+        index, _ = batch
+        key = self.key(*batch)
+        drawn = random_bits(key, 0) % self.counts[index]
+        first = self.data.subset(index)
+        second = self.data.subset(self.neighbours[index, drawn])
+        both = torch.cat([first.images, second.images], 1)
+        assert first.factors is not None
+        assert second.factors is not None
+        change = camera_rotation(*_degrees(first.factors), *_degrees(second.factors))
+        return Batch(both, first.labels, key, first.factors, change=change)
 
 
 def neighbouring_views(
@@ -143,24 +145,24 @@ def neighbouring_views(
     """
     assert images.factors is not None
     instance, elevation, azimuth, lighting = images.factors.long().T
-    row, column = elevation + 1, azimuth // 2  # the first and the last row stay empty
-    _, scene = torch.unique(
-        torch.stack([images.labels, instance, lighting], 1), dim=0, return_inverse=True
-    )
-    table = torch.full((int(scene.max()) + 1, _ELEVATIONS + 2, _AZIMUTHS), -1)
-    table[scene, row, column] = torch.arange(len(scene))
-    steps = (-1, 0, 1)
-    rows = torch.stack(
-        [table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1
-    )
-    order = (rows < 0).long().argsort(dim=1, stable=True)
-    return rows.gather(1, order), (rows >= 0).sum(1)
+    # a scene is a toy in one lighting; views[scene, row, column] is the index of its image, -1 if there is none
+    scenes = torch.stack([images.labels, instance, lighting], 1)
+    _, scene = torch.unique(scenes, dim=0, return_inverse=True)
+    row = elevation + 1  # the first and the last row stay empty
+    column = azimuth // 2
+    views = torch.full((int(scene.max()) + 1, _ELEVATIONS + 2, _AZIMUTHS), -1)
+    views[scene, row, column] = torch.arange(len(scene))
+    steps = product((-1, 0, 1), repeat=2)
+    around = [views[scene, row + up, (column + right) % _AZIMUTHS] for right, up in steps]
+    found = torch.stack(around, 1)
+    is_missing = found < 0
+    order = is_missing.long().argsort(dim=1, stable=True)
+    return found.gather(1, order), (~is_missing).sum(1)
 
 
 def _degrees(factors: Tensor) -> tuple[Tensor, Tensor]:
-    azimuth, elevation = (
-        factors[:, files.FACTORS.index(name)] for name in ("azimuth", "elevation")
-    )
+    """Return azimuth and elevation in degrees."""
+    _, elevation, azimuth, _ = factors.T
     return _DEGREES * azimuth, _LOWEST + _STEP * elevation
 
 
@@ -179,9 +181,11 @@ def camera_rotation(
 
 def _frame(azimuth: Tensor, elevation: Tensor) -> Float[Tensor, "batch 3 3"]:
     """Return the camera's right, up and backward directions in the toy's coordinates, one per row."""
-    p, t = azimuth.double().deg2rad(), elevation.double().deg2rad()
-    zero = torch.zeros_like(p)
-    right = torch.stack([-p.sin(), p.cos(), zero], 1)
-    up = torch.stack([-p.cos() * t.sin(), -p.sin() * t.sin(), t.cos()], 1)
-    backwards = torch.stack([p.cos() * t.cos(), p.sin() * t.cos(), t.sin()], 1)
+    phi, theta = azimuth.double().deg2rad(), elevation.double().deg2rad()
+    cos_phi, sin_phi = phi.cos(), phi.sin()
+    cos_theta, sin_theta = theta.cos(), theta.sin()
+    zero = torch.zeros_like(phi)
+    right = torch.stack([-sin_phi, cos_phi, zero], 1)
+    up = torch.stack([-cos_phi * sin_theta, -sin_phi * sin_theta, cos_theta], 1)
+    backwards = torch.stack([cos_phi * cos_theta, sin_phi * cos_theta, sin_theta], 1)
     return torch.stack([right, up, backwards], 1).float()

@@ -64,7 +64,7 @@ class PublishedFiles(AbstractSource):
 
     @property
     def file_names(self) -> str:
-        """Names of the files that belong into the folder, for messages."""
+        """Names of the files that belong in the folder, for messages."""
         return ", ".join(self.checksums)
 
     def is_complete(self) -> bool:
@@ -72,20 +72,17 @@ class PublishedFiles(AbstractSource):
         return verify(self.folder, self.checksums, self.name)
 
     def is_here(self) -> bool:
-        return bool(self.checksums) and all(
-            (self.folder / name).is_file() for name in self.checksums
-        )
+        are_here = [(self.folder / name).is_file() for name in self.checksums]
+        return bool(are_here) and all(are_here)
 
     def find(self) -> None:
         if self.is_complete():
             return
         problem = fetch(self.folder, self.download)
         if problem is not None or not self.is_complete():
-            where = (
-                str(self.folder)
-                if self.folder.is_absolute()
-                else f"{self.folder} (in {Path.cwd()})"
-            )
+            where = str(self.folder)
+            if not self.folder.is_absolute():
+                where = f"{self.folder} (in {Path.cwd()})"
             raise MissingDataError(
                 f"{self.name} is not in {where} and the download failed ({problem}); put {self.file_names} there, or "
                 f"set the directory that contains {self.path} with CAPSULE_LAB_DATA=…"

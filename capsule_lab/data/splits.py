@@ -45,14 +45,15 @@ def split_validation(
     ``ValueError`` if the share, which comes from ``option``, leaves one side without any image, or without an image of
     every class. The share or option that it recommends is accepted by the next call.
     """
-    everything = np.arange(len(labels), dtype=np.int64)
-    size = round(len(labels) * share)
+    number = len(labels)
+    everything = np.arange(number, dtype=np.int64)
+    size = round(number * share)
     if validation == "none":
         return everything, everything[:0]
     if validation == "first":
-        if not 0 < size < len(labels):
+        if not 0 < size < number:
             raise ValueError(
-                f"{option} is {share}, {size} of {len(labels)} images; expected at least one image and fewer than all, "
+                f"{option} is {share}, {size} of {number} images; expected at least one image and fewer than all, "
                 "or data.validation=none"
             )
         return everything[size:], everything[:size]
@@ -66,13 +67,15 @@ def split_validation(
 
 
 def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str) -> None:
-    """Check that a draw of ``size`` images can have an image of every class, and leave one."""
+    """Check that both a draw of ``size`` images and the others can have an image of every class."""
     classes, counts = np.unique(labels, return_counts=True)
+    fewest = len(classes)
     most = len(labels) - len(classes)
-    if counts.min() > 1 and len(classes) <= size <= most:
-        return
     if counts.min() > 1:
-        instead = f"set {option}={Fraction(min(max(size, len(classes)), most), len(labels))}"
+        if fewest <= size <= most:
+            return
+        possible = min(max(size, fewest), most)
+        instead = f"set {option}={Fraction(possible, len(labels))}"
     else:
         instead = f"there is a single image of class {classes[counts.argmin()]}, add others"
     without = ", or set data.validation=none" if option == "data.validation_share" else ""
@@ -85,12 +88,13 @@ def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, opti
 def take_stratified(
     indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int
 ) -> Indices:
-    """Draw ``size`` of ``indices`` in proportion to the classes, for learning from few labels."""
+    """Draw ``size`` of ``indices`` in proportion to the classes, such as for training on few labels."""
     check_number("data.train_images", size, 1, len(indices))
     if size == len(indices):
         return indices
     counts = np.unique_counts(labels[indices]).counts
-    if min(size, len(indices) - size) < len(counts) or counts.min() < 2:  # too few for every class
+    smaller_side = min(size, len(indices) - size)
+    if smaller_side < len(counts) or counts.min() < 2:  # too few for every class
         order = np.random.default_rng(seed).permutation(len(indices))
         return np.sort(indices[order[:size]])
     from sklearn.model_selection import train_test_split  # slow import
@@ -115,15 +119,17 @@ def split_by_instance(
     the index of the draw with this ``seed``. Folds do not have an object in common: together they are a
     cross-validation.
     """
-    validation = np.zeros(len(labels), dtype=bool)
+    is_held_out = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        objects = np.unique(instances[labels == label])
+        is_of_class = labels == label
+        objects = np.unique(instances[is_of_class])
         check_number("data.validation_instances", held_out, 1, len(objects) - 1)
         check_number("data.validation_fold", fold, 0, len(objects) // held_out - 1)
         order = np.random.default_rng((seed, int(label))).permutation(objects)
-        drawn = order[fold * held_out : (fold + 1) * held_out]
-        validation |= (labels == label) & np.isin(instances, drawn)
-    return np.flatnonzero(~validation), np.flatnonzero(validation)
+        first = fold * held_out
+        drawn = order[first : first + held_out]
+        is_held_out |= is_of_class & np.isin(instances, drawn)
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
 def split_by_viewpoint(
@@ -133,14 +139,14 @@ def split_by_viewpoint(
 
     ``values`` is the azimuth or elevation of each image, as in the info files; with ``"full"``, all are familiar.
     """
-    familiar = (
-        np.ones(len(values), dtype=bool)
-        if viewpoints == "full"
-        else np.isin(values, FAMILIAR[viewpoints])
-    )
-    return np.flatnonzero(familiar), np.flatnonzero(~familiar)
+    if viewpoints == "full":
+        everything = np.arange(len(values), dtype=np.int64)
+        return everything, everything[:0]
+    is_familiar = np.isin(values, FAMILIAR[viewpoints])
+    return np.flatnonzero(is_familiar), np.flatnonzero(~is_familiar)
 
 
 def index_hash(indices: Indices) -> str:
     """Compute a short fingerprint of a split, for tests and provenance."""
-    return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()[:16]
+    content = np.ascontiguousarray(indices, dtype="<i8").tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]

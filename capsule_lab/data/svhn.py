@@ -42,9 +42,8 @@ class SVHNFiles(PublishedFiles):
         with reading(path, self.name):
             content = scipy.io.loadmat(path, variable_names=("X", "y"))
             pixels = torch.from_numpy(content["X"]).permute(3, 2, 0, 1).contiguous()
-            return Images(
-                pixels, torch.from_numpy(content["y"]).long()[:, 0] % 10
-            )  # the digit 0 is labelled 10
+            labels = torch.from_numpy(content["y"]).long()[:, 0]
+            return Images(pixels, labels % 10)  # the digit 0 is labelled 10
 
 
 class SVHNDataModule(AbstractDataModule):

@@ -11,7 +11,10 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
+_ROUNDS = (  # SplitMix64: shift and multiplier
+    (30, 0xBF58476D1CE4E5B9),
+    (27, 0x94D049BB133111EB),
+)
 
 
 def random_bits(
@@ -23,11 +26,12 @@ def random_bits(
     whose shape is broadcast with that of the keys.
     """
     step = (stream + 1) * _as_int64(_INCREMENT)
-    bits = key + (
-        step if isinstance(step, Tensor) else _as_int64(step)
-    )  # a tensor wraps around at 64 bits
-    for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
-        bits = (bits ^ _shift_right(bits, count)) * _as_int64(multiplier)
+    if not isinstance(step, Tensor):  # a tensor wraps around at 64 bits by itself
+        step = _as_int64(step)
+    bits = key + step
+    for count, multiplier in _ROUNDS:
+        bits = bits ^ _shift_right(bits, count)
+        bits = bits * _as_int64(multiplier)
     bits = bits ^ _shift_right(bits, 31)  # SplitMix64
     return _shift_right(bits, 1)
 
@@ -43,17 +47,19 @@ def random_uniform(
     key: Int64[Tensor, "*shape"], stream: int, low: float, high: float
 ) -> Float[Tensor, "*shape"]:
     """Draw uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the interval, the same on all devices."""
-    return low + (high - low) * (
-        _shift_right(random_bits(key, stream), 39).float() / 2**24
-    )  # 39: 63 - 24 bits
+    highest_bits = _shift_right(random_bits(key, stream), 39)  # 39: 63 - 24 bits
+    share = highest_bits.float() / 2**24
+    return low + (high - low) * share
 
 
 def element_keys(
     key: Int64[Tensor, " batch"], shape: tuple[int, ...]
 ) -> Int64[Tensor, " batch *shape"]:
     """Derive a key for each element of a tensor of ``shape`` per sample, for independent draws per element."""
-    numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
-    return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
+    numbers = torch.arange(torch.Size(shape).numel(), device=key.device)
+    of_element = random_bits(numbers, 1).view(1, *shape)
+    of_sample = random_bits(key, 0).view(-1, *[1] * len(shape))
+    return of_sample ^ of_element
 
 
 def sample_key(
@@ -124,6 +130,14 @@ def random_shift(
     return shift(images, down, right, largest)
 
 
+def random_mirror(
+    images: Shaped[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"], stream: int
+) -> Shaped[Tensor, "batch channel height width"]:
+    """Mirror each image left to right with a probability of one half."""
+    is_mirrored = random_integers(key, stream, 0, 1).bool()
+    return torch.where(is_mirrored[:, None, None, None], images.flip(3), images)
+
+
 def affine(
     images: Float[Tensor, "batch channel height width"],
     *,
@@ -147,11 +161,12 @@ def affine(
     height, width = images.shape[2:]
     forward = affine_matrix(rotation=rotation, shear=shear, scale_x=scale_x, scale_y=scale_y)
     # from the new position to the old one, in pixels; linalg.inv would synchronise to check for errors
-    backward = torch.linalg.inv_ex(forward).inverse
+    backward = torch.linalg.inv_ex(forward).inverse  # [b 2 2]
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
-    half = torch.cat(
-        [images.new_full((1,), side / 2) for side in (width, height)]
-    )  # affine_grid: edges are at 1
+    # the unit of affine_grid, half of each side; made on the device, without a copy from the CPU
+    half_width = images.new_full((1,), width / 2)
+    half_height = images.new_full((1,), height / 2)
+    half = torch.cat([half_width, half_height])  # [2]
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(
@@ -168,10 +183,9 @@ def affine_matrix(
 ) -> Float[Tensor, "batch 2 2"]:
     """Return the matrix that ``affine`` applies to a point (x right, y down, from the centre) before the shift."""
     cos, sin = rotation.cos(), rotation.sin()
+    zero = torch.zeros_like(shear)
     turn = torch.stack([cos, sin, -sin, cos], 1).view(-1, 2, 2)
-    stretch = torch.stack([scale_x, -shear * scale_y, torch.zeros_like(shear), scale_y], 1).view(
-        -1, 2, 2
-    )
+    stretch = torch.stack([scale_x, -shear * scale_y, zero, scale_y], 1).view(-1, 2, 2)
     return turn @ stretch  # first (sx x - shear sy y, sy y), then the turn
 
 
@@ -188,7 +202,8 @@ def crop(
 def _windows(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
     """Take one window from each image, through a view of all windows: five times as fast as indexing pixels."""
     views = images.unfold(2, height, 1).unfold(3, width, 1)  # [b channel top left height width]
-    return views[torch.arange(len(images), device=images.device), :, top, left].contiguous()
+    sample = torch.arange(len(images), device=images.device)
+    return views[sample, :, top, left].contiguous()
 
 
 def crop_at(
@@ -201,7 +216,8 @@ def crop_at(
 
 def centre_corner(image_size: int, size: int) -> tuple[int, int]:
     """Return the corner of the central square of ``size`` pixels: (8, 8) for 32 of 48."""
-    return (image_size - size) // 2, (image_size - size) // 2
+    margin = (image_size - size) // 2
+    return margin, margin
 
 
 def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
@@ -213,8 +229,9 @@ def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
     margin = image_size - size
     corners = [centre_corner(image_size, size)]
     for shift in (1, 2, 3):  # official code of Hinton 2018
-        starts = [min(max((margin + sign * shift) // 2, 0), margin) for sign in (1, -1)]
-        corners += [(top, left) for top in starts for left in starts]
+        far = min((margin + shift) // 2, margin)
+        near = max((margin - shift) // 2, 0)
+        corners += [(far, far), (far, near), (near, far), (near, near)]
     return corners
 
 
@@ -233,9 +250,8 @@ def standardise(
     ``per_image_standardization``. The divisor is at least 1 / sqrt(number of values), so that blank images stay finite.
     """
     deviation, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
-    return (images - mean) / deviation.clamp(
-        min=images.shape[1:].numel() ** -0.5
-    )  # per_image_standardization's floor
+    smallest = images.shape[1:].numel() ** -0.5  # as in per_image_standardization
+    return (images - mean) / deviation.clamp(min=smallest)
 
 
 def _as_int64(number: int) -> int:

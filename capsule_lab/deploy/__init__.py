@@ -1,1 +1,1 @@
-"""Trained networks outside of training: predictions for pictures, and files for other programs."""
+"""What to do with a trained network: predict pictures, and export it for other programs."""

@@ -1,4 +1,4 @@
-"""Files of a trained network for other programs: ONNX, ``torch.export`` and safetensors.
+"""Export of a trained network for other programs: ONNX, ``torch.export`` and safetensors.
 
 The first two are compared with the network before they are kept: on batches of 1, 7 and 64 images, so that a file with
 a fixed batch is refused.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,31 +28,29 @@ from capsule_lab.system.files import atomically
 
 Format = Literal["onnx", "torch_export", "safetensors"]
 
-BATCHES = (1, 7, 64)  # ours: one image, a number that divides nothing, a usual batch
+BATCHES = (1, 7, 64)  # ours: one image, an odd number, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_RECORDED = (
-    *BUILT,
-    "seed",
-    "trainer",
-)  # of the configuration; the rest names folders of the machine of training
+# parts of the configuration that a file keeps; the others name folders of the machine that trained the network
+_RECORDED = (*BUILT, "seed", "trainer")
 
 log = logging.getLogger(__name__)
 
 
 class ExportedNetwork(nn.Module):
-    """A network that returns a tuple of tensors, named ``output_names``, because an exported program has no records.
+    """A network that returns a tuple of tensors, named ``output_names``: exported programs cannot return records.
 
     Logits are left out: those of small scores change by more than ``TOLERANCE`` if ``expm1`` is rounded otherwise.
 
     Args:
         network: the trained network.
-        reconstruction: also return what the decoder draws from the capsule of the predicted class.
+        reconstruction: also return the decoder's reconstruction from the capsule of the predicted class.
     """
 
     def __init__(self, network: AbstractNetwork, *, reconstruction: bool = False) -> None:
         super().__init__()
-        self.network, self.reconstruction = network, reconstruction
+        self.network = network
+        self.reconstruction = reconstruction
         with torch.no_grad():
             self.output_names = [*self._outputs(torch.zeros(1, *network.image_shape))]
 
@@ -62,9 +60,8 @@ class ExportedNetwork(nn.Module):
         if output.capsules is not None:
             outputs["poses"] = output.capsules.poses
         if self.reconstruction:
-            outputs["reconstruction"] = cast(Any, self.network).reconstruct(
-                output, output.ranking.argmax(1)
-            )
+            predicted = output.ranking.argmax(1)
+            outputs["reconstruction"] = cast(Any, self.network).reconstruct(output, predicted)
         return outputs
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -76,12 +73,19 @@ def record_of(run: runs.Run) -> dict[str, Any]:
     """Return the record of a run for other files, in plain containers, without folders of this machine."""
     stored = runs.checkpoints.read_any(run.checkpoint)["capsule_lab"]
     config = {name: value for name, value in stored["config"].items() if name in _RECORDED}
-    config["data"] = config["data"] | ({"directory": None} if "directory" in config["data"] else {})
-    data = run.build_data()
-    kept = {
-        name: stored[name] for name in ("format", "version", "provenance", "spec", "seconds", "val")
+    if "directory" in config["data"]:
+        config["data"] = config["data"] | {"directory": None}
+    return {
+        "format": stored["format"],
+        "version": stored["version"],
+        "provenance": stored["provenance"],
+        "spec": stored["spec"],
+        "seconds": stored["seconds"],
+        "val": stored["val"],
+        "config": config,
+        "step": run.step,
+        "input_form": run.build_data().input_form,
     }
-    return kept | {"config": config, "step": run.step, "input_form": data.input_form}
 
 
 def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False) -> float:
@@ -102,50 +106,31 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         with writing(out):
             runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
         return 0.0
-    run.check_classifies("an export")
-    if to == "onnx" and (missing := [name for name in _PACKAGES if find_spec(name) is None]):
-        raise ConfigError(
-            f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
-        )
+    run.check_classifies("export")
+    if to == "onnx":
+        _check_packages()
     if reconstruction and not reconstructs(run.network):
         raise ConfigError(
             f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false"
         )
+    program_format = _FORMATS[to]
+    metadata = _metadata(record, out)
     images = _images(run)
     network = ExportedNetwork(run.network, reconstruction=reconstruction).eval()
-    facts = {
-        "record": record,
-        "classes": record["spec"]["classes"],
-        "input_form": record["input_form"],
-    }
-    metadata = {f"capsule_lab.{name}": json_text(value, out) for name, value in facts.items()}
-    write, read = (
-        (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch_export, _read_torch_export)
-    )
     with writing(out), atomically(out) as temporary, torch.no_grad():
         try:
             with _exportable(run.network), _quiet():
-                write(
-                    network, images[:3], temporary, metadata
-                )  # 3: sizes 0 and 1 would be made constants
-                program = read(temporary)
-                difference = max(
-                    _difference(program, network, part) for part in images.split(BATCHES)
-                )
+                example = images[:3]  # 3: sizes 0 and 1 would be made constants
+                program_format.write(network, example, temporary, metadata)
+                program = program_format.read(temporary)
+                difference = _largest_difference(program, network, images)
         except OSError:
             raise
         except Exception as error:  # torch and ONNX raise many types of errors
-            names = {
-                type(part).__name__
-                for part in run.network.modules()
-                if isinstance(part, AbstractRouting)
-            }
-            described = (
-                f"{type(run.network).__name__} with {', '.join(sorted(names)) or 'no routing'}"
-            )
             raise RunError(
-                f"{described} cannot be exported to {to} ({type(error).__name__}: {one_line(error)[:300]}); expected "
-                "operators that it has and a batch of any size: use to=safetensors for this one"
+                f"{_described(run.network)} cannot be exported to {to} ({type(error).__name__}: "
+                f"{one_line(error)[:300]}); expected operators that it has and a batch of any size: use "
+                "to=safetensors for this one"
             ) from error
         if not difference <= TOLERANCE:  # also if it is not a number
             raise RunError(
@@ -155,15 +140,35 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
     return difference
 
 
+def _check_packages() -> None:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
+        )
+
+
+def _metadata(record: dict[str, Any], out: Path) -> dict[str, str]:
+    """Return what a program says about its network, as JSON by name."""
+    facts = {
+        "capsule_lab.record": record,
+        "capsule_lab.classes": record["spec"]["classes"],
+        "capsule_lab.input_form": record["input_form"],
+    }
+    return {name: json_text(value, out) for name, value in facts.items()}
+
+
+def _described(network: nn.Module) -> str:
+    routings = [part for part in network.modules() if isinstance(part, AbstractRouting)]
+    names = sorted({type(routing).__name__ for routing in routings})
+    return f"{type(network).__name__} with {', '.join(names) or 'no routing'}"
+
+
 def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     """Return the entry of a file of ``to=safetensors`` for ``runs/ready/index.json``."""
     metrics = runs.results.read_metrics(run.directory) or {}
-    tested = (metrics.get("weights_tested"), metrics.get("tested_step")) == (
-        run.checkpoint.stem,
-        run.step,
-    )
-    is_complete = tested and not runs.results.partial_test(metrics)
-    test = metrics["test"] if is_complete else {}  # a test of these weights, on the whole test set
+    test = _complete_test(run, metrics)
+    error = test.get("error")
     content = file.read_bytes()
     return {
         "file": file.name,
@@ -171,7 +176,7 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
         "sha256": hashlib.sha256(content).hexdigest(),
         "parameters": sum(parameter.numel() for parameter in run.network.parameters()),
         "data": run.provenance["name"],
-        "error": None if (error := test.get("error")) is None else round(error, 4),
+        "error": None if error is None else round(error, 4),
         "reconstruction": test.get("reconstruction"),
         "seconds": round(run.seconds),
         "command": metrics.get("command"),
@@ -180,9 +185,23 @@ def index_entry(run: runs.Run, file: Path) -> dict[str, Any]:
     }
 
 
+def _complete_test(run: runs.Run, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of these weights on the whole test set; empty if there is none."""
+    is_of_weights = (
+        metrics.get("weights_tested") == run.checkpoint.stem
+        and metrics.get("tested_step") == run.step
+    )
+    if not is_of_weights or runs.results.partial_test(metrics):
+        return {}
+    test: dict[str, Any] = metrics["test"]
+    return test
+
+
 def _images(run: runs.Run) -> Tensor:
     """Return as many validation images as ``BATCHES`` need, repeated if there are fewer; noise if there are none."""
-    number, batch, reason = sum(BATCHES), None, "the run was trained on all of them"
+    number = sum(BATCHES)
+    batch = None
+    reason = "the run was trained on all of them"
     try:
         check_data_is_here(run)
         batch = next(run.batches("val"), None)
@@ -192,12 +211,9 @@ def _images(run: runs.Run) -> Tensor:
         log.warning(
             "there are no validation images (%s); the file is compared on random images", reason
         )
-        images = torch.rand(
-            number, *run.spec.image_shape, generator=torch.Generator().manual_seed(0)
-        )
-    else:
-        images = batch.images
-    return images[torch.arange(number) % len(images)]
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(number, *run.spec.image_shape, generator=generator)
+    return batch.images[torch.arange(number) % len(batch.images)]
 
 
 def check_data_is_here(run: runs.Run) -> None:
@@ -230,47 +246,77 @@ def _quiet() -> Iterator[None]:
     for name in ("onnxscript", "onnx_ir", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporters about themselves
+        warnings.simplefilter("ignore")  # the exporters warn about their own code
         yield
 
 
-def _difference(program: Callable[[Tensor], Any], network: nn.Module, images: Tensor) -> float:
-    pairs = zip(program(images), network(images), strict=True)
-    differences = [
-        (one - other).abs().max() / other.abs().max().clamp_min(1) for one, other in pairs
-    ]
+Program = Callable[[Tensor], Any]
+
+
+def _largest_difference(program: Program, network: ExportedNetwork, images: Tensor) -> float:
+    """Return the largest difference of any output in ``BATCHES``, relative to outputs above 1; NaN if one is NaN."""
+    differences = []
+    for batch in images.split(BATCHES):
+        for found, expected in zip(program(batch), network(batch), strict=True):
+            scale = expected.abs().max().clamp_min(1)
+            differences.append((found - expected).abs().max() / scale)
     return float(torch.stack(differences).amax())  # amax keeps NaN
+
+
+def _any_batch() -> tuple[dict[int, Any]]:
+    """Return torch's description of the inputs: the first axis of the images has any size."""
+    return ({0: torch.export.Dim("batch", min=1)},)
 
 
 def _write_onnx(
     network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]
 ) -> None:
     program = torch.onnx.export(
-        network, (images,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), verbose=False,
-        input_names=["images"], output_names=network.output_names,
-    )  # fmt: skip
+        network,
+        (images,),
+        dynamo=True,
+        dynamic_shapes=_any_batch(),
+        verbose=False,
+        input_names=["images"],
+        output_names=network.output_names,
+    )
     assert program is not None
     program.model.metadata_props.update(metadata)
     program.save(str(path), external_data=False)
 
 
-def _read_onnx(path: Path) -> Callable[[Tensor], Any]:
+def _read_onnx(path: Path) -> Program:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: [
-        torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})
-    ]
+
+    def program(images: Tensor) -> list[Tensor]:
+        outputs = session.run(None, {"images": images.numpy()})
+        return [torch.from_numpy(output) for output in outputs]
+
+    return program
 
 
 def _write_torch_export(
     network: ExportedNetwork, images: Tensor, path: Path, metadata: dict[str, str]
 ) -> None:
-    shapes = ({0: torch.export.Dim("batch", min=1)},)
-    program = torch.export.export(network, (images,), dynamic_shapes=shapes, strict=False)
-    with path.open("wb") as file:  # torch refuses hidden names without an ending
+    program = torch.export.export(network, (images,), dynamic_shapes=_any_batch(), strict=False)
+    with path.open("wb") as file:  # torch refuses the name of a hidden file without an extension
         torch.export.save(program, file, extra_files=dict(metadata))
 
 
-def _read_torch_export(path: Path) -> Callable[[Tensor], Any]:
+def _read_torch_export(path: Path) -> Program:
     return torch.export.load(path).module()
+
+
+class _ProgramFormat(NamedTuple):
+    """How a format of programs is written, with the metadata, and read for the comparison."""
+
+    write: Callable[[ExportedNetwork, Tensor, Path, dict[str, str]], None]
+    read: Callable[[Path], Program]
+
+
+_FORMATS = {
+    "onnx": _ProgramFormat(_write_onnx, _read_onnx),
+    "torch_export": _ProgramFormat(_write_torch_export, _read_torch_export),
+}

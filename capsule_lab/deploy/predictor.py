@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     Picture = str | Path | Image.Image
 
-_BATCH = 100  # ours: pictures at a time, so that a folder does not need the memory of all of them
+_BATCH = 100  # ours: pictures at a time, so that a large folder need not fit into memory
 
 
 class Prediction(NamedTuple):
-    """What a network says about one picture.
+    """The prediction of a network for one picture.
 
     Attributes:
         name: name of the class, or its number if classes have no names.
         score: score of this class: a length or an activation in [0, 1], or a logit of a CNN.
         scores: scores by name of the class, the most probable first.
         pose: pose of the capsule of this class, ``(dim,)``; ``None`` for a network without capsules.
-        reconstruction: what the decoder draws from it, ``(channel, height, width)``; ``None`` without a decoder.
+        reconstruction: the decoder's reconstruction from it, ``(channel, height, width)``; ``None`` without a decoder.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Prediction(NamedTuple):
     reconstruction: Tensor | None
 
     def __repr__(self) -> str:
-        others = ", ".join(f"{name} {score:.3g}" for name, score in [*self.scores.items()][1:3])
-        return printable(f"Prediction({self.name} {self.score:.3g}; then {others})")
+        _, *others = [f"{name} {score:.3g}" for name, score in self.scores.items()]
+        return printable(f"Prediction({self.name} {self.score:.3g}; then {', '.join(others[:2])})")
 
 
 class Predictor:
-    """A trained network that is called with pictures; see ``load``.
+    """A trained network that predicts pictures; see ``load``.
 
     Attributes:
         run: the run that it belongs to, see ``runs.Run``.
@@ -63,7 +63,8 @@ class Predictor:
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
-        shape, names = "x".join(map(str, self.spec.image_shape)), ", ".join(self.classes[:10])
+        shape = "x".join(map(str, self.spec.image_shape))
+        names = ", ".join(self.classes[:10])
         more = ", …" if len(self.classes) > 10 else ""
         return printable(
             f"Predictor({self.run.checkpoint}: {type(self.network).__name__} of {parameters:,} parameters, trained on "
@@ -121,11 +122,14 @@ class Predictor:
         if isinstance(pictures, torch.Tensor):
             batches = pictures.split(_BATCH)
         else:
-            one = isinstance(pictures, str | Path) or not isinstance(pictures, Iterable)
-            several = cast("Iterable[Picture]", [pictures] if one else pictures)
-            each = [self.prepare(picture, polarity=polarity) for picture in several]
-            batches = torch.stack(each).split(_BATCH) if each else ()
-        return [prediction for batch in batches for prediction in self._predict(batch)]
+            is_single = isinstance(pictures, str | Path) or not isinstance(pictures, Iterable)
+            several = cast("Iterable[Picture]", [pictures] if is_single else pictures)
+            prepared = [self.prepare(picture, polarity=polarity) for picture in several]
+            batches = torch.stack(prepared).split(_BATCH) if prepared else ()
+        predictions = []
+        for batch in batches:
+            predictions += self._predict(batch)
+        return predictions
 
     def _predict(self, images: Tensor) -> list[Prediction]:
         import torch
@@ -137,22 +141,22 @@ class Predictor:
             order = output.ranking.argsort(dim=1, descending=True, stable=True)
             best = order[:, 0]
             drawn = self.network.reconstruct(output, best) if reconstructs(self.network) else None
-        runs.results.check_finite(
-            {"sum of scores": float(output.scores.sum())}, f"the network of {self.run.checkpoint}"
-        )
         poses = None if output.capsules is None else output.capsules.poses
+        self._check_finite("scores", output.scores)
         if poses is not None:
-            runs.results.check_finite(
-                {"sum of poses": float(poses.sum())}, f"the network of {self.run.checkpoint}"
-            )
+            self._check_finite("poses", poses)
         predictions = []
-        for number, classes in enumerate(order.tolist()):
-            scores = {self.classes[label]: float(output.scores[number, label]) for label in classes}
-            name = self.classes[classes[0]]
-            pose = None if poses is None else poses[number, classes[0]]
+        for number, labels in enumerate(order.tolist()):
+            scores = {self.classes[label]: float(output.scores[number, label]) for label in labels}
+            name = self.classes[labels[0]]
+            pose = None if poses is None else poses[number, labels[0]]
             reconstruction = None if drawn is None else drawn[number]
             predictions.append(Prediction(name, scores[name], scores, pose, reconstruction))
         return predictions
+
+    def _check_finite(self, name: str, values: Tensor) -> None:
+        sums = {f"sum of {name}": float(values.sum())}
+        runs.results.check_finite(sums, f"the network of {self.run.checkpoint}")
 
 
 def load(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Predictor:

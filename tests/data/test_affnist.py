@@ -69,41 +69,37 @@ def test_test_set_has_32_versions_of_each_digit_or_eval_images(eval_images, expe
 def test_training_and_validation_images_are_not_transformed():
     data = of("fit", affine_validation=True)
     for name in ("train", "val"):
-        batch = data.dataset(name)[(torch.arange(50), 0)]
+        batch = data.dataset(name)[torch.arange(50), 0]
         images = data.transform_batch(batch, name).images
-        torch.testing.assert_close(images.sum((1, 2, 3)), batch.images.float().sum((1, 2, 3)) / 255)
+        ink = batch.images.float().sum((1, 2, 3)) / 255
+        torch.testing.assert_close(images.sum((1, 2, 3)), ink)
         assert batch.factors is None
 
 
-def test_synthetic_test_set_does_not_depend_on_the_seed():
-    for stage, digits, made, same in (
-        ("test", "test", "test", True),
-        ("fit", "val", "affine", False),
-    ):
-        first, second = (
-            of(stage, affine_validation=True, eval_images=60, seed=seed) for seed in (0, 1)
-        )
-        second.sets[digits] = first.sets[
-            digits
-        ]  # which 60 digits are looked at is drawn by the run's seed
-        one, other = (data.dataset(made)[torch.arange(60), 0].images for data in (first, second))
-        assert one.equal(other) is same
+@pytest.mark.parametrize(
+    ("stage", "digits", "made", "is_same"),
+    [("test", "test", "test", True), ("fit", "val", "affine", False)],
+)
+def test_synthetic_test_set_does_not_depend_on_the_seed(stage, digits, made, is_same):
+    one = of(stage, affine_validation=True, eval_images=60, seed=0)
+    other = of(stage, affine_validation=True, eval_images=60, seed=1)
+    other.sets[digits] = one.sets[digits]  # the seed also draws which 60 digits are transformed
+    index = torch.arange(60)
+    images = one.dataset(made)[index, 0].images
+    assert images.equal(other.dataset(made)[index, 0].images) is is_same
 
 
 def test_affine_validation_uses_the_validation_digits():
     data = of("fit", affine_validation=True, eval_batch_size=240)
     assert data.further_validations == ("affine",)
-    plain, affine_set = data.val_dataloader()
-    assert [len(loader.dataset) for loader in (plain, affine_set)] == [240, 240]
-    (first,), (second,) = plain, affine_set
-    assert first.labels.equal(second.labels)
-    assert second.images.shape == (240, 1, 40, 40)
-    assert second.factors.shape == (240, 6)
+    (plain,), (affine,) = data.val_dataloader()
+    assert plain.labels.equal(affine.labels)
+    assert plain.images.shape == (240, 1, 28, 28)
+    assert affine.images.shape == (240, 1, 40, 40)
+    assert affine.factors.shape == (240, 6)
     assert "test" not in data.sets
-    assert (
-        data.provenance["affine_validation"]["name"]
-        == "synthetic affNIST made from the validation digits"
-    )
+    facts = data.provenance["affine_validation"]
+    assert facts["name"] == "synthetic affNIST made from the validation digits"
     without = of("fit")
     assert not isinstance(without.val_dataloader(), list)
     assert "affine_validation" not in without.provenance
@@ -130,11 +126,9 @@ def test_real_test_images_are_read_exactly(both, source):
 def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
     with caplog.at_level(logging.WARNING, "capsule_lab"):
         data = of("fit", "test", source="auto", directory=str(real))
-    (record,) = caplog.records
-    message = record.getMessage()
-    assert message.startswith(
-        f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download"
-    )
+    (message,) = caplog.messages
+    reason = f"affNIST is not in {real / 'affNIST'} and the download"
+    assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
     assert "no network in tests" in message
     assert "train on real MNIST and test on synthetic affNIST made from its test digits" in message
     assert data.provenance["source"] == "standin"
@@ -148,12 +142,10 @@ def test_real_digits_without_affnist_count_as_stand_in(real, caplog):
         "seed": 0,
     }
     training = ARRAYS["train-images-idx3-ubyte"]
-    np.testing.assert_array_equal(
-        data.sets["train"].images[:, 0].numpy(), training[len(training) // 6 :]
-    )
-    np.testing.assert_array_equal(
-        data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"]
-    )
+    first = len(training) // 6  # those before it are for validation
+    train, test = data.sets["train"].images, data.sets["test"].images
+    np.testing.assert_array_equal(train[:, 0].numpy(), training[first:])
+    np.testing.assert_array_equal(test[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
     assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
 
 
@@ -162,7 +154,8 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
     if not mnist:
         shutil.rmtree(both / "MNIST")
     data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
-    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    levels = [record.levelno for record in caplog.records]
+    assert levels.count(logging.WARNING) == 1
     assert data.provenance["source"] == "standin"
     name = "synthetic affNIST made from the stand-in's test digits"
     assert data.provenance["name"] == f"{STANDIN_NAME}, placed on 40x40; tested on {name}"
@@ -173,10 +166,8 @@ def test_all_images_are_stand_ins_without_real_digits(both, source, mnist, caplo
 @pytest.mark.parametrize("missing", ["affNIST", "MNIST"])
 def test_source_real_names_the_missing_files(both, missing):
     shutil.rmtree(both / missing)
-    with pytest.raises(
-        DataError,
-        match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$",
-    ):
+    message = rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$"
+    with pytest.raises(DataError, match=message):
         of("test", source="real", directory=str(both))
 
 
@@ -195,19 +186,19 @@ def test_training_reads_no_test_digits(real, stage):
     data.prepare_data()
     (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
     data.setup(stage)
-    assert all(len(batch.labels) for loader in data.val_dataloader() for batch in loader)
+    for loader in data.val_dataloader():
+        assert len([*loader]) > 0
 
 
 def test_synthetic_tests_of_real_and_stand_in_digits_are_distinguished(real, tmp_path):
     """Both have the source "standin", but one was trained on real digits."""
-    trained, here = (of(source=source, directory=str(real)) for source in ("auto", "standin"))
-    for data in (trained, here):
-        data.prepare_data()
+    trained = of(source="auto", directory=str(real))
+    here = of(source="standin", directory=str(real))
+    trained.prepare_data()
+    here.prepare_data()
     check_same_source(tmp_path, trained.provenance, trained.provenance, "wait")
-    with pytest.raises(
-        RunError,
-        match=r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait",
-    ):
+    message = r"was trained on real MNIST, .*, but the data here is stand-in for MNIST.*, or wait"
+    with pytest.raises(RunError, match=message):
         check_same_source(tmp_path, trained.provenance, here.provenance, "wait")
 
 
@@ -216,21 +207,20 @@ TINY = [*TINY_CAPSNET, *TINY_DATA, *NO_PICTURES, "data.eval_batch_size=40", "tra
 
 @pytest.mark.whole  # a whole fit
 def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
-    expanded = train(
-        compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run"
-    )
+    config = compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"])
+    expanded = train(config, tmp_path / "run")
     assert expanded["provenance"]["test_images"] == "40 of 359"
     overrides = [
         f"ckpt={tmp_path / 'run'}",
         "trainer.accelerator=cpu",
         "data=affnist",
         "data.source=standin",
+        "data.eval_images=60",
     ]
-    result, path, _ = evaluate_checkpoint(compose("evaluate", [*overrides, "data.eval_images=60"]))
+    result, path, _ = evaluate_checkpoint(compose("evaluate", overrides))
     assert 0 <= result["test"]["error"] <= 100
-    assert (
-        result["provenance"]["affnist"]["name"]
-        == "synthetic affNIST made from the stand-in's test digits"
-    )
-    assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
+    provenance = result["provenance"]
+    name = "synthetic affNIST made from the stand-in's test digits"
+    assert provenance["affnist"]["name"] == name
+    assert provenance["test_images"] == "60 versions of 60 of 359"
     assert path.name == "best-test-affnist-standin-eval_images=60.json"

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,11 @@ def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 def seen(data: AbstractDataModule) -> dict[int, torch.Tensor]:
     """Every transformed training image of an epoch, by its key."""
-    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
-    return {
-        key: image
-        for batch in batches
-        for key, image in zip(batch.key.tolist(), batch.images, strict=True)
-    }
+    images: dict[int, torch.Tensor] = {}
+    for stored in data.train_dataloader():
+        batch = data.on_after_batch_transfer(stored, 0)
+        images |= zip(batch.key.tolist(), batch.images, strict=True)
+    return images
 
 
 def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> AbstractDataModule:
@@ -51,15 +51,15 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
 
 @pytest.mark.usefixtures("my_data")
 def test_template_trains_for_a_step(cli: Cli, tmp_path: Path) -> None:
+    conf = str(tmp_path / "own" / "conf")
     options = [
+        "data=stripes",
         "trainer.max_steps=1",
         "trainer.accelerator=cpu",
         "train.directory=run",
         *NO_PICTURES,
     ]
-    ended = cli(
-        "train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", *options
-    )
+    ended = cli("train", "--config-dir", conf, *TINY_CNN, *options)
     assert (ended.status, ended.err) == (0, "")
     assert "on stripes" in ended.out
     assert (tmp_path / "run" / "metrics.json").is_file()
@@ -74,7 +74,8 @@ def test_torchvision_transform_depends_only_on_the_image(
     images: dict[int, torch.Tensor] = {}
     for rank in range(parts):
         images |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
-    assert all(image.equal(whole[key]) for key, image in images.items())
+    for key, image in images.items():
+        assert image.equal(whole[key]), key
     assert len(images) >= 63  # the last batch of seven is dropped
 
 
@@ -89,7 +90,7 @@ def test_only_training_images_are_augmented(my_data: Any, training: bool, augmen
 
 class Missing(AbstractSource):
     def find(self) -> None:
-        raise MissingDataError("no images in data/images; put them there")
+        raise MissingDataError(NO_IMAGES)
 
     def load(self, *, train: bool) -> Images:
         pytest.fail("there is nothing to load")
@@ -100,12 +101,15 @@ class Missing(AbstractSource):
 
 class Ramps(AbstractSource):
     def load(self, *, train: bool) -> Images:
-        return Images(
-            torch.arange(20 * 16, dtype=torch.uint8).view(20, 1, 4, 4), torch.arange(20) % 2
-        )
+        pixels = torch.arange(20 * 16, dtype=torch.uint8).view(20, 1, 4, 4)
+        return Images(pixels, torch.arange(20) % 2)
 
     def provenance(self) -> dict[str, Any]:
         return {"name": "ramps"}
+
+
+NO_IMAGES = "no images in data/images; put them there"
+NO_STANDIN = "data.source is standin, and MissingDataModule has no stand-in: set data.source=real"
 
 
 class MissingDataModule(AbstractDataModule):
@@ -120,17 +124,9 @@ class MissingDataModule(AbstractDataModule):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (
-            "auto",
-            MissingDataError,
-            "no images in data/images; put them there. MissingDataModule has no stand-in",
-        ),
-        ("real", MissingDataError, "no images in data/images; put them there"),
-        (
-            "standin",
-            DataError,
-            "data.source is standin, and MissingDataModule has no stand-in: set data.source=real",
-        ),
+        ("auto", MissingDataError, f"{NO_IMAGES}. MissingDataModule has no stand-in"),
+        ("real", MissingDataError, NO_IMAGES),
+        ("standin", DataError, NO_STANDIN),
     ],
 )
 def test_missing_images_without_a_stand_in_are_an_error(
@@ -149,9 +145,8 @@ def test_data_module_needs_an_eval_transform(source: Any, caplog: pytest.LogCapt
         data.setup("fit")
     assert data.uses_standin
     assert data.provenance["name"] == "ramps"
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "STAND-IN DATA, not the real set"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith("STAND-IN DATA, not the real set:")
 
 
 class Own(AbstractDataModule):
@@ -159,7 +154,9 @@ class Own(AbstractDataModule):
 
     def __init__(self, images: Any, spec: DataSpec, transform: Any, parts: dict[str, Any]) -> None:
         super().__init__(validation="stratified", seed=0)
-        self.given, self.chosen, self.parts = images, spec, parts
+        self.given = images
+        self.chosen = spec
+        self.parts = parts
         self.eval_transform = transform
         self.real_source = Ramps()
 
@@ -173,69 +170,44 @@ class Own(AbstractDataModule):
 
 
 FLOATS = v2.ToDtype(torch.float32, scale=True)
-FOUR = {"image_shape": (1, 4, 4), "num_classes": 2}
+DOUBLES = v2.ToDtype(torch.float64, scale=True)
+FLOATS_TO_255 = v2.ToDtype(torch.float32)
+FOUR = DataSpec(image_shape=(1, 4, 4), num_classes=2)
+ONE_BY_ONE = {"labels": torch.zeros(8, 1, dtype=torch.int64)}
+
+
+def divided_by_zero(image: torch.Tensor) -> torch.Tensor:
+    return image / 0.0
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
 @pytest.mark.parametrize(
-    ("changes", "transform", "parts", "message"),
+    ("spec", "transform", "parts", "message"),
     [
-        (
-            {"image_shape": (1, 5, 4)},
-            FLOATS,
-            {},
-            r"images of shape (1, 4, 4); expected (1, 5, 4), as its spec states",
-        ),
-        (
-            {"image_shape": (3, 4, 4)},
-            FLOATS,
-            {},
-            r"images of shape (1, 4, 4); expected (3, 4, 4), as its spec states",
-        ),
-        ({}, v2.CenterCrop(3), {}, r"images of shape (1, 3, 3); expected (1, 4, 4)"),
-        (
-            {},
-            v2.CenterCrop(4),
-            {},
-            r"images of torch.uint8; expected torch.float32, as from v2.ToDtype",
-        ),
-        (
-            {},
-            v2.ToDtype(torch.float64, scale=True),
-            {},
-            r"images of torch.float64; expected torch.float32",
-        ),
-        ({}, v2.ToDtype(torch.float32), {}, r"pixels up to 1"),
-        ({}, lambda image: image / 0.0, {}, r"pixels that are not finite; expected numbers"),
-        (
-            {"labels_per_image": 2},
-            FLOATS,
-            {},
-            r"labels of shape (8,); expected (8, 2), as its spec states labels_per",
-        ),
-        (
-            {},
-            FLOATS,
-            {"labels": torch.zeros(8, 1).long()},
-            r"labels of shape (8, 1); expected (8,), as its spec",
-        ),
-        (
-            {"classes": ("a", "b", "c")},
-            FLOATS,
-            {},
-            r"3 names of classes; expected 2, as its spec states num_classes",
-        ),
+        (replace(FOUR, image_shape=(1, 5, 4)), FLOATS, {}, "images of shape (1, 4, 4); expected (1, 5, 4), as its"),
+        (replace(FOUR, image_shape=(3, 4, 4)), FLOATS, {}, "images of shape (1, 4, 4); expected (3, 4, 4), as its"),
+        (FOUR, v2.CenterCrop(3), {}, "images of shape (1, 3, 3); expected (1, 4, 4)"),
+        (FOUR, v2.CenterCrop(4), {}, "images of torch.uint8; expected torch.float32, as from v2.ToDtype"),
+        (FOUR, DOUBLES, {}, "images of torch.float64; expected torch.float32"),
+        (FOUR, FLOATS_TO_255, {}, "pixels up to 1"),
+        (FOUR, divided_by_zero, {}, "pixels that are not finite; expected numbers"),
+        (replace(FOUR, labels_per_image=2), FLOATS, {}, "labels of shape (8,); expected (8, 2), as its spec states l"),
+        (FOUR, FLOATS, ONE_BY_ONE, "labels of shape (8, 1); expected (8,), as its spec"),
+        (replace(FOUR, classes=("a", "b", "c")), FLOATS, {}, "3 names of classes; expected 2, as its spec states num"),
     ],
-)
+)  # fmt: skip
 def test_images_that_are_not_as_the_specification_states_are_refused(
-    stage: str, changes: dict[str, Any], transform: Any, parts: dict[str, Any], message: str
+    stage: str, spec: DataSpec, transform: Any, parts: dict[str, Any], message: str
 ) -> None:
-    data = Own(Ramps().load(train=True), DataSpec(**{**FOUR, **changes}), transform, parts)
+    data = Own(Ramps().load(train=True), spec, transform, parts)
     name = "train" if stage == "fit" else "test"
-    with pytest.raises(
-        DataError, match=rf"^the {name} set of Own gives the network {re.escape(message)}"
-    ):
+    expected = f"the {name} set of Own gives the network {message}"
+    with pytest.raises(DataError, match=f"^{re.escape(expected)}"):
         data.setup(stage)
+
+
+def without_a_product(image: torch.Tensor) -> torch.Tensor:
+    return image[0] @ image[0, :2]
 
 
 @pytest.mark.parametrize(
@@ -243,11 +215,11 @@ def test_images_that_are_not_as_the_specification_states_are_refused(
     [
         (v2.RandomCrop(9), r"ValueError: Required crop size \(9, 9\) is larger than"),
         (v2.Normalize([0.5], [0.5]), "TypeError: Input tensor should be a float"),
-        (lambda image: image[0] @ image[0, :2], "RuntimeError: "),
+        (without_a_product, "RuntimeError: "),
     ],
 )
 def test_transform_that_fails_is_one_sentence(transform: Any, reason: str) -> None:
-    data = Own(Ramps().load(train=True), DataSpec(**FOUR), transform, {})
+    data = Own(Ramps().load(train=True), FOUR, transform, {})
     with pytest.raises(DataError, match=f"^the train set of Own cannot be transformed \\({reason}"):
         data.setup("fit")
 
@@ -255,32 +227,30 @@ def test_transform_that_fails_is_one_sentence(transform: Any, reason: str) -> No
 @pytest.mark.parametrize("transform", [FLOATS, v2.Compose([FLOATS, v2.Normalize([0.13], [0.001])])])
 def test_usual_images_are_accepted_and_no_random_number_is_drawn(transform: Any) -> None:
     state = torch.get_rng_state()
-    data = Own(
-        Ramps().load(train=True), DataSpec(**FOUR), v2.Compose([v2.RandomCrop(4, 1), transform]), {}
-    )
+    pipeline = v2.Compose([v2.RandomCrop(4, 1), transform])
+    data = Own(Ramps().load(train=True), FOUR, pipeline, {})
     data.setup("fit")
     assert torch.get_rng_state().equal(state)
 
 
+RAMPS = Ramps().load(train=True)
+BLANK = RAMPS._replace(images=torch.full((20, 1, 4, 4), 7, dtype=torch.uint8))
+
+
 @pytest.mark.parametrize(
-    ("images", "classes", "message"),
+    ("images", "classes", "expected"),
     [
-        (Ramps().load(train=True), 5, "has no image of 3 of the 5 classes, such as class 2"),
-        (
-            Ramps()
-            .load(train=True)
-            ._replace(images=torch.full((20, 1, 4, 4), 7, dtype=torch.uint8)),
-            2,
-            "20 blank imag",
-        ),
+        (RAMPS, 5, "has no image of 3 of the 5 classes, such as class 2"),
+        (BLANK, 2, "20 blank images among 20"),
     ],
 )
 def test_classes_without_images_and_blank_images_are_a_warning(
-    images: Images, classes: int, message: str, caplog: pytest.LogCaptureFixture
+    images: Images, classes: int, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Own(images, DataSpec((1, 4, 4), classes), FLOATS, {}).setup("fit")
-    (record,) = caplog.records
-    assert message in record.getMessage()
+    spec = DataSpec((1, 4, 4), classes)
+    Own(images, spec, FLOATS, {}).setup("fit")
+    (message,) = caplog.messages
+    assert expected in message
 
 
 @pytest.mark.usefixtures("my_data")
@@ -289,22 +259,15 @@ def test_specification_of_another_size_is_one_line_before_a_run(
     cli: Cli, tmp_path: Path, size: int
 ) -> None:
     file = tmp_path / "own" / "stripes.py"
-    file.write_text(
-        file.read_text().replace("image_shape=(3, 16, 16)", f"image_shape=(3, {size}, {size})")
-    )
+    source = file.read_text()
+    file.write_text(source.replace("(3, 16, 16)", f"(3, {size}, {size})"))
     del sys.modules["stripes"]
-    ended = cli(
-        "train",
-        "--config-dir",
-        str(tmp_path / "own" / "conf"),
-        *TINY_CNN,
-        "data=stripes",
-        "trainer.max_steps=1",
-    )
+    conf = str(tmp_path / "own" / "conf")
+    options = [*TINY_CNN, "data=stripes", "trainer.max_steps=1"]
+    ended = cli("train", "--config-dir", conf, *options)
     message = f"images of shape (3, 16, 16); expected (3, {size}, {size}), as its spec states"
-    assert one_sentence(ended).startswith(
-        f"data: the train set of StripesDataModule gives the network {message}"
-    )
+    beginning = f"data: the train set of StripesDataModule gives the network {message}"
+    assert one_sentence(ended).startswith(beginning)
     assert not (tmp_path / "runs").exists()
     sys.modules["stripes"] = None
 
@@ -333,9 +296,8 @@ def test_transform_gets_the_name_of_the_set(
 ) -> None:
     data: Any = InParts(standin=Ramps())
     data.trainer = None if state is None else trainer(**state)
-    batch = Batch(
-        torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long()
-    )
+    zero = torch.zeros(1, dtype=torch.int64)
+    batch = Batch(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), labels=zero, key=zero)
     for number in range(len(names)):
         data.on_after_batch_transfer(batch, number)
     assert data.asked == names

@@ -13,10 +13,10 @@ from capsule_lab.data import CIFAR10DataModule, cifar10, transforms
 from capsule_lab.data.transforms import random_integers, random_uniform, sample_key
 
 RANDOM = np.random.default_rng(0)
-BRIGHTEST = np.array([64, 128, 256])[
-    :, None, None
-]  # of each channel, which contrast therefore changes
-PHOTOGRAPHS = torch.from_numpy(RANDOM.integers(0, BRIGHTEST, (50, 3, 32, 32), dtype=np.uint8))
+# of each channel, which contrast therefore changes
+BRIGHTEST = np.array([64, 128, 256]).reshape(3, 1, 1)
+PIXELS = RANDOM.integers(0, BRIGHTEST, (50, 3, 32, 32), dtype=np.uint8)
+PHOTOGRAPHS = torch.from_numpy(PIXELS)
 KEYS = sample_key(0, 0, torch.arange(50))
 
 
@@ -34,13 +34,13 @@ def standardised(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("crop", "corner"), [(24, 4), (32, 0), (23, 4), (1, 15)])
 def test_evaluation_is_on_the_centre_standardised(crop, corner):
     data = CIFAR10DataModule(source="standin", crop=crop)
-    expected = PHOTOGRAPHS[:, :, corner : corner + crop, corner : corner + crop].double().numpy()
+    centre = slice(corner, corner + crop)
     images = data.transform(PHOTOGRAPHS, KEYS, augment=False)
     assert images.dtype == torch.float32
     assert images.shape[1:] == data.spec.image_shape
-    np.testing.assert_allclose(
-        images, np.stack([standardised(image) for image in expected]), atol=1e-5
-    )
+    for image, pixels in zip(images, PIXELS[:, :, centre, centre], strict=True):
+        expected = standardised(pixels.astype(float))
+        np.testing.assert_allclose(image, expected, atol=1e-5)
 
 
 def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
@@ -49,18 +49,21 @@ def test_training_images_equal_the_published_steps_one_by_one(monkeypatch):
     seen = data.transform(PHOTOGRAPHS, KEYS, augment=True)
     monkeypatch.setattr(transforms, "standardise", lambda images: images)
     before = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-    top, left, mirrored = (
-        random_integers(KEYS, stream, 0, most).tolist() for stream, most in enumerate((8, 8, 1))
-    )
+    tops = random_integers(KEYS, 0, 0, 8).tolist()
+    lefts = random_integers(KEYS, 1, 0, 8).tolist()
+    are_mirrored = random_integers(KEYS, 2, 0, 1).tolist()
     added = random_uniform(KEYS, 3, -63.0, 63.0).tolist()
-    factor = random_uniform(KEYS, 4, 0.2, 1.8).tolist()
-    for i, image in enumerate(PHOTOGRAPHS.double().numpy()):
-        patch = image[:, top[i] : top[i] + 24, left[i] : left[i] + 24]
-        patch = (patch[:, :, ::-1] if mirrored[i] else patch) + added[i]
+    factors = random_uniform(KEYS, 4, 0.2, 1.8).tolist()
+    draws = zip(tops, lefts, are_mirrored, added, factors, strict=True)
+    for number, (top, left, is_mirrored, brightness, contrast) in enumerate(draws):
+        patch = PIXELS[number, :, top : top + 24, left : left + 24].astype(float)
+        if is_mirrored:
+            patch = patch[:, :, ::-1]
+        patch = patch + brightness
         mean = patch.mean(axis=(1, 2), keepdims=True)
-        expected = mean + factor[i] * (patch - mean)
-        np.testing.assert_allclose(before[i].numpy(), expected, atol=1e-3)
-        np.testing.assert_allclose(seen[i].numpy(), standardised(expected), atol=1e-4)
+        expected = mean + contrast * (patch - mean)
+        np.testing.assert_allclose(before[number], expected, atol=1e-3)
+        np.testing.assert_allclose(seen[number], standardised(expected), atol=1e-4)
 
 
 CHANGED = {
@@ -73,32 +76,28 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize(
-    "option",
-    [name for name in inspect.signature(CIFAR10DataModule).parameters if name != "options"],
-)
+def observed(**options) -> tuple[object, ...]:
+    """What an option can change: augmented images, and the sizes of sets and batches."""
+    data = CIFAR10DataModule(source="standin", **options)
+    data.setup("fit")
+    images = data.transform(PHOTOGRAPHS, KEYS, augment=True)
+    first_column = images[..., 0].sum().item()
+    return images.shape, first_column, len(data.val_dataloader()), len(data.sets["train"].labels)
+
+
+def test_every_option_is_changed_below():
+    assert {*inspect.signature(CIFAR10DataModule).parameters} == {*CHANGED, "options"}
+
+
+@pytest.mark.parametrize("option", CHANGED)
 def test_every_option_changes_the_data(monkeypatch, option):
     monkeypatch.setattr(transforms, "standardise", lambda images: images / 255)
-    observed = []
-    for options in ({}, {option: CHANGED[option]}):  # with and without
-        data = CIFAR10DataModule(source="standin", **options)
-        data.setup("fit")
-        images = data.transform(PHOTOGRAPHS, KEYS, augment=True)
-        observed.append(
-            (
-                images.shape,
-                images[..., 0].sum().item(),
-                len(data.val_dataloader()),
-                len(data.sets["train"].labels),
-            )
-        )
-    assert observed[0] != observed[1]
+    assert observed(**{option: CHANGED[option]}) != observed()
 
 
 def test_network_of_the_experiment_has_the_published_size():
-    network = build.build_without_weights(
-        compose("train", ["experiment=sabour2017/cifar10"])
-    ).network
+    config = compose("train", ["experiment=sabour2017/cifar10"])
+    network = build.build_without_weights(config).network
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.digits.routing.leaky
     assert network.primary.scale == 1 / 65

@@ -13,12 +13,10 @@ import requests
 from capsule_lab.data.download import data_directory, download_file, fetch, filling, reading, verify
 from capsule_lab.errors import DataError
 from tests.helpers.data_modules import answer_downloads
+from tests.helpers.mnist_files import md5
 
 CONTENT = {"first": b"one" * 1000, "second": b"two", "third": b""}
-CHECKSUMS = {
-    name: hashlib.md5(content, usedforsecurity=False).hexdigest()
-    for name, content in CONTENT.items()
-}
+CHECKSUMS = {name: md5(content) for name, content in CONTENT.items()}
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -32,39 +30,46 @@ def everything_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_reading_error_names_the_file(tmp_path):
-    for error, reason in [
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
         (PermissionError(13, "Permission denied"), "Permission denied"),
-        (
-            ValueError("Unknown mat file type,\n version 60, 33"),
-            "Unknown mat file type, version 60, 33",
-        ),
+        (ValueError("Unknown file type,\n version 60, 33"), "Unknown file type, version 60, 33"),
         (EOFError(), "EOFError"),
-    ]:
-        with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
-            raise error
-        expected = "expected a file of Toys: remove it and its folder to download them again"
-        assert str(caught.value) == f"{tmp_path / 'first'} cannot be read ({reason}); {expected}"
-        assert caught.value.__cause__ is error
+    ],
+    ids=repr,
+)
+def test_reading_error_names_the_file(tmp_path, error, reason):
+    with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
+        raise error
+    expected = "expected a file of Toys: remove it and its folder to download them again"
+    assert str(caught.value) == f"{tmp_path / 'first'} cannot be read ({reason}); {expected}"
+    assert caught.value.__cause__ is error
 
 
-def test_verify_names_missing_and_damaged_files(tmp_path):
+def test_verify_distinguishes_whole_and_missing_folders(tmp_path):
     assert verify(tmp_path / "nowhere", CHECKSUMS, "Toys") is False
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
-    for number, (there, missing) in enumerate(
-        ((["first"], "second, third"), (["second", "third"], "first"))
-    ):
-        folder = tmp_path / str(number)
-        message = f"{folder} holds {len(there)} of the 3 files of Toys; missing {missing}:"
-        with pytest.raises(DataError, match=re.escape(message)):
-            verify(write(folder, *there), CHECKSUMS, "Toys")
-    for content in (CONTENT["first"][:-1], b"", b"another file"):
-        (tmp_path / "first").write_bytes(content)
-        message = f"{tmp_path / 'first'} ({len(content)} bytes, md5 "
-        with pytest.raises(
-            DataError, match=rf"^{re.escape(message)}.*{CHECKSUMS['first']}.*remove it"
-        ):
-            verify(tmp_path, CHECKSUMS, "Toys")
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"), [(["first"], "second, third"), (["second", "third"], "first")]
+)
+def test_verify_names_missing_files(tmp_path, there, missing):
+    write(tmp_path, *there)
+    message = f"{tmp_path} holds {len(there)} of the 3 files of Toys; missing {missing}:"
+    with pytest.raises(DataError, match=re.escape(message)):
+        verify(tmp_path, CHECKSUMS, "Toys")
+
+
+@pytest.mark.parametrize("content", [CONTENT["first"][:-1], b"", b"another file"])
+def test_verify_names_a_damaged_file(tmp_path, content):
+    write(tmp_path, *CONTENT)
+    file = tmp_path / "first"
+    file.write_bytes(content)
+    message = re.escape(f"{file} ({len(content)} bytes, md5 ")
+    with pytest.raises(DataError, match=rf"^{message}.*{CHECKSUMS['first']}.*remove it"):
+        verify(tmp_path, CHECKSUMS, "Toys")
 
 
 def test_fetch_renames_the_complete_folder_and_keeps_other_files(tmp_path):
@@ -92,10 +97,7 @@ def test_fetch_renames_the_complete_folder_and_keeps_other_files(tmp_path):
     ("error", "reason"),
     [
         (OSError(-2, "Name or service not known"), "[Errno -2] Name or service not known"),
-        (
-            OSError("File not found or corrupted.\n  second line"),
-            "File not found or corrupted. second line",
-        ),
+        (OSError("Not found or corrupted.\n  line 2"), "Not found or corrupted. line 2"),
         (TimeoutError(), "TimeoutError"),
         (tarfile.ReadError("truncated header"), "truncated header"),
         (EOFError("ended early"), "ended early"),
@@ -119,70 +121,89 @@ def test_failed_fetch_leaves_nothing_and_returns_the_reason(tmp_path, error, rea
 
 
 SERVERS = ("https://first.example/a/", "https://second.example/")
-KNOWN = {name: f"{name}:{hashlib.new(name, b'content').hexdigest()}" for name in ("md5", "sha256")}
+MD5 = f"md5:{md5(b'content')}"
+SHA256 = f"sha256:{hashlib.sha256(b'content').hexdigest()}"
 
 
-def test_file_is_downloaded_from_the_first_server_that_has_it(tmp_path, monkeypatch, capfd):
-    timeout = requests.exceptions.ConnectTimeout("…")
-    for number, first in enumerate((b"content", b"another file", b"", timeout, OSError("reset"))):
-        for algorithm, known in KNOWN.items():
-            asked = answer_downloads(
-                monkeypatch, lambda url, f=first: f if url.startswith(SERVERS[0]) else b"content"
-            )
-            folder = tmp_path / f"{number}{algorithm}"
-            assert download_file("file", known, SERVERS, folder).read_bytes() == b"content"
-            assert (
-                asked == [f"{server}file" for server in SERVERS][: 1 if first == b"content" else 2]
-            )
-            assert everything_below(folder) == ["file"]
+def answer_of(first: bytes | Exception, other: bytes | Exception):
+    """A function that answers for the first server, and for all others."""
+    return lambda url: first if url.startswith(SERVERS[0]) else other
+
+
+@pytest.mark.parametrize("known", [MD5, SHA256], ids=["md5", "sha256"])
+def test_file_is_downloaded_from_the_first_server(tmp_path, monkeypatch, capfd, known):
+    asked = answer_downloads(monkeypatch, lambda url: b"content")
+    path = download_file("file", known, SERVERS, tmp_path)
+    assert path.read_bytes() == b"content"
+    assert asked == ["https://first.example/a/file"]
+    assert everything_below(tmp_path) == ["file"]
     assert capfd.readouterr() == ("", "")
 
 
-def test_error_has_the_reason_of_the_first_server(tmp_path, monkeypatch):
-    for error, reason in [
-        (
-            requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"),
-            "ConnectionError",
-        ),
+@pytest.mark.parametrize("known", [MD5, SHA256], ids=["md5", "sha256"])
+@pytest.mark.parametrize(
+    "first",
+    [b"another file", b"", requests.exceptions.ConnectTimeout("…"), OSError("reset")],
+    ids=repr,
+)
+def test_file_is_downloaded_from_the_next_server(tmp_path, monkeypatch, capfd, first, known):
+    asked = answer_downloads(monkeypatch, answer_of(first, b"content"))
+    path = download_file("file", known, SERVERS, tmp_path)
+    assert path.read_bytes() == b"content"
+    assert asked == ["https://first.example/a/file", "https://second.example/file"]
+    assert everything_below(tmp_path) == ["file"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (requests.exceptions.ConnectionError("HTTPSConnectionPool(…): …"), "ConnectionError"),
         (requests.exceptions.ReadTimeout("HTTPSConnectionPool(…)"), "ReadTimeout"),
-        (
-            requests.exceptions.HTTPError("404 Client Error: Not Found"),
-            "404 Client Error: Not Found",
-        ),
+        (requests.exceptions.HTTPError("404 Error: Not Found"), "404 Error: Not Found"),
         (OSError("no\nspace"), "no space"),
-    ]:
-        answer_downloads(
-            monkeypatch,
-            lambda url, e=error: e if url.startswith(SERVERS[0]) else OSError("another"),
-        )
-        with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
-            download_file("file", KNOWN["md5"], SERVERS, tmp_path)
-        assert everything_below(tmp_path) == []
+    ],
+    ids=repr,
+)
+def test_error_has_the_reason_of_the_first_server(tmp_path, monkeypatch, error, reason):
+    answer_downloads(monkeypatch, answer_of(error, OSError("another")))
+    with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
+        download_file("file", MD5, SERVERS, tmp_path)
+    assert everything_below(tmp_path) == []
 
 
 def test_download_has_a_timeout(tmp_path, monkeypatch):
-    used: list[object] = []
-    monkeypatch.setattr(
-        requests,
-        "get",
-        lambda url, **options: used.append(options["timeout"]) or pytest.fail("asked"),
-    )
+    timeouts: list[object] = []
+
+    def get(url, **options):
+        timeouts.append(options["timeout"])
+        pytest.fail("asked")
+
+    monkeypatch.setattr(requests, "get", get)
     with pytest.raises(pytest.fail.Exception):
-        download_file("file", KNOWN["md5"], SERVERS, tmp_path)
-    assert used == [10.0]
+        download_file("file", MD5, SERVERS, tmp_path)
+    assert timeouts == [10.0]
 
 
-def test_data_directory_is_the_argument_or_the_environment_or_the_default(monkeypatch):
-    monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
-    assert data_directory(None) == Path("data")
-    for argument, environment, expected in [
+@pytest.mark.parametrize(
+    ("argument", "environment", "expected"),
+    [
         ("argument", "environment", "argument"),
         (None, "environment", "environment"),
         ("", "environment", "environment"),
         (None, "", "data"),
-    ]:
-        monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
-        assert data_directory(argument) == Path(expected)
+    ],
+)
+def test_data_directory_is_the_argument_or_the_environment_or_the_default(
+    monkeypatch, argument, environment, expected
+):
+    monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
+    assert data_directory(argument) == Path(expected)
+
+
+def test_data_directory_has_a_default(monkeypatch):
+    monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
+    assert data_directory(None) == Path("data")
 
 
 def test_scratch_folders_of_processes_that_were_killed_are_removed(tmp_path):
@@ -196,6 +217,11 @@ def test_scratch_folders_of_processes_that_were_killed_are_removed(tmp_path):
             os.utime(folder, (hour_ago, hour_ago))
         with filling(tmp_path / "folder"):
             assert scratch.is_dir()
-    there = {path.name for path in tmp_path.iterdir()}
-    assert there == {".filling-link", ".filling-new", "elsewhere", "folder", "other"}
-    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["second"]
+    assert sorted(os.listdir(tmp_path)) == [
+        ".filling-link",
+        ".filling-new",
+        "elsewhere",
+        "folder",
+        "other",
+    ]
+    assert os.listdir(tmp_path / "elsewhere") == ["second"]

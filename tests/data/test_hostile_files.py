@@ -6,7 +6,7 @@ import pickle
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,51 +32,63 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def members() -> list[tuple[str, bytes, str]]:
-    """Name, kind and link of archive members that would write elsewhere if they were unpacked as requested."""
-    return [
-        ("../MARKER", tarfile.REGTYPE, ""),
-        (f"{FOLDER}/../../MARKER", tarfile.REGTYPE, ""),
-        (f"{Path.cwd()}/MARKER", tarfile.REGTYPE, ""),
-        (FIRST, tarfile.SYMTYPE, f"{Path.cwd()}/SECRET"),
-        (FIRST, tarfile.SYMTYPE, "../../../SECRET"),
-        (FIRST, tarfile.LNKTYPE, "../SECRET"),
-        (FOLDER, tarfile.SYMTYPE, str(Path.cwd())),
-        (FIRST, tarfile.CHRTYPE, ""),
-        (FIRST, tarfile.FIFOTYPE, ""),
-        (FIRST, tarfile.DIRTYPE, ""),
-    ]
+class Member(NamedTuple):
+    """A member of an archive; ``HERE`` in its name and its link is the working directory of the test."""
+
+    name: str
+    kind: bytes
+    link: str = ""
 
 
-def archive(name: str, kind: bytes, link: str) -> bytes:
+# each would write elsewhere if it were unpacked as requested
+MEMBERS = [
+    Member("../MARKER", tarfile.REGTYPE),
+    Member(f"{FOLDER}/../../MARKER", tarfile.REGTYPE),
+    Member("HERE/MARKER", tarfile.REGTYPE),
+    Member(FIRST, tarfile.SYMTYPE, "HERE/SECRET"),
+    Member(FIRST, tarfile.SYMTYPE, "../../../SECRET"),
+    Member(FIRST, tarfile.LNKTYPE, "../SECRET"),
+    Member(FOLDER, tarfile.SYMTYPE, "HERE"),
+    Member(FIRST, tarfile.CHRTYPE),
+    Member(FIRST, tarfile.FIFOTYPE),
+    Member(FIRST, tarfile.DIRTYPE),
+]
+
+
+def archive(member: Member) -> bytes:
     """CIFAR10's archive with a hostile first member, which replaces the one with the same name."""
-    written, member = io.BytesIO(), tarfile.TarInfo(name)
-    member.type, member.linkname = kind, link
+    here = str(Path.cwd())
+    hostile = tarfile.TarInfo(member.name.replace("HERE", here))
+    hostile.type = member.kind
+    hostile.linkname = member.link.replace("HERE", here)
+    written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:gz") as file:
-        file.addfile(member, io.BytesIO(b""))
+        file.addfile(hostile, io.BytesIO(b""))
         for other, content in CONTENTS.items():
             info = tarfile.TarInfo(f"{FOLDER}/{other}")
             info.size = len(content)
-            if info.name != name:
+            if info.name != hostile.name:
                 file.addfile(info, io.BytesIO(content))
     return written.getvalue()
 
 
+@pytest.mark.parametrize("member", MEMBERS, ids=str)
 def test_archive_writes_only_into_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: Member
 ) -> None:
-    (tmp_path / "SECRET").write_text("another file of the user")
+    secret = tmp_path / "SECRET"
+    secret.write_text("another file of the user")
     source = CIFAR10Files(tmp_path / "data")
-    for member in members():
-        content = archive(*member)
-        monkeypatch.setattr(
-            cifar10, "download_file", lambda *_, content=content: write(_[3] / "archive", content)
-        )
-        fetch(source.folder, source.download)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["SECRET", "data"], member
-        assert (tmp_path / "SECRET").read_text() == "another file of the user", member
-        for path in source.folder.iterdir() if source.folder.exists() else ():
-            assert path.read_bytes() in CONTENTS.values(), (member, path.name)
+
+    def download_file(name: str, checksum: str, servers: Any, folder: Path) -> Path:
+        return write(folder / "archive", archive(member))
+
+    monkeypatch.setattr(cifar10, "download_file", download_file)
+    fetch(source.folder, source.download)
+    assert sorted(os.listdir(tmp_path)) == ["SECRET", "data"]
+    assert secret.read_text() == "another file of the user"
+    for path in source.folder.glob("*"):
+        assert path.is_dir() or path.read_bytes() in CONTENTS.values(), path.name
 
 
 class Calls:
@@ -86,6 +98,7 @@ class Calls:
         return os.mkdir, ("MARKER",)
 
 
+PIXELS = array(np.zeros((1, 3072), np.uint8))
 PICKLES = {
     "call": pickle.dumps({"data": Calls(), "labels": []}),
     "call of protocol 0": b"cos\nmkdir\n(S'MARKER'\ntR.",
@@ -96,9 +109,7 @@ PICKLES = {
     "numpy's own loader": b"cnumpy\nload\n(S'MARKER'\ntR.",
     "numpy's scalars": b"cnumpy.core.multiarray\nscalar\n(S'MARKER'\ntR.",
     "huge array": b"cnumpy\nndarray\n((L1000000000000L\nttR.",
-    "array of objects": pickled(
-        array(np.zeros((1, 3072), np.uint8)).replace(b"U\x02u1", b"U\x02O8"), [0]
-    ),
+    "array of objects": pickled(PIXELS.replace(b"U\x02u1", b"U\x02O8"), [0]),
     "number": pickle.dumps(5),
     "labels of text": pickle.dumps({"data": [[0]], "labels": ["a"]}),
     "endless list": b"(lp0\ng0\na.",
@@ -114,13 +125,13 @@ SVHN = {
 AFFNIST = {"objects": matlab(affNISTdata={"image": OBJECTS}), "pickle": PICKLES["call"]}
 
 
+def read_svhn(path: Path) -> Any:
+    return SVHNFiles(path.parent.parent).load(train=False)
+
+
 @pytest.mark.parametrize(
     ("read", "contents"),
-    [
-        (read_batch, PICKLES),
-        (lambda path: SVHNFiles(path.parent.parent).load(train=False), SVHN),
-        (affnist.load_mat, AFFNIST),
-    ],
+    [(read_batch, PICKLES), (read_svhn, SVHN), (affnist.load_mat, AFFNIST)],
     ids=["CIFAR10", "SVHN", "affNIST"],
 )
 def test_hostile_file_is_refused_and_runs_nothing(
@@ -128,8 +139,9 @@ def test_hostile_file_is_refused_and_runs_nothing(
 ) -> None:
     (tmp_path / "SVHN").mkdir()
     for name, content in contents.items():
+        file = write(tmp_path / "SVHN" / "test_32x32.mat", content)
         with pytest.raises(DataError) as caught:
-            read(write(tmp_path / "SVHN" / "test_32x32.mat", content))
+            read(file)
         assert "\n" not in str(caught.value), name
         assert not list(tmp_path.rglob("MARKER")), name
 
@@ -146,21 +158,24 @@ def test_zip_is_never_unpacked_to_disk(tmp_path: Path) -> None:
 READERS = {
     "data_batch_1": read_batch,
     "test.mat": affnist.load_mat,
-    "test_32x32.mat": lambda path: SVHNFiles(path.parent.parent).load(train=False),
+    "test_32x32.mat": read_svhn,
     "norb.mat": read_matrix,
     "norb.mat.gz": read_matrix,
     "picture.png": open_picture,
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"]
-)
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, link_to_device], ids=["FIFO", "device"])
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_no_regular_file_is_refused_without_waiting(
-    tmp_path: Path, name: str, kind: Any
+    tmp_path: Path, name: str, make: Any
 ) -> None:
     (tmp_path / "SVHN").mkdir()
-    kind(tmp_path / "SVHN" / name)
+    file = tmp_path / "SVHN" / name
+    make(file)
     with pytest.raises(DataError, match=r"cannot be read.*not a regular file"):
-        READERS[name](tmp_path / "SVHN" / name)
+        READERS[name](file)

@@ -12,10 +12,8 @@ from capsule_lab.data.transforms import affine_matrix, sample_key
 KEY = sample_key(0, 0, torch.arange(200))
 
 
-def data(**options: Any) -> MNISTPairsDataModule:
-    module = MNISTPairsDataModule(source="standin", **options)
-    module.setup("fit")
-    return module
+def standin(**options: Any) -> MNISTPairsDataModule:
+    return MNISTPairsDataModule(source="standin", **options)
 
 
 def moved(image: Tensor, right: int, down: int) -> Tensor:
@@ -34,71 +32,75 @@ def moved(image: Tensor, right: int, down: int) -> Tensor:
 def test_second_image_is_the_first_shifted_by_the_change(which: Any, largest: int) -> None:
     """In all pixels that both images have. No pixel wraps around, as with ``roll``."""
     images = torch.rand(40, 2, 16, 16)
-    pair = MNISTPairsDataModule(source="standin", shift=largest, moved=which).pair(images, KEY[:40])
-    margin = 0 if which == "target" else 2 * largest
+    pair = standin(shift=largest, moved=which).pair(images, KEY[:40])
+    farthest = largest if which == "target" else 2 * largest
+    margin = 0 if which == "target" else farthest
     inside = slice(margin, 16 - margin)
     for first, second, (right, down) in zip(*pair, strict=True):
-        assert moved(first, int(right), int(down))[:, inside, inside].equal(
-            second[:, inside, inside]
-        )
-    assert pair.change.abs().max() <= (2 * largest if which == "both" else largest)
-    assert pair.first.equal(images) is (which == "target" or not largest)
+        expected = moved(first, int(right), int(down))
+        assert expected[:, inside, inside].equal(second[:, inside, inside])
+    assert pair.change.abs().max() <= farthest
+    assert pair.first.equal(images) is (which == "target" or largest == 0)
 
 
 def test_shifts_cover_their_range_and_axes_are_independent() -> None:
     key = sample_key(1, 0, torch.arange(5000))
-    change = MNISTPairsDataModule(source="standin").pair(torch.rand(5000, 1, 8, 8), key).change
-    assert {*change.flatten().tolist()} == {float(n) for n in range(-4, 5)}
-    assert abs(float(torch.corrcoef(change.t())[0, 1])) < 0.05
+    change = standin().pair(torch.rand(5000, 1, 8, 8), key).change
+    assert change.unique().tolist() == [-4, -3, -2, -1, 0, 1, 2, 3, 4]
+    correlation = torch.corrcoef(change.T)[0, 1]
+    assert correlation.abs() < 0.05
 
 
 def blob(x: float, y: float, size: int = 28) -> Tensor:
     """A Gaussian spot at a place in pixels from the centre, x to the right and y down."""
     places = torch.arange(size) - (size - 1) / 2
-    return torch.exp(-((places[None, :] - x) ** 2 + (places[:, None] - y) ** 2) / 4).view(
-        1, 1, size, size
-    )
+    across = (places[None, :] - x) ** 2
+    down = (places[:, None] - y) ** 2
+    return torch.exp(-(across + down) / 4).view(1, 1, size, size)
 
 
 def centres(images: Tensor) -> Tensor:
     """The centre of brightness of each image, in units of half the image from its centre."""
-    places = torch.arange(28) - 13.5
+    places = (torch.arange(28) - 13.5) / 14
     light = images[:, 0] / images.sum((1, 2, 3))[:, None, None]
-    return (
-        torch.stack([(light * places).sum((1, 2)), (light * places[:, None]).sum((1, 2))], 1) / 14
-    )
+    x = (light * places).sum((1, 2))
+    y = (light * places[:, None]).sum((1, 2))
+    return torch.stack([x, y], 1)
 
 
 def test_matrix_maps_places_of_the_first_image_to_the_second() -> None:
     """The matrix is the second transform times the inverse of the first, and not the reverse."""
-    module = MNISTPairsDataModule(source="standin", change="affine", shift=3, rotation=40.0)
-    first, second, change = module.pair(blob(4.0, -3.0).expand(50, -1, -1, -1), KEY[:50])
+    module = standin(change="affine", shift=3, rotation=40.0)
+    images = blob(4.0, -3.0).expand(50, -1, -1, -1)
+    first, second, change = module.pair(images, KEY[:50])
     place = torch.cat([centres(first), torch.ones(50, 1)], 1)[:, :, None]
-    mapped, reverse = ((matrix @ place)[:, :2, 0] for matrix in (change, torch.linalg.inv(change)))
-    torch.testing.assert_close(mapped, centres(second), atol=0.15 / 14, rtol=0)
-    assert (reverse - centres(second)).norm(dim=1).mean() > 2 / 14
+    mapped = change @ place
+    reverse = torch.linalg.inv(change) @ place
+    torch.testing.assert_close(mapped[:, :2, 0], centres(second), atol=0.15 / 14, rtol=0)
+    error = reverse[:, :2, 0] - centres(second)
+    assert error.norm(dim=1).mean() > 2 / 14
 
 
 def test_matrix_of_a_quarter_turn_is_counter_clockwise() -> None:
     """It maps a point on the right to the top, where y is negative."""
     one, zero = torch.ones(1), torch.zeros(1)
-    matrix = affine_matrix(rotation=one * torch.pi / 2, shear=zero, scale_x=one, scale_y=one)
-    torch.testing.assert_close(matrix[0] @ torch.tensor([1.0, 0.0]), torch.tensor([0.0, -1.0]))
+    quarter = torch.full((1,), torch.pi / 2)
+    (matrix,) = affine_matrix(rotation=quarter, shear=zero, scale_x=one, scale_y=one)
+    right = torch.tensor([1.0, 0.0])
+    top = torch.tensor([0.0, -1.0])
+    torch.testing.assert_close(matrix @ right, top)
 
 
 def test_moved_target_keeps_the_first_image() -> None:
-    module = MNISTPairsDataModule(source="standin", change="affine", moved="target")
     images = torch.rand(5, 1, 28, 28)
-    first, second, change = module.pair(images, KEY[:5])
+    first, second, change = standin(change="affine", moved="target").pair(images, KEY[:5])
     assert first.equal(images)
     assert not second.equal(images)
-    assert change[:, 2].equal(torch.tensor([0.0, 0.0, 1.0]).expand(5, 3))
+    assert change[:, 2].tolist() == [[0, 0, 1]] * 5
 
 
 def test_affine_change_of_zero_range_is_the_identity() -> None:
-    module = MNISTPairsDataModule(
-        source="standin", change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0
-    )
+    module = standin(change="affine", shift=0, rotation=0.0, scale=1.0, shear=0.0)
     images = torch.rand(3, 1, 28, 28)
     first, second, change = module.pair(images, KEY[:3])
     torch.testing.assert_close(first, images)
@@ -108,15 +110,15 @@ def test_affine_change_of_zero_range_is_the_identity() -> None:
 
 @pytest.mark.parametrize(("change", "shape"), [("shift", (2,)), ("affine", (3, 3))])
 def test_batch_has_targets_a_change_and_labels(change: str, shape: tuple[int, ...]) -> None:
-    module = data(change=change)
+    module = standin(change=change)
+    module.setup("fit")
     batch = module.transform_batch(module.dataset("train")[torch.arange(6), 0], "train")
     assert batch.targets.shape == batch.images.shape == (6, 1, 28, 28)
     assert module.spec.change == batch.change.shape[1:] == shape
     assert batch.labels.equal(module.sets["train"].labels[:6])
-    assert float(batch.images.min()) >= 0
-    assert float(batch.targets.max()) <= 1
+    assert batch.images.min() >= 0
+    assert batch.targets.max() <= 1
     assert "pairs of" in module.provenance["name"]
     stored = module.dataset("val")[torch.arange(4), 0]
-    torch.testing.assert_close(
-        module.unpaired_batch(stored, "val").images, stored.images.float() / 255
-    )
+    unpaired = module.unpaired_batch(stored, "val")
+    torch.testing.assert_close(unpaired.images, stored.images.float() / 255)

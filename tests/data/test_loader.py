@@ -1,7 +1,7 @@
 """Batches: every image once per epoch, a reproducible order, resuming, and several processes."""
 
 import re
-from itertools import islice, product
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -12,79 +12,96 @@ from capsule_lab.errors import DataError
 
 
 def indices(batches: EpochBatches) -> list[list[int]]:
+    """The images of each batch of the epoch."""
     return [index.tolist() for index, _ in batches]
 
 
-def flat(batches: list[list[int]]) -> list[int]:
-    return [image for batch in batches for image in batch]
+def order(batches: EpochBatches) -> list[int]:
+    """The images of the epoch, one after another."""
+    return [*chain.from_iterable(indices(batches))]
 
 
 def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> ResumableLoader:
-    images = (
-        torch.arange(size, dtype=torch.uint8)[:, None, None, None]
-        .expand(size, 1, 2, 2)
-        .contiguous()
-    )
-    dataset = InMemory(Images(images, torch.arange(size) % 10), seed)
-    return ResumableLoader(
-        dataset, EpochBatches(size, batch_size, seed=seed, **options), pin_memory=False
-    )
+    index = torch.arange(size)
+    pixels = index.to(torch.uint8).view(size, 1, 1, 1).repeat(1, 1, 2, 2)
+    dataset = InMemory(Images(pixels, index % 10), seed)
+    batches = EpochBatches(size, batch_size, seed=seed, **options)
+    return ResumableLoader(dataset, batches, pin_memory=False)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
-    ("size", "end"), [(12, []), (13, [1]), (15, [3]), (4, []), (3, [3]), (1, [1])]
+    ("size", "drop_last", "sizes"),
+    [
+        (12, False, [4, 4, 4]),
+        (12, True, [4, 4, 4]),
+        (13, False, [4, 4, 4, 1]),
+        (13, True, [4, 4, 4]),
+        (15, False, [4, 4, 4, 3]),
+        (15, True, [4, 4, 4]),
+        (4, False, [4]),
+        (4, True, [4]),
+        (3, False, [3]),
+        (3, True, [3]),
+        (1, False, [1]),
+        (1, True, [1]),
+    ],
 )
-def test_epoch_has_every_image_once_except_a_dropped_last_batch(size, end, drop_last):
-    sizes = [4] * (size // 4) + ([] if drop_last and size > 4 else end)
-    for shuffle in [False, True]:
-        batches = EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last)
-        seen = indices(batches)
-        assert [len(batch) for batch in seen] == sizes
-        assert len(batches) == len(sizes)
-        assert len(set(flat(seen))) == sum(sizes)
-        assert shuffle or flat(seen) == list(range(sum(sizes)))
+def test_epoch_has_every_image_once_except_a_dropped_last_batch(size, drop_last, sizes, shuffle):
+    batches = EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last)
+    assert [len(batch) for batch in indices(batches)] == sizes
+    assert len(batches) == len(sizes)
+    seen = order(batches)
+    assert len(set(seen)) == sum(sizes)
+    if not shuffle:
+        assert seen == list(range(sum(sizes)))
+
+
+def shuffled(seed: int, epoch: int, batch_size: int = 10, before: tuple[int, ...] = ()):
+    """The order of an epoch, after the epochs ``before`` of the same sampler."""
+    batches = EpochBatches(100, batch_size, seed=seed, shuffle=True)
+    for number in before:
+        batches.set_epoch(number)
+        order(batches)
+    batches.set_epoch(epoch)
+    return order(batches)
 
 
 def test_order_depends_only_on_seed_and_epoch():
-    def order(seed: int, epoch: int, batch_size: int = 10, *before: int) -> list[int]:
-        batches = EpochBatches(100, batch_size, seed=seed, shuffle=True)
-        for number in (*before, epoch):
-            batches.set_epoch(number)
-            drawn = flat(indices(batches))
-        return drawn
-
     torch.manual_seed(0)
-    orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(indices) for indices in orders}) == 4
+    orders = [shuffled(0, 0), shuffled(0, 1), shuffled(1, 0), shuffled(1, 1)]
+    assert len({tuple(order) for order in orders}) == 4
     torch.manual_seed(1)
-    assert order(0, 1, 7, 0, 5) == order(0, 1, 32) == orders[1]
+    assert shuffled(0, 1, batch_size=32) == orders[1]
+    assert shuffled(0, 1, batch_size=7, before=(0, 5)) == orders[1]
 
 
-def test_two_processes_together_have_the_batches_of_one():
-    for shuffle, drop_last, size in product(
-        (False, True), (False, True), (32, 31, 30, 26, 8, 7, 2)
-    ):
-        options = {"shuffle": shuffle, "drop_last": drop_last}
-        one = EpochBatches(size, 8, **options)
-        two = [EpochBatches(size, 4, **options, rank=rank, world_size=2) for rank in (0, 1)]
-        together = [sorted(a + b) for a, b in zip(*map(indices, two), strict=True)]
-        assert together == [sorted(batch) for batch in indices(one)]
-        assert len(two[0]) == len(two[1]) == len(one)
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [32, 31, 30, 26, 8, 7, 2])
+def test_two_processes_together_have_the_batches_of_one(size, drop_last, shuffle):
+    options = {"shuffle": shuffle, "drop_last": drop_last}
+    alone = EpochBatches(size, 8, **options)
+    first = EpochBatches(size, 4, **options, rank=0, world_size=2)
+    second = EpochBatches(size, 4, **options, rank=1, world_size=2)
+    assert len(first) == len(second) == len(alone)
+    for whole, one, other in zip(*map(indices, (alone, first, second)), strict=True):
+        assert sorted(one + other) == sorted(whole)
 
 
 @pytest.mark.parametrize(
     ("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)]
 )
 def test_last_batch_too_small_for_all_processes_joins_the_one_before(size, world_size):
-    ranks = [
-        EpochBatches(size, 8 // world_size, rank=r, world_size=world_size)
-        for r in range(world_size)
-    ]
-    seen = [indices(rank) for rank in ranks]
-    assert len({len(batches) for batches in seen}) == 1
-    assert all(len(batch) > 0 for batches in seen for batch in batches)
-    assert sorted(flat(flat(seen))) == list(range(size))
+    seen = []
+    numbers = set()
+    for rank in range(world_size):
+        batches = EpochBatches(size, 8 // world_size, rank=rank, world_size=world_size)
+        assert [] not in indices(batches)
+        seen += order(batches)
+        numbers.add(len(batches))
+    assert len(numbers) == 1, "all processes have as many batches"
+    assert sorted(seen) == list(range(size))
 
 
 def keys(loader: ResumableLoader, epoch: int) -> list[list[int]]:
@@ -100,25 +117,26 @@ def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]],
     return before, stopped.state_dict()
 
 
+@pytest.mark.parametrize("handed_out", range(6))
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"drop_last": True},
-        *({"batch_size": 4, "rank": rank, "world_size": 2} for rank in (0, 1)),
+        {"batch_size": 4, "rank": 0, "world_size": 2},
+        {"batch_size": 4, "rank": 1, "world_size": 2},
     ],
     ids=str,
 )
-def test_resumed_epoch_has_exactly_the_remaining_batches(options):
-    whole, following = (keys(loader(shuffle=True, **options), epoch) for epoch in (3, 4))
-    for handed_out in range(6):
-        before, state = stop_after(handed_out, 3, shuffle=True, **options)
-        assert state == {"epoch": 3, "batch": handed_out}
-        resumed = loader(shuffle=True, **options)
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() == state
-        assert before + keys(resumed, 3) == whole
-        assert keys(resumed, 4) == following
+def test_resumed_epoch_has_exactly_the_remaining_batches(options, handed_out):
+    before, state = stop_after(handed_out, 3, shuffle=True, **options)
+    assert state == {"epoch": 3, "batch": handed_out}
+    resumed = loader(shuffle=True, **options)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    uninterrupted = loader(shuffle=True, **options)
+    assert before + keys(resumed, 3) == keys(uninterrupted, 3)
+    assert keys(resumed, 4) == keys(uninterrupted, 4)
 
 
 def test_loader_can_be_resumed_twice_in_one_epoch():
@@ -146,11 +164,13 @@ def test_loader_yields_batches_of_stored_images_with_their_keys(epoch):
     shuffled.batches.set_epoch(epoch)
     for batch, (index, _) in zip(shuffled, list(shuffled.batches), strict=True):
         assert batch.images.dtype == torch.uint8
-        assert batch.images[:, 0, 0, 0].tolist() == batch.labels.tolist() == index.tolist()
+        assert batch.images[:, 0, 0, 0].equal(index.to(torch.uint8))
+        assert batch.labels.equal(index)
         assert batch.key.equal(sample_key(5, epoch, index))
 
 
-IMAGES, LABELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
+IMAGES = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
+LABELS = torch.tensor([0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,55 +28,66 @@ from capsule_lab.data.standins.affnist import SyntheticAffNIST
 from capsule_lab.types import Batch
 from tests.helpers.data_modules import trainer
 
-VARIANTS = {  # data sets, and options that choose other code
-    **{
-        name: [name] for name in options_of("data") if name != "folder"
-    },  # its images stay in a file
+# data sets, and options that choose other code; the images of a folder stay in a file
+VARIANTS = {name: [name] for name in options_of("data") if name != "folder"}
+VARIANTS |= {
     "smallnorb_pairs": ["smallnorb_pairs", "data.categories=[animal,human,airplane,truck,car]"],
     "affine placing": ["multimnist", "data.placing=affine"],
     "affine validation": ["affnist", "data.affine_validation=true"],
     "13 crops": ["smallnorb", "data.test_crops=13"],
     "parts of the test set": ["smallnorb", "data.split=azimuth", "data.preprocessing=paper"],
 }
-META, GPU = torch.device("meta"), torch.device("cuda", 0)
+META, CPU, GPU = torch.device("meta"), torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def data(request: pytest.FixtureRequest, toynorb: Path) -> AbstractDataModule:
     """A data set of a few images, for the first of two processes."""
     name, *others = VARIANTS[request.param]
-    few = ["data.eval_images=20", "data.batch_size=4", "data.eval_batch_size=8"]
-    few += (
-        [] if name == "smallnorb_pairs" else ["data.train_images=40"]
-    )  # views need their neighbours
-    config = compose(
-        "train", [f"data={name}", *others, *few, "data.source=standin", f"data.directory={toynorb}"]
-    )
-    built: AbstractDataModule = build_data(config)
+    options = [
+        f"data={name}",
+        *others,
+        "data.source=standin",
+        f"data.directory={toynorb}",
+        "data.eval_images=20",
+        "data.batch_size=4",
+        "data.eval_batch_size=8",
+    ]
+    if name != "smallnorb_pairs":  # views need their neighbours
+        options.append("data.train_images=40")
+    built: AbstractDataModule = build_data(compose("train", options))
     built.trainer = trainer(rank=0, world_size=2)
-    for stage in ("fit", "test"):
-        built.setup(stage)
+    built.setup("fit")
+    built.setup("test")
     return built
 
 
-def loaders(data: AbstractDataModule, *, on_device: bool) -> list[tuple[str, ResumableLoader]]:
-    """Every set that the module has, by name."""
+def set_names(data: AbstractDataModule) -> list[str]:
+    return ["train", *data.val_names, *data.test_names]
+
+
+def train_loader(data: AbstractDataModule, *, on_device: bool) -> ResumableLoader:
     data.on_device = on_device
-    as_list = [
-        each if isinstance(each, list) else [each]
-        for each in (data.val_dataloader(), data.test_dataloader())
-    ]
-    train = data.train_dataloader()
-    train.batches.set_epoch(3)
-    names = ("train", *data.val_names, *data.test_names)
-    return list(zip(names, [train, *as_list[0], *as_list[1]], strict=True))
+    loader = data.train_dataloader()
+    loader.batches.set_epoch(3)
+    return loader
 
 
-def equal(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
-    pairs = [
-        pair for batches in zip(one, other, strict=True) for pair in zip(*batches, strict=True)
-    ]
-    return all(a is b is None or a.equal(b) for a, b in pairs)
+def loaders(data: AbstractDataModule, *, on_device: bool) -> list[ResumableLoader]:
+    """Loaders of all sets, in the order of ``set_names``."""
+    train = train_loader(data, on_device=on_device)
+    val, test = data.val_dataloader(), data.test_dataloader()
+    return [train, *as_list(val), *as_list(test)]
+
+
+def as_list(loader: ResumableLoader | list[ResumableLoader]) -> list[ResumableLoader]:
+    return loader if isinstance(loader, list) else [loader]
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    for field, value in one._asdict().items():
+        expected = getattr(other, field)
+        assert value is expected is None or value.equal(expected), field
 
 
 def test_batches_of_host_and_device_are_equal(
@@ -85,28 +95,32 @@ def test_batches_of_host_and_device_are_equal(
 ) -> None:
     moved: list[InMemory] = []
     move = InMemory.to
-    monkeypatch.setattr(
-        InMemory, "to", lambda self, device: moved.append(self) or move(self, device)
-    )
-    host, device = (loaders(data, on_device=on_device) for on_device in (False, True))
-    for (name, one), (_, other) in zip(host, device, strict=True):
-        assert equal(
-            *([data.transform_batch(batch, name) for batch in loader] for loader in (one, other))
-        )
+
+    def to(self: InMemory, device: torch.device) -> InMemory:
+        moved.append(self)
+        return move(self, device)
+
+    monkeypatch.setattr(InMemory, "to", to)
+    host = loaders(data, on_device=False)
+    device = loaders(data, on_device=True)
+    for name, of_host, of_device in zip(set_names(data), host, device, strict=True):
+        for one, other in zip(of_host, of_device, strict=True):
+            assert_equal(data.transform_batch(one, name), data.transform_batch(other, name))
     assert len(moved) >= 2
 
 
 def test_run_stopped_on_the_host_resumes_on_the_device(data: AbstractDataModule) -> None:
-    (_, stopped), *_ = loaders(data, on_device=False)
+    stopped = train_loader(data, on_device=False)
     before = list(islice(stopped, 2))
     data.load_state_dict(stopped.state_dict())
-    (_, resumed), *_ = loaders(data, on_device=True)
-    (_, whole), *_ = loaders(data, on_device=False)
-    assert equal([*before, *resumed], list(whole))
+    resumed = train_loader(data, on_device=True)
+    whole = train_loader(data, on_device=False)
+    for one, other in zip([*before, *resumed], whole, strict=True):
+        assert_equal(one, other)
 
 
 def test_sample_does_not_depend_on_its_batch(data: AbstractDataModule) -> None:
-    for name in ("train", *data.val_names, *data.test_names):
+    for name in set_names(data):
         dataset = data.dataset(name)
         order = torch.randperm(min(len(dataset), 20), generator=torch.Generator().manual_seed(0))
         whole = data.transform_batch(dataset[order, 3], name)
@@ -120,22 +134,21 @@ def test_sample_does_not_depend_on_its_batch(data: AbstractDataModule) -> None:
 def test_only_training_images_change_with_epochs(
     data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changes(name: str) -> bool:
-        one, other = (
-            data.transform_batch(data.dataset(name)[torch.arange(8), n], name) for n in (0, 3)
-        )
-        return any(
-            not (a is b or a.equal(b))
-            for a, b in zip(one[:2] + one[3:], other[:2] + other[3:], strict=True)
-        )
-
-    nothing_random = isinstance(
-        data, SVHNDataModule | SmallNORBPairsDataModule
-    )  # the toys have no neighbouring views
-    assert [name for name in (*data.val_names, *data.test_names) if changes(name)] == []
-    assert changes("train") is not nothing_random
+    # the toys have no neighbouring views
+    nothing_is_random = isinstance(data, SVHNDataModule | SmallNORBPairsDataModule)
+    assert [name for name in set_names(data)[1:] if changes(data, name)] == []
+    assert changes(data, "train") is not nothing_is_random
     monkeypatch.setattr(data, "augment", False)
-    assert not changes("train")
+    assert not changes(data, "train")
+
+
+def changes(data: AbstractDataModule, name: str) -> bool:
+    """Whether a batch changes between two epochs, apart from its keys."""
+    index = torch.arange(8)
+    one = data.transform_batch(data.dataset(name)[index, 0], name)._replace(key=None)
+    other = data.transform_batch(data.dataset(name)[index, 3], name)._replace(key=None)
+    pairs = zip(one, other, strict=True)
+    return any(value is not None and not value.equal(expected) for value, expected in pairs)
 
 
 class OneDevice(TorchDispatchMode):
@@ -146,20 +159,22 @@ class OneDevice(TorchDispatchMode):
     ) -> Any:
         assert operator is not torch.ops.aten._linalg_check_errors.default
         result = operator(*args, **(kwargs or {}))
-        tensors = [
-            leaf
-            for leaf in tree_leaves((args, kwargs, result))
-            if isinstance(leaf, Tensor) and leaf.ndim
-        ]
-        assert len({tensor.device.type for tensor in tensors}) <= 1, operator
+        devices = set()
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor) and leaf.ndim:
+                devices.add(leaf.device.type)
+        assert len(devices) <= 1, operator
         return result
 
 
+def devices_of(batch: Batch) -> set[torch.device]:
+    return {field.device for field in batch if field is not None}
+
+
 def test_batch_on_a_gpu_needs_no_synchronisation(data: AbstractDataModule) -> None:
-    sets = {name: data.dataset(name) for name in ("train", *data.val_names, *data.test_names)}
-    with FakeTensorMode(
-        allow_non_fake_inputs=True
-    ):  # raises for numbers that are read, and shapes that they decide
+    sets = {name: data.dataset(name) for name in set_names(data)}
+    # raises for numbers that are read, and shapes that they decide
+    with FakeTensorMode(allow_non_fake_inputs=True):
         for name, dataset in sets.items():
             there = dataset.to(GPU)
             if isinstance(dataset, SyntheticAffNIST):
@@ -169,7 +184,7 @@ def test_batch_on_a_gpu_needs_no_synchronisation(data: AbstractDataModule) -> No
             index = torch.empty(4, dtype=torch.int64, device=GPU)
             with OneDevice():
                 batch = data.transform_batch(there[index, 1], name)
-            assert {field.device for field in batch if field is not None} == {GPU}
+            assert devices_of(batch) == {GPU}
 
 
 def mnist(**options: Any) -> MNISTDataModule:
@@ -179,7 +194,9 @@ def mnist(**options: Any) -> MNISTDataModule:
 
 
 def on(device: torch.device) -> Any:
-    return SimpleNamespace(**{**vars(trainer()), "strategy": SimpleNamespace(root_device=device)})
+    """A trainer on a device."""
+    facts = vars(trainer()) | {"strategy": SimpleNamespace(root_device=device)}
+    return SimpleNamespace(**facts)
 
 
 def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
@@ -187,7 +204,7 @@ def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
     data.trainer = on(META)
     loader = data.train_dataloader()
     batch = next(iter(loader))
-    assert {field.device for field in batch if field is not None} == {META}
+    assert devices_of(batch) == {META}
     assert loader.dataset.device == META
     assert not loader.pin_memory
     copied = weakref.ref(loader.dataset)
@@ -196,31 +213,38 @@ def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
     assert copied() is None
 
 
-def test_batches_of_the_host_are_pinned_only_for_a_gpu() -> None:
-    data = mnist(on_device=False)
-    for device, pinned in [(GPU, True), (torch.device("cpu"), False)]:
-        data.trainer = on(device)
-        assert data.train_dataloader().pin_memory is pinned
-    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device(
-        "cpu"
-    )  # without a trainer
-
-
-def test_auto_moves_sets_that_fit_in_a_quarter_of_the_free_memory(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("device", "is_pinned"), [(GPU, True), (CPU, False)])
+def test_batches_of_the_host_are_pinned_only_for_a_gpu(
+    device: torch.device, is_pinned: bool
 ) -> None:
-    images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
-    for free, expected in [(47_999, False), (48_000, True)]:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
-        assert fits(images, GPU) is expected
-        assert not fits(images, torch.device("cpu"))
-    for fitting, device in [(True, META), (False, torch.device("cpu"))]:
-        monkeypatch.setattr(
-            "capsule_lab.data.base.fits", lambda images, device, fitting=fitting: fitting
-        )
-        data = mnist()
-        data.trainer = on(META)
-        assert data.train_dataloader().dataset.device == device
+    data = mnist(on_device=False)
+    data.trainer = on(device)
+    assert data.train_dataloader().pin_memory is is_pinned
+
+
+def test_set_stays_on_the_host_without_a_trainer() -> None:
+    assert mnist(on_device=True).train_dataloader().dataset.device == CPU
+
+
+@pytest.mark.parametrize(("free", "expected"), [(47_999, False), (48_000, True)])
+def test_set_fits_if_it_takes_a_quarter_of_the_free_memory_of_a_gpu(
+    free: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = torch.zeros(1000, 1, 2, 2, dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(1000, dtype=torch.int64))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**9))
+    assert fits(images, GPU) is expected
+    assert not fits(images, CPU)
+
+
+@pytest.mark.parametrize(("is_fitting", "device"), [(True, META), (False, CPU)])
+def test_auto_moves_sets_that_fit(
+    is_fitting: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device: is_fitting)
+    data = mnist()
+    data.trainer = on(META)
+    assert data.train_dataloader().dataset.device == device
 
 
 def test_set_that_does_not_fit_stays_on_the_host_with_one_warning(
@@ -233,9 +257,11 @@ def test_set_that_does_not_fit_stays_on_the_host_with_one_warning(
     data.trainer = trainer()
     monkeypatch.setattr(InMemory, "to", refuse)
     caplog.clear()
-    batches, _ = data.train_dataloader(), data.val_dataloader()
-    assert equal(list(batches), list(mnist(on_device=False).train_dataloader()))
-    (record,) = [record for record in caplog.records if "does not fit" in record.getMessage()]
-    assert record.getMessage().startswith(
-        "the train set (0.0 GB) does not fit into the free memory of cpu: its"
-    )
+    batches = data.train_dataloader()
+    data.val_dataloader()
+    expected = mnist(on_device=False).train_dataloader()
+    for one, other in zip(batches, expected, strict=True):
+        assert_equal(one, other)
+    (warning,) = [message for message in caplog.messages if "does not fit" in message]
+    beginning = "the train set (0.0 GB) does not fit into the free memory of cpu: its"
+    assert warning.startswith(beginning)

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,8 @@ def test_only_verified_files_are_read(real):
         torch.save(other, real / "MNIST" / "processed" / name)
     data = MNISTDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
-    np.testing.assert_array_equal(
-        data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"]
-    )
+    images = data.sets["train"].images[:, 0].numpy()
+    np.testing.assert_array_equal(images, ARRAYS["train-images-idx3-ubyte"])
 
 
 def test_servers_and_checksums_are_those_of_torchvision():
@@ -42,24 +42,31 @@ def test_servers_and_checksums_are_those_of_torchvision():
     assert {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources} == mnist.ARCHIVES
 
 
+SPLITS = [  # options, and numbers of training and of validation images
+    ({}, 1198, 240),
+    ({"validation": "stratified"}, 1198, 240),
+    ({"validation": "stratified", "seed": 1}, 1198, 240),
+    ({"validation": "none"}, 1438, 0),
+    ({"train_images": 64}, 64, 240),
+    ({"validation_share": 0.1}, 1294, 144),
+]
+
+
+@pytest.mark.parametrize(("options", "train", "val"), SPLITS)
+def test_provenance_states_the_split(options, train, val):
+    data = standin(**options)
+    split = dict(data.provenance["split"])
+    assert len(split.pop("hash")) == 32
+    validation = options.get("validation", "first")
+    assert split == {"validation": validation, "train_images": train, "val_images": val}
+    assert len(data.sets["train"].labels) == train
+    assert len(data.sets["val"].labels) == val
+    assert (data.val_dataloader() == []) is (validation == "none")
+
+
 def test_provenance_distinguishes_splits():
-    hashes = set()
-    for options, sizes in [
-        ({}, (1198, 240)),
-        ({"validation": "stratified"}, (1198, 240)),
-        ({"validation": "stratified", "seed": 1}, (1198, 240)),
-        ({"validation": "none"}, (1438, 0)),
-        ({"train_images": 64}, (64, 240)),
-        ({"validation_share": 0.1}, (1294, 144)),
-    ]:
-        data = standin(**options)
-        split = dict(data.provenance["split"])
-        hashes.add(split.pop("hash"))
-        validation = options.get("validation", "first")
-        assert split == {"validation": validation, "train_images": sizes[0], "val_images": sizes[1]}
-        assert (len(data.sets["train"].labels), len(data.sets["val"].labels)) == sizes
-        assert (data.val_dataloader() == []) is (validation == "none")
-    assert len(hashes) == 6
+    hashes = {standin(**options).provenance["split"]["hash"] for options, _, _ in SPLITS}
+    assert len(hashes) == len(SPLITS)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -69,7 +76,8 @@ def test_network_gets_floats_in_the_unit_interval(training, name):
     data.setup("test")
     stored = next(iter(getattr(data, f"{name}_dataloader")()))
     batch = data.on_after_batch_transfer(stored, 0)
-    assert (stored.images.dtype, batch.images.dtype) == (torch.uint8, torch.float32)
+    assert stored.images.dtype == torch.uint8
+    assert batch.images.dtype == torch.float32
     assert batch.images.shape[1:] == data.spec.image_shape == (1, 28, 28)
     assert batch.images.min() == 0
     assert 0.9 < batch.images.max() <= 1
@@ -77,33 +85,38 @@ def test_network_gets_floats_in_the_unit_interval(training, name):
     assert batch.key.equal(stored.key)
 
 
+def shifts_of(images, stored, largest: int) -> torch.Tensor:
+    """Whether an image was shifted so, ``[shift image]``: the margin of 4 pixels makes a roll a shift."""
+    steps = range(-largest, largest + 1)
+    shifts = product(steps, steps)
+    expected = torch.stack([(stored / 255).roll(shift, (2, 3)) for shift in shifts])
+    return (expected == images).all(dim=(2, 3, 4))
+
+
 @pytest.mark.parametrize(
-    ("training", "options"),
+    ("training", "options", "largest"),
     [
-        (None, {}),
-        (False, {}),
-        (True, {"augment": False}),
-        (True, {"shift": 0}),
-        (True, {}),
-        (True, {"shift": 1}),
+        (False, {}, 0),
+        (True, {"augment": False}, 0),
+        (True, {"shift": 0}, 0),
+        (True, {"shift": 1}, 1),
+        (True, {}, 2),
     ],
 )
-def test_only_training_images_are_shifted(training, options):
-    data = standin(training=bool(training), batch_size=32, **options)
-    if training is None:
-        data.trainer = None
+def test_only_training_images_are_shifted(training, options, largest):
+    data = standin(training=training, batch_size=32, **options)
     stored = next(iter(data.train_dataloader()))
     images = data.on_after_batch_transfer(stored, 0).images
-    largest = options.get("shift", 2) if training and options.get("augment", True) else 0
-    moves = torch.cartesian_prod(*[torch.arange(-largest, largest + 1)] * 2).tolist()
-    moved = torch.stack(
-        [(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves]
-    )
-    used = (moved == images).all(
-        dim=(2, 3, 4)
-    )  # [move image]: the margin of 4 makes a roll a shift
-    assert used.any(dim=0).all()
-    assert used.any(dim=1).sum() > len(moves) / 2
+    used = shifts_of(images, stored.images, largest)
+    assert used.any(dim=0).all(), "every image is shifted by whole pixels"
+    assert used.any(dim=1).sum() > len(used) / 2, "most shifts occur"
+
+
+def test_images_are_not_shifted_without_a_trainer():
+    data = standin(batch_size=32)
+    data.trainer = None
+    stored = next(iter(data.train_dataloader()))
+    assert data.on_after_batch_transfer(stored, 0).images.equal(stored.images / 255)
 
 
 def test_state_before_training_is_empty():
@@ -139,9 +152,8 @@ def test_packed_files_are_read_as_unpacked_ones(real, monkeypatch, packed):
     for name, images in expected.sets.items():
         assert data.sets[name].images.equal(images.images)
         assert data.sets[name].labels.equal(images.labels)
-    assert sorted(path.name for path in (real / "MNIST" / "raw").glob("*.gz")) == sorted(
-        f"{name}.gz" for name in packed
-    )
+    archives = (real / "MNIST" / "raw").glob("*.gz")
+    assert {path.stem for path in archives} == {*packed}
 
 
 def test_an_unpacked_file_is_used_before_a_packed_one(real, monkeypatch):
@@ -151,28 +163,47 @@ def test_an_unpacked_file_is_used_before_a_packed_one(real, monkeypatch):
     assert loaded(real, monkeypatch).sets["test"].images.equal(expected.sets["test"].images)
 
 
+def truncated(content: bytes) -> bytes:
+    return content[:-20]
+
+
+def with_another_checksum(content: bytes) -> bytes:
+    return content[:-8] + bytes(8)
+
+
+def corrupt(content: bytes) -> bytes:
+    return content[:10] + b"\xff" * 9 + content[19:]
+
+
+def web_page(_: bytes) -> bytes:
+    return b"<html>"
+
+
+def bomb(_: bytes) -> bytes:
+    return gzip.compress(bytes(2**26))
+
+
+def another_file(_: bytes) -> bytes:
+    return gzip.compress(b"another file")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[:-20], r"cannot be read \(Compressed file ended before"),
-        (lambda content: content[:-8] + bytes(8), r"cannot be read \(CRC check failed"),
-        (lambda content: content[:10] + b"\xff" * 9 + content[19:], r"cannot be read \(Error -3"),
-        (lambda content: b"<html>", r"cannot be read \(Not a gzipped file"),
-        (
-            lambda content: gzip.compress(bytes(2**26)),
-            r"cannot be read \(it has more than 47040016 bytes\)",
-        ),
-        (lambda content: gzip.compress(b"another file"), r"\(32 bytes, md5 "),
+        (truncated, r"cannot be read \(Compressed file ended before"),
+        (with_another_checksum, r"cannot be read \(CRC check failed"),
+        (corrupt, r"cannot be read \(Error -3"),
+        (web_page, r"cannot be read \(Not a gzipped file"),
+        (bomb, r"cannot be read \(it has more than 47040016 bytes\)"),
+        (another_file, r"\(32 bytes, md5 "),
     ],
-    ids=["truncated", "checksum", "corrupt", "another format", "bomb", "another file"],
 )
 def test_damaged_packed_file_gives_one_sentence(real, monkeypatch, damage, message):
-    path = real / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    pack(path.parent, path.name)
-    path = path.with_name(f"{path.name}.gz")
+    folder, name = real / "MNIST" / "raw", "train-images-idx3-ubyte"
+    pack(folder, name)
+    path = folder / f"{name}.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        DataError, match=rf"^{re.escape(str(path))} {message}[^\n]*remove it and its folder"
-    ) as caught:
+    expected = rf"^{re.escape(str(path))} {message}[^\n]*remove it and its folder"
+    with pytest.raises(DataError, match=expected) as caught:
         loaded(real, monkeypatch)
     assert "\n" not in str(caught.value)

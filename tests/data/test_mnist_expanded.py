@@ -29,21 +29,23 @@ def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
     data = ExpandedMNISTDataModule(source="standin", pad=pad, shift=shift)
     white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8).expand(count, -1, -1, -1)
     data.sets["train"] = Images(white, torch.zeros(count).long())
-    images = data.transform_batch(data.dataset("train")[(torch.arange(count), 0)], "train").images
+    images, _ = seen(data, "train")
     assert (images.sum((1, 2, 3)) == 28 * 28).all(), "a part of the frame is outside"
-    return torch.stack([images.amax((1, 3)).argmax(1), images.amax((1, 2)).argmax(1)], 1)
+    row = images.amax((1, 3)).argmax(1)
+    column = images.amax((1, 2)).argmax(1)
+    return torch.stack([row, column], 1)
 
 
 @pytest.mark.parametrize(("pad", "shift"), [(6, 6), (6, 2), (4, 4), (0, 0), (6, 0)])
 def test_digit_is_placed_at_every_allowed_place(pad, shift):
-    allowed = range(pad - shift, pad + shift + 1)
-    expected = {(row, column) for row in allowed for column in allowed}
-    assert {tuple(place) for place in places(pad, shift).tolist()} == expected
+    allowed = torch.arange(pad - shift, pad + shift + 1)
+    expected = torch.cartesian_prod(allowed, allowed)
+    assert places(pad, shift).unique(dim=0).equal(expected)
 
 
 def test_places_are_uniform_and_rows_independent_of_columns():
-    drawn = places(count=16900)
-    counts = torch.bincount(drawn[:, 0] * 13 + drawn[:, 1], minlength=169)
+    row, column = places(count=16900).T
+    counts = torch.bincount(13 * row + column, minlength=169)
     chi_squared = float(((counts - 100) ** 2 / 100).sum())
     assert chi_squared < 240  # 168 degrees of freedom: exceeded once in 4000 draws
 
@@ -51,18 +53,19 @@ def test_places_are_uniform_and_rows_independent_of_columns():
 def test_network_gets_larger_images_of_the_same_digits():
     data = standin()
     images, labels = seen(data, "test")
+    stored = data.sets["test"]
     assert data.spec.image_shape == (1, 40, 40)
     assert images.shape == (359, 1, 40, 40)
-    torch.testing.assert_close(
-        images.sum((1, 2, 3)), data.sets["test"].images.float().sum((1, 2, 3)) / 255
-    )
-    assert labels.equal(data.sets["test"].labels)
+    ink = stored.images.float().sum((1, 2, 3)) / 255
+    torch.testing.assert_close(images.sum((1, 2, 3)), ink)
+    assert labels.equal(stored.labels)
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_places_depend_on_the_seed(name):
-    first, second = (seen(standin(seed=seed), name)[0] for seed in (0, 1))
-    assert not first.equal(second)
+    one, _ = seen(standin(seed=0), name)
+    other, _ = seen(standin(seed=1), name)
+    assert not one.equal(other)
 
 
 def test_provenance_names_digits_and_canvas(real: Path):

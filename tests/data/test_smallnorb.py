@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from capsule_lab.data.download import md5
 from capsule_lab.data.formats import smallnorb
 from capsule_lab.data.formats.binary_matrix import write_matrix
 from capsule_lab.data.formats.smallnorb import FACTORS, Published
+from capsule_lab.data.loader import Images
 from capsule_lab.data.splits import FAMILIAR, index_hash, split_by_instance, split_by_viewpoint
 from capsule_lab.data.standins import toynorb_files
 from capsule_lab.data.transforms import random_integers, random_uniform
@@ -54,12 +54,10 @@ def standin(toynorb):
 
 def count_as_real(folder: Path, monkeypatch) -> None:
     """Replace the published checksums by those of the files in ``folder``."""
-    sums = {
-        path.name.removesuffix(".gz"): Published(
-            md5(path), hashlib.sha256(path.read_bytes()).hexdigest()
-        )
-        for path in sorted(folder.glob("*.mat*"))
-    }
+    sums = {}
+    for path in sorted(folder.glob("*.mat*")):
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        sums[path.name.removesuffix(".gz")] = Published(md5(path), sha256)
     monkeypatch.setattr(smallnorb, "PUBLISHED", sums)
 
 
@@ -68,7 +66,8 @@ def written(tmp_path_factory) -> dict[str, Path]:
     """The files of ``real``, by suffix."""
     folder = tmp_path_factory.mktemp("written")
     return {
-        suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")
+        ".mat": write_set(folder / "unpacked", side=96, suffix=".mat"),
+        ".mat.gz": write_set(folder / "packed", side=96, suffix=".mat.gz"),
     }
 
 
@@ -82,10 +81,11 @@ def real(request, written, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_network_and_no_rendering(monkeypatch) -> None:
+    def refuse(*_, **__) -> None:
+        pytest.fail("toys were rendered")
+
     without_network(monkeypatch)
-    monkeypatch.setattr(
-        toynorb_files, "render_files", lambda *_, **__: pytest.fail("toys were rendered")
-    )
+    monkeypatch.setattr(toynorb_files, "render_files", refuse)
 
 
 def stored(folder: Path, part: str, content: str) -> np.ndarray:
@@ -94,9 +94,8 @@ def stored(folder: Path, part: str, content: str) -> np.ndarray:
 
 
 def assert_read_back(images, folder: Path, part: str) -> None:
-    np.testing.assert_array_equal(
-        images.images.numpy(), stored(folder, part, "dat")[:, :, ::2, ::2]
-    )
+    every_second_pixel = stored(folder, part, "dat")[:, :, ::2, ::2]
+    np.testing.assert_array_equal(images.images.numpy(), every_second_pixel)
     np.testing.assert_array_equal(images.labels.numpy(), stored(folder, part, "cat"))
     np.testing.assert_array_equal(images.factors.numpy(), stored(folder, part, "info"))
 
@@ -149,9 +148,8 @@ def test_damaged_or_missing_file_is_named_and_kept(real, source):
         with pytest.raises(DataError, match=rf"^{re.escape(str(path))} [^\n]*remove[^\n]*$"):
             SmallNORBDataModule(directory=str(real), source=source).setup("fit")
     path.unlink()
-    with pytest.raises(
-        DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"
-    ):
+    message = r"holds 5 of the 6 files of smallNORB; missing .*-training-cat\.mat"
+    with pytest.raises(DataError, match=message):
         SmallNORBDataModule(directory=str(real), source=source).setup("fit")
 
 
@@ -169,21 +167,18 @@ def published(written, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("down", range(3))
 def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypatch, down):
     def answer(url: str) -> bytes | Exception:
-        is_down = url.startswith(smallnorb.SERVERS[:down])
-        return (
-            ConnectionError("no answer")
-            if is_down
-            else (published / url.rpartition("/")[2]).read_bytes()
-        )
+        if url.startswith(smallnorb.SERVERS[:down]):
+            return ConnectionError("no answer")
+        _, _, name = url.rpartition("/")
+        return (published / name).read_bytes()
 
     asked = answer_downloads(monkeypatch, answer)
     data = SmallNORBDataModule(directory=str(tmp_path / "data"), source="real")
     data.setup("fit")
     assert data.provenance["source"] == "real"
     assert len(asked) == 6 * (down + 1)
-    assert sorted(path.name for path in data.real_source.folder.iterdir()) == sorted(
-        smallnorb.PUBLISHED
-    )
+    files = data.real_source.folder.iterdir()
+    assert {path.name for path in files} == {*smallnorb.PUBLISHED}
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
 
 
@@ -191,8 +186,8 @@ def test_source_real_without_network_names_the_missing_files(tmp_path):
     data = SmallNORBDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError, match=r"no network in tests.*CAPSULE_LAB_DATA") as caught:
         data.setup("fit")
-    parts = [str(tmp_path / "smallNORB"), *smallnorb.PUBLISHED]
-    assert [part for part in parts if part not in str(caught.value)] == []
+    for part in (str(tmp_path / "smallNORB"), *smallnorb.PUBLISHED):
+        assert part in str(caught.value)
     assert data.sets == {}
 
 
@@ -206,62 +201,74 @@ def test_provenance_of_the_standin_is_its_record(toynorb, caplog, source, size, 
     (record,) = caplog.records
     assert "STAND-IN" in record.getMessage()
     written = json.loads((toynorb / "toynorb" / folder / "provenance.json").read_text())
-    generator = "toynorb"
     assert data.provenance == {
-        "source": "standin", "name": toynorb_files.STANDIN_NAME, "generator": generator, **written
-    }  # fmt: skip
+        "source": "standin",
+        "name": toynorb_files.STANDIN_NAME,
+        "generator": "toynorb",
+        **written,
+    }
 
 
-def flip(path: Path, place: int) -> None:
+def flip_bit(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
 
 
+@pytest.fixture
+def rendered(tmp_path) -> Path:
+    """The folder of a rendered set, which is unchanged."""
+    return write_standin(tmp_path) / "toynorb" / "48x48"
+
+
+def read_rendered(folder: Path, stage: str = "fit") -> None:
+    directory = folder.parent.parent
+    SmallNORBDataModule(directory=str(directory), source="standin").setup(stage)
+
+
 @pytest.mark.parametrize(("stage", "part"), [("fit", "training"), ("test", "testing")])
-def test_rendered_files_must_match_their_record(tmp_path, stage, part):
-    folder = write_standin(tmp_path) / "toynorb" / "48x48"
+@pytest.mark.parametrize(
+    ("content", "place"), [("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)]
+)
+def test_rendered_files_must_match_their_record(rendered, stage, part, content, place):
+    read_rendered(rendered, stage)
+    (path,) = rendered.glob(f"*-{part}-{content}.mat")
+    flip_bit(path, place)
+    message = rf"({part} files that do not match their SHA-256|among its {part} labels)"
+    with pytest.raises(DataError, match=message):
+        read_rendered(rendered, stage)
 
-    def read() -> None:
-        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup(stage)
 
-    for content, place in (("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)):
-        (path,) = folder.glob(f"*-{part}-{content}.mat")
-        flip(path, place)
-        with pytest.raises(
-            DataError,
-            match=rf"({part} files that do not match their SHA-256|among its {part} labels)",
-        ):
-            read()
-        flip(path, place)
-    read()
-    record = folder / "provenance.json"
-    content = json.loads(record.read_text())
-    for damaged, value in product(("sha256", "elevations", "azimuths"), (None, {}, [99], "x")):
-        record.write_text(json.dumps({**content, damaged: value}))
-        with pytest.raises(DataError, match="do not match their SHA-256"):
-            read()
-    for damaged in ("", "[]", "{"):
-        record.write_text(damaged)
-        with pytest.raises(DataError, match=r"provenance\.json cannot be read"):
-            read()
-    record.write_text(json.dumps({"version": -1}))
-    with pytest.raises(
-        DataError, match=r"48x48 was rendered by version -1 of toynorb; .*: remove the folder"
-    ):
-        read()
+@pytest.mark.parametrize("name", ["sha256", "elevations", "azimuths"])
+@pytest.mark.parametrize("value", [None, {}, [99], "x"], ids=repr)
+def test_damaged_value_of_a_record_is_refused(rendered, name, value):
+    file = rendered / "provenance.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, name: value}))
+    with pytest.raises(DataError, match="do not match their SHA-256"):
+        read_rendered(rendered)
 
 
 @pytest.mark.parametrize(
-    ("size", "folder", "levels"),
+    ("content", "message"),
     [
-        ("full", "48x48", {}),
-        (
-            "small",
-            "48x48-small",
-            {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)},
-        ),
+        ("", r"provenance\.json cannot be read"),
+        ("[]", r"provenance\.json cannot be read"),
+        ("{", r"provenance\.json cannot be read"),
+        ('{"version": -1}', r"48x48 was rendered by version -1 of toynorb; .*: remove the folder"),
     ],
+)
+def test_record_of_another_form_or_version_is_refused(rendered, content, message):
+    (rendered / "provenance.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_rendered(rendered)
+
+
+SMALL = {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("size", "folder", "levels"), [("full", "48x48", {}), ("small", "48x48-small", SMALL)]
 )
 def test_standin_is_rendered_once_or_again_after_a_failure(
     tmp_path, monkeypatch, caplog, size, folder, levels
@@ -275,62 +282,53 @@ def test_standin_is_rendered_once_or_again_after_a_failure(
             raise OSError(28, "No space left on device")
         write_record(folder)
 
+    def set_up(stage: str) -> None:
+        data = SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size)
+        data.setup(stage)
+
     monkeypatch.setattr(toynorb_files, "render_files", render_files)
-    with pytest.raises(
-        DataError, match=r"cannot be written into .*48x48.* \(No space left on device\)"
-    ):
-        SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup("fit")
+    message = r"cannot be written into .*48x48.* \(No space left on device\)"
+    with pytest.raises(DataError, match=message):
+        set_up("fit")
     caplog.clear()
     with caplog.at_level(logging.INFO, "capsule_lab"):
-        for stage in ("fit", "test"):
-            SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(
-                stage
-            )
+        set_up("fit")
+        set_up("test")
     assert asked == 2 * [{"size": 48, "seed": 0, **levels}]
-    assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
-    warning, first, again = [record.getMessage() for record in caplog.records]
-    assert warning == again == "STAND-IN DATA, not the real set: data.source is standin"
-    assert (
-        first
-        == f"rendering toys into {tmp_path / 'toynorb' / folder}, once; this takes about half a minute"
-    )
+    toys = tmp_path / "toynorb"
+    assert [path.name for path in toys.iterdir()] == [folder]
+    assert caplog.messages == [
+        "STAND-IN DATA, not the real set: data.source is standin",
+        f"rendering toys into {toys / folder}, once; this takes about half a minute",
+        "STAND-IN DATA, not the real set: data.source is standin",
+    ]
 
 
 # --- inconsistent files
 
 
+SMALL_IMAGES = np.zeros((100, 2, 32, 32), np.uint8)
+FLOAT_IMAGES = np.zeros((100, 2, 48, 48), np.float32)
+FEWER_LABELS = np.zeros(99, np.int32)
+UNKNOWN_LABELS = np.full(100, 5, np.int32)
+UNKNOWN_FACTORS = np.full((100, 4), 1, np.int32)
+
+
 @pytest.mark.parametrize(
     ("content", "array", "message"),
     [
-        (
-            "dat",
-            np.zeros((100, 2, 32, 32), np.uint8),
-            r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of",
-        ),
-        ("dat", np.zeros((100, 2, 48, 48), np.float32), r"holds float32 of shape"),
-        (
-            "cat",
-            np.zeros(99, np.int32),
-            r"categories of shape \(99,\) and info of shape \(100, 4\)",
-        ),
-        (
-            "cat",
-            np.full(100, 5, np.int32),
-            r"category 5 among its training labels; expected one of 0, 1, 2, 3, 4",
-        ),
-        (
-            "info",
-            np.full((100, 4), 1, np.int32),
-            r"azimuth 1 among its training labels; expected one of 0, 2, 4",
-        ),
+        ("dat", SMALL_IMAGES, r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of"),
+        ("dat", FLOAT_IMAGES, r"holds float32 of shape"),
+        ("cat", FEWER_LABELS, r"categories of shape \(99,\) and info of shape \(100, 4\)"),
+        ("cat", UNKNOWN_LABELS, r"category 5 among its training labels; expected one of 0, 1, 2"),
+        ("info", UNKNOWN_FACTORS, r"azimuth 1 among its training labels; expected one of 0, 2, 4"),
     ],
 )
-def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array, message):
-    folder = write_standin(tmp_path) / "toynorb" / "48x48"
-    (path,) = folder.glob(f"*-training-{content}.mat")
+def test_mislabelled_files_are_refused_with_one_message(rendered, content, array, message):
+    (path,) = rendered.glob(f"*-training-{content}.mat")
     write_matrix(path, array)
     with pytest.raises(DataError, match=message) as caught:
-        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+        read_rendered(rendered)
     assert "\n" not in str(caught.value)
 
 
@@ -339,9 +337,8 @@ def test_unpacked_file_is_preferred_to_the_archive(tmp_path):
     (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
     assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
     write_set(folder, side=48, size="48x48")
-    with pytest.raises(
-        DataError, match=r"holds .*48x48-training-cat\.mat.* expected one such file"
-    ):
+    message = r"holds .*48x48-training-cat\.mat.* expected one such file"
+    with pytest.raises(DataError, match=message):
         smallnorb.load_part(folder, "training", "subsample")
 
 
@@ -352,38 +349,61 @@ FULL_LABELS, FULL_FACTORS = labels_and_factors(TRAINING)
 COLUMN = {"azimuth": 2, "elevation": 1}
 
 
-@pytest.mark.parametrize("viewpoints", ["azimuth", "elevation"])
-def test_a_third_of_the_viewpoints_is_familiar(viewpoints):
+def assert_is_split(one: np.ndarray, other: np.ndarray) -> None:
+    """Every image is on one of the two sides."""
+    both = np.sort(np.concatenate([one, other]))
+    np.testing.assert_array_equal(both, np.arange(24_300))
+
+
+@pytest.mark.parametrize(
+    ("viewpoints", "published"),
+    [
+        ("azimuth", {30, 32, 34, 0, 2, 4}),  # 300 to 40 degrees
+        ("elevation", {0, 1, 2}),  # 30 to 40 degrees
+    ],
+)
+def test_a_third_of_the_viewpoints_is_familiar(viewpoints, published):
     values = FULL_FACTORS[:, COLUMN[viewpoints]].astype(np.int64)
     familiar, novel = split_by_viewpoint(values, viewpoints)
-    assert (len(familiar), len(novel)) == (8_100, 16_200)
-    assert np.array_equal(np.sort(np.concatenate([familiar, novel])), np.arange(24_300))
-    published = {
-        "azimuth": {30, 32, 34, 0, 2, 4},
-        "elevation": {0, 1, 2},
-    }  # 300 to 40 degrees; 30 to 40 degrees
-    assert set(values[familiar]) == published[viewpoints]
-    assert set(values[familiar]).isdisjoint(values[novel])
-    assert [len(part) for part in split_by_viewpoint(values, "full")] == [24_300, 0]
+    assert_is_split(familiar, novel)
+    assert len(familiar) == 8_100
+    assert set(values[familiar]) == published
+    assert published.isdisjoint(values[novel])
+
+
+def test_all_viewpoints_are_familiar_without_a_split():
+    azimuths = FULL_FACTORS[:, 2].astype(np.int64)
+    familiar, novel = split_by_viewpoint(azimuths, "full")
+    assert len(familiar) == 24_300
+    assert len(novel) == 0
 
 
 def by_instance(held_out: int = 1, seed: int = 0, fold: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return split_by_instance(
-        FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed, fold
-    )
+    labels = FULL_LABELS.astype(np.int64)
+    instances = FULL_FACTORS[:, 0].astype(np.int64)
+    return split_by_instance(labels, instances, held_out, seed, fold)
 
 
 def toys(indices: np.ndarray) -> set[tuple[int, int]]:
-    return set(zip(FULL_LABELS[indices].tolist(), FULL_FACTORS[indices, 0].tolist(), strict=True))
+    """Label and instance of the toys in these images."""
+    labels = FULL_LABELS[indices].tolist()
+    instances = FULL_FACTORS[indices, 0].tolist()
+    return set(zip(labels, instances, strict=True))
 
 
-def test_no_toy_is_in_training_and_validation():
-    for seed, held_out in product((0, 1), (1, 2, 4)):
-        train, validation = by_instance(held_out, seed)
-        assert len(validation) == 4_860 * held_out
-        assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(24_300))
-        assert toys(train).isdisjoint(toys(validation))
-        assert Counter(label for label, _ in toys(validation)) == dict.fromkeys(range(5), held_out)
+def toys_of(images: Images) -> set[tuple[int, int]]:
+    return set(zip(images.labels.tolist(), images.factors[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("held_out", [1, 2, 4])
+def test_no_toy_is_in_training_and_validation(seed, held_out):
+    train, validation = by_instance(held_out, seed)
+    assert_is_split(train, validation)
+    assert len(validation) == 4_860 * held_out
+    assert toys(train).isdisjoint(toys(validation))
+    toys_of_class = Counter(label for label, _ in toys(validation))
+    assert toys_of_class == dict.fromkeys(range(5), held_out)
 
 
 def test_split_by_instance_is_the_one_we_publish():
@@ -392,10 +412,14 @@ def test_split_by_instance_is_the_one_we_publish():
     assert (index_hash(train), index_hash(validation)) == SPLIT
 
 
-def test_folds_hold_out_different_toys():
-    for held_out, folds in [(1, 5), (2, 2)]:
-        held = [toys(by_instance(held_out, fold=fold)[1]) for fold in range(folds)]
-        assert sum(map(len, held)) == len(set().union(*held)) == 5 * held_out * folds
+@pytest.mark.parametrize(("held_out", "folds"), [(1, 5), (2, 2)])
+def test_folds_hold_out_different_toys(held_out, folds):
+    seen: set[tuple[int, int]] = set()
+    for fold in range(folds):
+        _, validation = by_instance(held_out, fold=fold)
+        assert seen.isdisjoint(toys(validation))
+        seen |= toys(validation)
+    assert len(seen) == 5 * held_out * folds
 
 
 @pytest.mark.parametrize(
@@ -418,15 +442,17 @@ def test_training_and_validation_come_from_the_training_viewpoints(standin, ster
     data = standin("fit", split=split, stereo=stereo)
     train, validation = data.sets["train"], data.sets["val"]
     samples = (100 if stereo == "channels" else 200) // share
-    assert (len(train.labels), len(validation.labels)) == (samples * 4 // 5, samples // 5)
-    seen = [
-        set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True))
-        for s in (train, validation)
-    ]
-    assert seen[0].isdisjoint(seen[1])
+    assert len(train.labels) == samples * 4 // 5
+    assert len(validation.labels) == samples // 5
+    assert toys_of(train).isdisjoint(toys_of(validation))
     if split != "full":
-        for images in (train, validation):
-            assert set(images.factors[:, COLUMN[split]].tolist()) <= set(FAMILIAR[split])
+        assert viewpoints_of(train, split) <= {*FAMILIAR[split]}
+        assert viewpoints_of(validation, split) <= {*FAMILIAR[split]}
+
+
+def viewpoints_of(images: Images, split: str) -> set[int]:
+    """The azimuths or elevations of images."""
+    return set(images.factors[:, COLUMN[split]].tolist())
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
@@ -436,26 +462,22 @@ def test_validation_from_novel_viewpoints(standin, split):
     data = standin("fit", split=split, validation="instance_all_viewpoints")
     upper = standin("fit", split=f"{split}_all", validation="instance_all_viewpoints")
     assert data.val_names == upper.val_names == ("val", "novel_val")
-    for name in ("train", "val"):
-        assert torch.equal(data.sets[name].images, plain.sets[name].images)
-    for name in ("val", "novel_val"):
-        assert torch.equal(data.sets[name].images, upper.sets[name].images)
-    toys = {
-        name: set(zip(s.labels.tolist(), s.factors[:, 0].tolist(), strict=True))
-        for name, s in data.sets.items()
-    }
-    assert toys["novel_val"] == toys["val"]
-    viewpoints = {name: set(s.factors[:, COLUMN[split]].tolist()) for name, s in upper.sets.items()}
+    assert data.sets["train"].images.equal(plain.sets["train"].images)
+    assert data.sets["val"].images.equal(plain.sets["val"].images)
+    assert data.sets["val"].images.equal(upper.sets["val"].images)
+    assert data.sets["novel_val"].images.equal(upper.sets["novel_val"].images)
+    assert toys_of(data.sets["novel_val"]) == toys_of(data.sets["val"])
+    viewpoints = {name: viewpoints_of(images, split) for name, images in upper.sets.items()}
     assert viewpoints["novel_val"].isdisjoint(FAMILIAR[split])
     assert viewpoints["train"] == viewpoints["val"] | viewpoints["novel_val"]
     assert len(upper.sets["train"].labels) == 2 * len(data.sets["train"].labels)
-    loaders = data.val_dataloader()
-    assert [len(loader.dataset) for loader in loaders] == [
-        len(data.sets[name].labels) for name in data.val_names
-    ]
-    with pytest.raises(
-        ValueError, match=r"data\.validation is instance_all_viewpoints with data\.split=full"
-    ):
+    for loader, name in zip(data.val_dataloader(), data.val_names, strict=True):
+        assert len(loader.dataset) == len(data.sets[name].labels)
+
+
+def test_validation_from_novel_viewpoints_needs_a_split(standin):
+    message = r"data\.validation is instance_all_viewpoints with data\.split=full"
+    with pytest.raises(ValueError, match=message):
         standin("fit", validation="instance_all_viewpoints")
 
 
@@ -463,34 +485,40 @@ def test_validation_from_novel_viewpoints(standin, split):
 def test_familiar_and_novel_viewpoints_are_separate_test_sets(standin, split):
     data = standin("test", training=False, testing=True, split=split, eval_batch_size=20)
     assert set(data.sets) == set(data.test_parts) == {"familiar", "novel"}
-    loaders = data.test_dataloader()
-    assert [len(loader) for loader in loaders] == [3, 3]
-    seen = [torch.cat([batch.factors for batch in loader])[:, COLUMN[split]] for loader in loaders]
-    assert set(seen[0].tolist()) <= set(FAMILIAR[split])
-    assert set(seen[1].tolist()).isdisjoint(FAMILIAR[split])
+    familiar, novel = data.test_dataloader()
+    assert len(familiar) == len(novel) == 3
+    assert viewpoints_in(familiar, split) <= {*FAMILIAR[split]}
+    assert viewpoints_in(novel, split).isdisjoint(FAMILIAR[split])
+
+
+def viewpoints_in(loader, split: str) -> set[int]:
+    factors = torch.cat([batch.factors for batch in loader])
+    return set(factors[:, COLUMN[split]].tolist())
+
+
+SPLITS = [  # options, and numbers of training and of validation images
+    ({}, 80, 20),
+    ({"train_images": 25}, 25, 20),
+    ({"seed": 1}, 80, 20),
+    ({"validation_instances": 2}, 60, 40),
+    ({"split": "azimuth"}, 40, 10),
+    ({"stereo": "separate"}, 160, 40),
+]
+
+
+@pytest.mark.parametrize(("options", "train", "val"), SPLITS)
+def test_provenance_states_the_split(standin, options, train, val):
+    data = standin("fit", **options)
+    split = dict(data.provenance["split"])
+    del split["hash"]
+    assert split == {"validation": "instance", "train_images": train, "val_images": val}
+    assert data.sets["train"].labels.bincount().tolist() == [train // 5] * 5
+    assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
 def test_provenance_distinguishes_splits(standin):
-    hashes = set()
-    for options, sizes in [
-        ({}, (80, 20)),
-        ({"train_images": 25}, (25, 20)),
-        ({"seed": 1}, (80, 20)),
-        ({"validation_instances": 2}, (60, 40)),
-        ({"split": "azimuth"}, (40, 10)),
-        ({"stereo": "separate"}, (160, 40)),
-    ]:
-        data = standin("fit", **options)
-        content = dict(data.provenance["split"])
-        hashes.add(content.pop("hash"))
-        assert content == {
-            "validation": "instance",
-            "train_images": sizes[0],
-            "val_images": sizes[1],
-        }
-        assert data.sets["train"].labels.bincount().tolist() == [sizes[0] // 5] * 5
-        assert json.loads(json.dumps(data.provenance)) == data.provenance
-    assert len(hashes) == 6
+    modules = [standin("fit", **options) for options, _, _ in SPLITS]
+    assert len({data.provenance["split"]["hash"] for data in modules}) == len(SPLITS)
 
 
 # --- what the network sees
@@ -518,27 +546,30 @@ def test_batch_has_the_shape_and_the_factors_of_the_spec(
     data = standin("fit", "test", training=name == "train", preprocessing=preprocessing, **options)
     stored, seen = first_batch(data, name)
     assert data.spec.image_shape == seen.images.shape[1:] == shape
-    assert (stored.images.dtype, seen.images.dtype) == (torch.uint8, torch.float32)
+    assert stored.images.dtype == torch.uint8
+    assert seen.images.dtype == torch.float32
     assert seen.images.isfinite().all()
     assert seen.labels.equal(stored.labels)
     assert seen.factors.equal(stored.factors)
     assert data.spec.classes == ("animal", "human", "airplane", "truck", "car")
     assert data.spec.factors == (FACTORS if shape[0] == 2 else (*FACTORS, "eye"))
-    known = dict(zip(data.spec.factors, seen.factors.T.tolist(), strict=True))
-    assert set(known["instance"]) <= set(TESTING if name == "test" else TRAINING)
-    assert [set(known[factor]) for factor in FACTORS[1:]] == [{0, 4}, {0, 12}, {1}]
+    instance, elevation, azimuth, lighting, *_ = seen.factors.T.tolist()
+    assert set(instance) <= set(TESTING if name == "test" else TRAINING)
+    assert set(elevation) == {0, 4}
+    assert set(azimuth) == {0, 12}
+    assert set(lighting) == {1}
 
 
 def test_separate_eyes_are_samples_with_the_factors_of_their_pair(standin):
-    pairs, eyes = (
-        standin("test", stereo=stereo).sets["test"] for stereo in ("channels", "separate")
-    )
+    pairs = standin("test", stereo="channels").sets["test"]
+    eyes = standin("test", stereo="separate").sets["test"]
     assert len(eyes.labels) == 2 * len(pairs.labels)
     for eye in (0, 1):
-        assert eyes.images[eye::2, 0].equal(pairs.images[:, eye])
-        assert eyes.labels[eye::2].equal(pairs.labels)
-        assert eyes.factors[eye::2, :4].equal(pairs.factors)
-        assert (eyes.factors[eye::2, 4] == eye).all()
+        of_eye = eyes.subset(torch.arange(eye, len(eyes.labels), 2))
+        assert of_eye.images[:, 0].equal(pairs.images[:, eye])
+        assert of_eye.labels.equal(pairs.labels)
+        assert of_eye.factors[:, :4].equal(pairs.factors)
+        assert (of_eye.factors[:, 4] == eye).all()
 
 
 def standardised(image: np.ndarray) -> np.ndarray:
@@ -546,13 +577,20 @@ def standardised(image: np.ndarray) -> np.ndarray:
 
 
 def jittered(image: np.ndarray, added: float, factor: float) -> np.ndarray:
-    mean = (image + added).mean(axis=(1, 2), keepdims=True)
-    return mean + factor * (image + added - mean)
+    brighter = image + added
+    mean = brighter.mean(axis=(1, 2), keepdims=True)
+    return mean + factor * (brighter - mean)
+
+
+def cropped(image: np.ndarray, top: int, left: int) -> np.ndarray:
+    return image[:, top : top + 32, left : left + 32]
 
 
 def still(image: np.ndarray, preprocessing: str, top: int = 8, left: int = 8) -> np.ndarray:
-    cut = np.s_[:, top : top + 32, left : left + 32]
-    return standardised(image[cut]) if preprocessing == "official" else standardised(image)[cut]
+    """The crop without augmentation."""
+    if preprocessing == "official":
+        return standardised(cropped(image, top, left))
+    return cropped(standardised(image), top, left)
 
 
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
@@ -562,43 +600,53 @@ def test_image_without_augmentation_is_the_standardised_central_crop(standin, na
         "fit", "test", training=name == "train", augment=False, preprocessing=preprocessing
     )
     stored, seen = first_batch(data, name)
-    expected = [still(image, preprocessing) for image in stored.images.numpy().astype(float)]
-    np.testing.assert_allclose(seen.images.numpy(), np.stack(expected), atol=1e-5)
+    for image, pixels in zip(seen.images, stored.images.double(), strict=True):
+        expected = still(pixels.numpy(), preprocessing)
+        np.testing.assert_allclose(image.numpy(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("preprocessing", "largest"), [("official", (63.0, 0.8)), ("paper", (2.0, 0.5))]
-)
-def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing, largest):
-    """Each sample has four random numbers, which both eyes share."""
+def augmented(pixels: np.ndarray, key: torch.Tensor, preprocessing: str) -> np.ndarray:
+    """A training image as published; each sample has four random numbers, which both eyes share."""
+    brightness, contrast = (63.0, 0.8) if preprocessing == "official" else (2.0, 0.5)
+    added = random_uniform(key, 0, -brightness, brightness).item()
+    factor = random_uniform(key, 1, 1 - contrast, 1 + contrast).item()
+    top = random_integers(key, 2, 0, 16).item()
+    left = random_integers(key, 3, 0, 16).item()
+    if preprocessing == "official":
+        return standardised(cropped(jittered(pixels, added, factor), top, left))
+    return jittered(cropped(standardised(pixels), top, left), added, factor)
+
+
+@pytest.mark.parametrize("preprocessing", ["official", "paper"])
+def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing):
     stored, seen = first_batch(standin("fit", preprocessing=preprocessing), "train")
-    added = random_uniform(stored.key, 0, -largest[0], largest[0]).tolist()
-    factor = random_uniform(stored.key, 1, 1 - largest[1], 1 + largest[1]).tolist()
-    top, left = (random_integers(stored.key, stream, 0, 16).tolist() for stream in (2, 3))
-    for i, image in enumerate(stored.images.numpy().astype(float)):
-        cut = np.s_[:, top[i] : top[i] + 32, left[i] : left[i] + 32]
-        official = standardised(jittered(image, added[i], factor[i])[cut])
-        paper = jittered(standardised(image)[cut], added[i], factor[i])
-        expected = official if preprocessing == "official" else paper
-        np.testing.assert_allclose(seen.images[i].numpy(), expected, atol=1e-4)
+    samples = zip(seen.images, stored.images.double(), stored.key, strict=True)
+    for image, pixels, key in samples:
+        expected = augmented(pixels.numpy(), key, preprocessing)
+        np.testing.assert_allclose(image.numpy(), expected, atol=1e-4)
 
 
-def test_brightness_of_the_official_code_changes_nothing(standin):
+def training_images(data: SmallNORBDataModule) -> torch.Tensor:
+    _, seen = first_batch(data, "train")
+    return seen.images
+
+
+@pytest.mark.parametrize("brightness", [None, 200.0])
+def test_brightness_of_the_official_code_changes_nothing(standin, brightness):
     """The final standardisation undoes it."""
-    images = [
-        first_batch(standin("fit", brightness=b), "train")[1].images for b in (0.0, None, 200.0)
-    ]
-    torch.testing.assert_close(images[0], images[1], rtol=0, atol=1e-4)
-    torch.testing.assert_close(images[0], images[2], rtol=0, atol=1e-4)
+    without = training_images(standin("fit", brightness=0.0))
+    brighter = training_images(standin("fit", brightness=brightness))
+    torch.testing.assert_close(brighter, without, rtol=0, atol=1e-4)
 
 
-def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(standin):
-    for stereo, differs in [("separate", False), ("channels", True)]:
-        images = [
-            first_batch(standin("fit", contrast=c, stereo=stereo), "train")[1].images
-            for c in (0.0, 0.7)
-        ]
-        assert bool((images[0] - images[1]).abs().max() > 1e-3) is differs
+@pytest.mark.parametrize(("stereo", "differs"), [("separate", False), ("channels", True)])
+def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(
+    standin, stereo, differs
+):
+    without = training_images(standin("fit", contrast=0.0, stereo=stereo))
+    changed = training_images(standin("fit", contrast=0.7, stereo=stereo))
+    difference = (changed - without).abs().max().item()
+    assert (difference > 1e-3) is differs
 
 
 # --- 13 crops
@@ -606,10 +654,10 @@ def test_contrast_of_the_official_code_changes_only_the_offset_between_eyes(stan
 
 OFFICIAL_13 = [
     (8, 8),
-    *[(8, 8), (8, 7), (7, 8), (7, 7)],
-    *[(9, 9), (9, 7), (7, 9), (7, 7)],
-    *[(9, 9), (9, 6), (6, 9), (6, 6)],
-]
+    (8, 8), (8, 7), (7, 8), (7, 7),
+    (9, 9), (9, 7), (7, 9), (7, 7),
+    (9, 9), (9, 6), (6, 9), (6, 6),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("preprocessing", ["official", "paper"])
@@ -617,15 +665,15 @@ def test_thirteen_crops_are_those_of_the_official_code(standin, preprocessing):
     data = standin("test", training=False, testing=True, test_crops=13, preprocessing=preprocessing)
     stored, seen = first_batch(data, "test")
     assert seen.images.shape == (100, 13, 2, 32, 32)
-    assert (seen.labels.shape, seen.factors.shape) == ((100,), (100, 4))
-    full = stored.images.numpy().astype(float)
-    expected = [
-        [still(image, preprocessing, *corner) for corner in OFFICIAL_13] for image in full[:5]
-    ]
-    np.testing.assert_allclose(seen.images[:5].numpy(), np.array(expected), atol=1e-5)
+    assert seen.labels.shape == (100,)
+    assert seen.factors.shape == (100, 4)
+    for number, pixels in enumerate(stored.images[:5].double().numpy()):
+        for crop, (top, left) in zip(seen.images[number], OFFICIAL_13, strict=True):
+            expected = still(pixels, preprocessing, top, left)
+            np.testing.assert_allclose(crop.numpy(), expected, atol=1e-5)
 
 
-def test_thirteen_crops_are_used_only_in_the_test(standin):
-    for name, training in [("train", True), ("val", False), ("train", False)]:
-        _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
-        assert seen.images.shape[1:] == (2, 32, 32)
+@pytest.mark.parametrize(("name", "training"), [("train", True), ("val", False), ("train", False)])
+def test_thirteen_crops_are_used_only_in_the_test(standin, name, training):
+    _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
+    assert seen.images.shape[1:] == (2, 32, 32)

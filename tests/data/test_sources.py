@@ -32,18 +32,8 @@ class DataSet(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)  # of batches.meta
+# of batches.meta
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DATA_SETS = (
     DataSet(CIFAR10Files, CIFAR10DataModule, cifar10_files, CLASSES),
     DataSet(MNISTFiles, MNISTDataModule, mnist_files),
@@ -68,10 +58,12 @@ def files_below(folder: Path) -> list[Path]:
 @pytest.fixture
 def real(tmp_path, monkeypatch, data_set) -> Path:
     """A data directory with the small files; a download fails the test."""
-    (tmp_path / data_set.source.path).mkdir(parents=True)
+    folder = tmp_path / data_set.source.path
+    folder.mkdir(parents=True)
+    checksums = {}
     for file, content in data_set.files.CONTENTS.items():
-        (tmp_path / data_set.source.path / file).write_bytes(content)
-    checksums = {file: md5(content) for file, content in data_set.files.CONTENTS.items()}
+        (folder / file).write_bytes(content)
+        checksums[file] = md5(content)
     monkeypatch.setattr(data_set.source, "checksums", checksums)
     forbid_downloads(monkeypatch)
     return tmp_path
@@ -131,41 +123,44 @@ def test_validation_is_on_the_first_images(data_set, real):
 def test_training_never_reads_the_test_file(data_set, real):
     data = data_set.module(directory=str(real), source="real")
     data.prepare_data()
-    (data.real_source.folder / list(data_set.files.CONTENTS)[-1]).write_bytes(
-        b"poison"
-    )  # all others are for training
+    *_, test_file = data_set.files.CONTENTS  # all others are for training
+    (data.real_source.folder / test_file).write_bytes(b"poison")
     data.setup("fit")
     assert set(data.sets) == {"train", "val"}
 
 
 def test_missing_or_damaged_file_is_named_and_kept(data_set, real, source):
-    number, folder = len(data_set.files.CONTENTS), real / data_set.source.path
+    number = len(data_set.files.CONTENTS)
     for file, whole in data_set.files.CONTENTS.items():
-        path = folder / file
-        for content in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+        path = real / data_set.source.path / file
+        *_, last = whole
+        another_byte = bytes([last ^ 1])
+        for content in (whole[:-100], whole[:-1] + another_byte, b""):
             path.write_bytes(content)
-            with pytest.raises(
-                DataError, match=rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"
-            ):
+            message = rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"
+            with pytest.raises(DataError, match=message):
                 data_set.module(directory=str(real), source=source).setup("fit")
             assert path.read_bytes() == content
         path.unlink()
-        message = f"holds {number - 1} of the {number} files of {data_set.source.name}; missing {file}: add them"
+        found = f"{number - 1} of the {number} files of {data_set.source.name}"
+        message = f"holds {found}; missing {file}: add them"
         with pytest.raises(DataError, match=re.escape(message)):
             data_set.module(directory=str(real), source=source).setup("fit")
         path.write_bytes(whole)
 
 
 def test_file_of_another_format_is_refused_despite_its_checksum(data_set, real, monkeypatch):
-    path = real / data_set.source.path / list(data_set.files.CONTENTS)[-1]
+    *_, test_file = data_set.files.CONTENTS
+    path = real / data_set.source.path / test_file
     for kind, (content, message) in data_set.files.BROKEN.items():
         path.write_bytes(content)
         monkeypatch.setitem(data_set.source.checksums, path.name, md5(content))
         data = data_set.module(directory=str(real), source="real")
         with pytest.raises(DataError, match=message) as caught:
             data.setup("test")
-        assert str(path.parent) in str(caught.value) or "the test set of" in str(caught.value), kind
-        assert "\n" not in str(caught.value), kind
+        error = str(caught.value)
+        assert str(path.parent) in error or "the test set of" in error, kind
+        assert "\n" not in error, kind
         assert data.sets == {}
 
 
@@ -177,10 +172,13 @@ def test_source_real_without_network_names_the_missing_files(
     data = data_set.module(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    folder = str(tmp_path / data_set.source.path)
-    parts = [folder, *data_set.files.CONTENTS, "CAPSULE_LAB_DATA", "no network in tests"]
-    assert [part for part in parts if part not in str(caught.value)] == []
-    assert "\n" not in str(caught.value)
+    error = str(caught.value)
+    assert str(tmp_path / data_set.source.path) in error
+    assert "CAPSULE_LAB_DATA" in error
+    assert "no network in tests" in error
+    for file in data_set.files.CONTENTS:
+        assert file in error
+    assert "\n" not in error
     assert data.sets == {}
 
 
@@ -190,40 +188,36 @@ def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads,
     data.setup("test")
     assert data.provenance["source"] == "real"
     assert len(asked) == len(data_set.files.downloads(data_set.files.CONTENTS))
-    assert files_below(data.directory) == sorted(
-        data.real_source.folder / name for name in data_set.files.CONTENTS
-    )
+    folder = data.real_source.folder
+    assert files_below(data.directory) == sorted(folder / name for name in data_set.files.CONTENTS)
     assert data.sets["test"].images.equal(data_set.files.TEST.images)
     assert capfd.readouterr() == ("", "")
 
 
 def test_download_of_a_wrong_file_is_named(data_set, tmp_path, downloads):
+    reason = ": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes"
     for number, file in enumerate(data_set.files.CONTENTS):
         downloads(**{file: b"a login page"})
-        message = re.escape(file) + (
-            ": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes"
-        )
-        with pytest.raises(DataError, match=message):
-            data_set.module(directory=str(tmp_path / str(number)), source="real").setup("fit")
+        data = data_set.module(directory=str(tmp_path / str(number)), source="real")
+        with pytest.raises(DataError, match=re.escape(file) + reason):
+            data.setup("fit")
 
 
 @pytest.mark.parametrize("option", ["auto", "standin"])
 def test_standin_has_one_warning_and_its_own_provenance(
     data_set, tmp_path, monkeypatch, caplog, option
 ):
-    (without_network if option == "auto" else forbid_downloads)(monkeypatch)
+    if option == "auto":
+        without_network(monkeypatch)
+        reason = f"{data_set.source.name} is not in {tmp_path}"
+    else:
+        forbid_downloads(monkeypatch)
+        reason = "data.source is standin"
     data = data_set.module(directory=str(tmp_path), source=option)
-    with caplog.at_level(logging.DEBUG, "capsule_lab"):
+    with caplog.at_level(logging.WARNING, "capsule_lab"):
         data.setup("fit")
         data.setup("test")
-    (message,) = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    reason = (
-        "data.source is standin"
-        if option == "standin"
-        else f"{data_set.source.name} is not in {tmp_path}"
-    )
+    (message,) = caplog.messages
     assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
     assert "\n" not in message
     name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"

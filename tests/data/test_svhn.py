@@ -11,21 +11,23 @@ from tests.helpers.commands import NO_PICTURES
 
 
 def test_checksums_and_addresses_are_those_of_torchvision():
-    files = [datasets.SVHN.split_list[part] for part in ("train", "test")]
-    assert dict(file[1:] for file in files) == svhn.SVHNFiles.checksums
-    assert [file[0] for file in files] == [svhn.SERVER + name for name in svhn.SVHNFiles.checksums]
+    assert [*svhn.SVHNFiles.checksums] == ["train_32x32.mat", "test_32x32.mat"]
+    for part in ("train", "test"):
+        url, name, md5 = datasets.SVHN.split_list[part]
+        assert url == svhn.SERVER + name
+        assert svhn.SVHNFiles.checksums[name] == md5
 
 
-def test_training_images_are_shifted_only_if_asked():
-    for name, options, moved in (
-        ("train", {}, False),
-        ("train", {"shift": 2}, True),
-        ("val", {"shift": 2}, False),
-    ):
-        data = SVHNDataModule(source="standin", **options)
-        data.setup("fit")
-        stored = data.dataset(name)[torch.arange(20), 0]
-        assert data.transform_batch(stored, name).images.equal(stored.images / 255) is not moved
+@pytest.mark.parametrize(
+    ("name", "options", "is_moved"),
+    [("train", {}, False), ("train", {"shift": 2}, True), ("val", {"shift": 2}, False)],
+)
+def test_training_images_are_shifted_only_if_asked(name, options, is_moved):
+    data = SVHNDataModule(source="standin", **options)
+    data.setup("fit")
+    stored = data.dataset(name)[torch.arange(20), 0]
+    seen = data.transform_batch(stored, name)
+    assert seen.images.equal(stored.images / 255) is not is_moved
 
 
 @pytest.mark.whole  # a whole fit

@@ -33,70 +33,75 @@ def draw(key: int, stream: int) -> int:
 
 
 def chi_square(values: torch.Tensor, cells: int) -> float:
+    """The deviation of whole numbers below ``cells`` from a uniform distribution."""
+    counts = values.bincount(minlength=cells)
     expected = len(values) / cells
-    return float(((values.bincount(minlength=cells) - expected) ** 2 / expected).sum())
+    return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_random_bits_are_the_published_splitmix64():
-    assert tuple(splitmix(1234567, stream) for stream in range(5)) == PUBLISHED
-    assert [transforms.random_bits(torch.tensor([1234567]), n).item() for n in range(5)] == [
-        w >> 1 for w in PUBLISHED
-    ]
+@pytest.mark.parametrize(("stream", "published"), [*enumerate(PUBLISHED)])
+def test_random_bits_are_the_published_splitmix64(stream, published):
+    assert splitmix(1234567, stream) == published
+    key = torch.tensor([1234567])
+    assert transforms.random_bits(key, stream).item() == published >> 1
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
 @pytest.mark.parametrize("key", [0, 1, -1, 59_999, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0])
 def test_random_numbers_equal_big_integers(key, stream):
     keys = torch.tensor([[key], [key]])
-    assert transforms.random_bits(keys, stream).tolist() == [[draw(key, stream)]] * 2
-    upper_24_of_63_bits = draw(key, stream) >> 39
+    bits = draw(key, stream)
+    assert transforms.random_bits(keys, stream).tolist() == [[bits], [bits]]
+    upper_24_of_63_bits = bits >> 39
     for low, high in [(0.0, 1.0), (-63.0, 63.0), (2.0, 2.0)]:
         expected = low + (high - low) * upper_24_of_63_bits / 2**24
-        assert transforms.random_uniform(keys[0], stream, low, high).item() == pytest.approx(
-            expected, 1e-6, 1e-5
-        )
+        drawn = transforms.random_uniform(keys[0], stream, low, high)
+        assert drawn.item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-def test_sample_key_equals_big_integers_in_any_order():
+@pytest.mark.parametrize("seed", [0, 1, 2**31])
+@pytest.mark.parametrize("epoch", [0, 1, 500])
+def test_sample_key_equals_big_integers_in_any_order(seed, epoch):
     order = [59_999, 0, 1, 7]
-    for seed, epoch in product((0, 1, 2**31), (0, 1, 500)):
-        expected = [draw(draw(seed, 0) ^ index, epoch + 1) for index in order]
-        assert transforms.sample_key(seed, epoch, torch.tensor(order)).tolist() == expected
+    run = draw(seed, 0)
+    expected = [draw(run ^ index, epoch + 1) for index in order]
+    assert transforms.sample_key(seed, epoch, torch.tensor(order)).tolist() == expected
 
 
 def test_no_two_samples_share_a_key():
-    keys = torch.cat(
-        [transforms.sample_key(*each, torch.arange(1000)) for each in product(range(5), range(10))]
-    )
-    assert len(keys.unique()) == len(keys)
+    index = torch.arange(1000)
+    runs = product(range(5), range(10))
+    keys = torch.cat([transforms.sample_key(seed, epoch, index) for seed, epoch in runs])
+    assert len(keys.unique()) == len(keys) == 50_000
 
 
 def test_element_keys_are_different_and_do_not_depend_on_the_batch():
     keys = transforms.element_keys(torch.tensor([3, 4, 5]), (2, 30, 40))
     assert keys.shape == (3, 2, 30, 40)
     assert len(keys.unique()) == keys.numel()
-    assert torch.equal(transforms.element_keys(torch.tensor([4]), (2, 30, 40))[0], keys[1])
-    assert torch.equal(transforms.element_keys(torch.tensor([4]), (30, 40))[0], keys[1, 0])
-    uniform = transforms.random_uniform(keys, 0, 0.0, 1.0)
-    assert chi_square((10 * uniform.flatten()).long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
+    (alone,) = transforms.element_keys(torch.tensor([4]), (2, 30, 40))
+    assert alone.equal(keys[1])
+    (smaller,) = transforms.element_keys(torch.tensor([4]), (30, 40))
+    assert smaller.equal(keys[1, 0])
+    uniform = transforms.random_uniform(keys, 0, 0.0, 10.0).flatten()
+    assert chi_square(uniform.long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
 
 
-def test_random_integers_cover_exactly_their_range():
-    for low, high in [(-2, 2), (0, 1), (3, 3), (-1, 8)]:
-        values = transforms.random_integers(torch.arange(2000), 0, low, high)
-        assert values.unique().tolist() == list(range(low, high + 1))
+@pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1), (3, 3), (-1, 8)])
+def test_random_integers_cover_exactly_their_range(low, high):
+    values = transforms.random_integers(torch.arange(2000), 0, low, high)
+    assert values.unique().tolist() == list(range(low, high + 1))
 
 
-@pytest.mark.parametrize("draws", [[(0, 0), (0, 1)], [(0, 0), (1, 0)]], ids=["streams", "epochs"])
-def test_draws_of_one_sample_are_uniform_and_independent(draws):
+@pytest.mark.parametrize(("epoch", "stream"), [(0, 1), (1, 0)], ids=["streams", "epochs"])
+def test_draws_of_one_sample_are_uniform_and_independent(epoch, stream):
     index = torch.arange(50_000)
-    first, second = (
-        transforms.random_integers(transforms.sample_key(0, epoch, index), stream, -2, 2) + 2
-        for epoch, stream in draws
-    )
-    assert (
-        chi_square(5 * first + second, 25) < 60.8
-    )  # 24 degrees of freedom: exceeded once in 20,000
+    key = transforms.sample_key(0, 0, index)
+    other_key = transforms.sample_key(0, epoch, index)
+    first = transforms.random_integers(key, 0, 0, 4)
+    second = transforms.random_integers(other_key, stream, 0, 4)
+    pairs = 5 * first + second
+    assert chi_square(pairs, 25) < 60.8  # 24 degrees of freedom: exceeded once in 20,000
 
 
 def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.ndarray:
@@ -112,35 +117,34 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
 @pytest.mark.parametrize("largest", [2, 3, 5])
 def test_shift_moves_each_image_by_its_own_offset(largest):
     images = torch.arange(1.0, 25 * 2 * 5 * 7 + 1).reshape(25, 2, 5, 7)
-    down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).unbind(1)
+    down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).T
     moved = transforms.shift(images, down, right, largest)
-    np.testing.assert_array_equal(
-        moved.numpy(), shift_slowly(images.numpy(), down.tolist(), right.tolist())
-    )
+    expected = shift_slowly(images.numpy(), down.tolist(), right.tolist())
+    np.testing.assert_array_equal(moved.numpy(), expected)
 
 
 def test_crop_takes_each_image_from_its_own_corner():
     images = torch.arange(25 * 2 * 7 * 8, dtype=torch.float32).reshape(25, 2, 7, 8)
-    top, left = torch.cartesian_prod(torch.arange(5), torch.arange(5)).unbind(1)
-    cropped = transforms.crop(images, top, left, 3)
-    expected = [
-        image[:, t : t + 3, c : c + 3]
-        for image, t, c in zip(images, top.tolist(), left.tolist(), strict=True)
-    ]
-    assert cropped.equal(torch.stack(expected))
+    tops, lefts = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
+    cropped = transforms.crop(images, tops, lefts, 3)
+    for number, (top, left) in enumerate(product(range(5), range(5))):
+        expected = images[number, :, top : top + 3, left : left + 3]
+        assert cropped[number].equal(expected)
 
 
-def test_thirteen_corners_are_the_centre_and_two_diagonals():
-    for size, places in [
+@pytest.mark.parametrize(
+    ("size", "steps"),
+    [
         (24, [(12, 11), (13, 11), (13, 10)]),
         (31, [(9, 8), (9, 7), (10, 7)]),
         (47, [(1, 0), (1, 0), (1, 0)]),
-    ]:
-        centre, *diagonals = transforms.thirteen_corners(48, size)
-        assert centre == transforms.centre_corner(48, size)
-        assert diagonals == [
-            (top, left) for far, near in places for top in (far, near) for left in (far, near)
-        ]
+    ],
+)
+def test_thirteen_corners_are_the_centre_and_two_diagonals(size, steps):
+    expected = [transforms.centre_corner(48, size)]
+    for far, near in steps:
+        expected += [(far, far), (far, near), (near, far), (near, near)]
+    assert transforms.thirteen_corners(48, size) == expected
 
 
 def test_to_unit_interval_fills_the_interval_evenly():
@@ -150,9 +154,8 @@ def test_to_unit_interval_fills_the_interval_evenly():
 
 def test_standardise_limits_the_deviation_from_below():
     images = torch.full((2, 2, 32, 32), 7.0)
-    images[1, 0, 0, 0] = (
-        7.5  # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
-    )
+    # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
+    images[1, 0, 0, 0] = 7.5
     standard = transforms.standardise(images)
     assert standard[0].equal(torch.zeros(2, 32, 32))
     torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
@@ -162,15 +165,16 @@ def test_standardise_limits_the_deviation_from_below():
     ("around", "rows"), [("border", [[1, 1, 1], [4, 4, 4]]), ("zeros", [[0, 0, 1], [0, 0, 4]])]
 )
 def test_affine_pads_with_zeros_or_the_border(around, rows):
-    image, still, size = torch.arange(1.0, 7).view(1, 1, 2, 3), torch.zeros(1), torch.ones(1)
+    image = torch.arange(1.0, 7).view(1, 1, 2, 3)
+    zero, one, two = torch.tensor([[0.0], [1.0], [2.0]])
     moved = transforms.affine(
         image,
-        rotation=still,
-        shear=still,
-        scale_x=size,
-        scale_y=size,
-        right=still + 2,
-        down=still,
+        rotation=zero,
+        shear=zero,
+        scale_x=one,
+        scale_y=one,
+        right=two,
+        down=zero,
         around=around,
     )
     torch.testing.assert_close(moved[0, 0], torch.tensor(rows).float())
@@ -182,29 +186,26 @@ def test_affine_pads_with_zeros_or_the_border(around, rows):
 @pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.0)])
 @pytest.mark.parametrize(("right", "down"), [(0.0, 0.0), (3.0, -5.0)])
 def test_affine_equals_that_of_scipy(rotation, shear, scale_x, scale_y, right, down):
-    image = np.pad(
-        np.random.default_rng(0).random((20, 24)), 10
-    )  # black at the edge, which the two treat apart
+    # black at the edge, which the two treat differently
+    image = np.pad(np.random.default_rng(0).random((20, 24)), 10)
     expected = affine_by_scipy(image, rotation, shear, scale_x, scale_y, right, down)
-    drawn = {
-        "rotation": rotation,
-        "shear": shear,
-        "scale_x": scale_x,
-        "scale_y": scale_y,
-        "right": right,
-        "down": down,
-    }
-    tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
-    moved = transforms.affine(torch.from_numpy(image).float()[None, None], **tensors)
+    moved = transforms.affine(
+        torch.from_numpy(image).float()[None, None],
+        rotation=torch.tensor([rotation]),
+        shear=torch.tensor([shear]),
+        scale_x=torch.tensor([scale_x]),
+        scale_y=torch.tensor([scale_y]),
+        right=torch.tensor([right]),
+        down=torch.tensor([down]),
+    )
     np.testing.assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
 
 
 def test_transform_each_seeds_the_pipeline_with_the_key_of_the_image():
     whole = v2.ToDtype(torch.float32, scale=True)
     pipeline = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip(), whole, v2.GaussianNoise()])
-    images = torch.randint(0, 256, (3, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(
-        torch.uint8
-    )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (3, 3, 10, 10), dtype=torch.uint8, generator=generator)
     key = torch.tensor([7, 2**62 + 5, 0])
     before = torch.get_rng_state()
     results = transforms.transform_each(pipeline, images, key)

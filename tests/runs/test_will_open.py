@@ -274,7 +274,7 @@ def test_record_that_json_cannot_represent_is_not_written(
 
 
 def test_folder_without_unicode_is_refused_where_it_is_listed(tmp_path: Path) -> None:
-    from capsule_lab.data.folder import list_folder
+    from capsule_lab.data.folder_listing import list_folder
 
     folder = pictures(tmp_path / "pictures", ("a", "b"), 1)
     os.rename(os.fsencode(folder / "b"), os.fsencode(folder) + b"/\xed\xa0\x80")

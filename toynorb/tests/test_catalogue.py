@@ -2,37 +2,74 @@ from pathlib import Path
 
 import matplotlib.image
 import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from toynorb.catalogue import toy_sheet
 
 SIZE = 8
+TRAINING = (4, 6, 7, 8, 9)
+INSTANCES = [
+    "0 test", "1 test", "2 test", "3 test", "4 train", "5 test", "6 train", "7 train", "8 train", "9 train",
+]  # fmt: skip
+DEGREES = [
+    "0°", "20°", "40°", "60°", "80°", "100°", "120°", "140°", "160°",
+    "180°", "200°", "220°", "240°", "260°", "280°", "300°", "320°", "340°",
+]  # fmt: skip
 
 
 def images(rows: int, columns: int) -> np.ndarray:
-    """Each of a grey of its own."""
+    """Images of one grey each, numbered row by row."""
     greys = np.arange(rows * columns, dtype=np.uint8).reshape(rows, columns, 1, 1)
     return np.broadcast_to(greys, (rows, columns, SIZE, SIZE))
 
 
-def test_contact_sheet_shows_every_image_below_its_caption(tmp_path: Path) -> None:
-    blocks = [
-        ("instance", 2, [f"{i} {'train' if i in (4, 6, 7, 8, 9) else 'test'}" for i in range(10)]),
-        ("azimuth", 3, [f"{20 * i}°" for i in range(18)]),
-        ("lighting", 1, list("012345")),
-    ]
-    greys = [images(rows, len(captions)) for _, rows, captions in blocks]
-    sheet = toy_sheet(*greys, categories=("animal", "car"), training=(4, 6, 7, 8, 9), title="toys")
-    for axes, (name, rows, captions) in zip(sheet.axes, blocks, strict=True):
-        mosaic = np.asarray(axes.images[0].get_array())
-        middles = [round(float(x)) for x in axes.get_xticks()]
-        assert axes.get_title(loc="left") == name
-        assert [label.get_text() for label in axes.get_xticklabels()] == captions
-        found = mosaic[np.arange(rows) * (SIZE + 2) + SIZE // 2][:, middles]
-        assert found.ravel().tolist() == list(range(rows * len(captions)))
-        assert (mosaic == 255).any()
-    assert [label.get_text() for label in sheet.axes[0].get_yticklabels()] == ["animal", "car"]
+@pytest.fixture(scope="module")
+def sheet() -> Figure:
+    return toy_sheet(
+        images(2, 10),
+        images(3, 18),
+        images(1, 6),
+        categories=("animal", "car"),
+        training=TRAINING,
+        title="toys",
+    )
+
+
+def column_captions(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("block", "title", "rows", "captions"),
+    [
+        (0, "instance", 2, INSTANCES),
+        (1, "azimuth", 3, DEGREES),
+        (2, "lighting", 1, ["0", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_contact_sheet_shows_every_image_below_its_caption(
+    sheet: Figure, block: int, title: str, rows: int, captions: list[str]
+) -> None:
+    axes = sheet.axes[block]
+    assert axes.get_title(loc="left") == title
+    assert column_captions(axes) == captions
+    mosaic = np.asarray(axes.images[0].get_array())
+    row_middles = np.arange(rows) * (SIZE + 2) + SIZE // 2
+    column_middles = axes.get_xticks().round().astype(int)
+    found = mosaic[np.ix_(row_middles, column_middles)]
+    assert found.ravel().tolist() == list(range(rows * len(captions)))
+    assert (mosaic == 255).any()
+
+
+def test_contact_sheet_has_categories_and_a_title_and_can_be_saved(
+    sheet: Figure, tmp_path: Path
+) -> None:
+    toys, _, lightings = sheet.axes
+    assert [label.get_text() for label in toys.get_yticklabels()] == ["animal", "car"]
     assert sheet.get_suptitle() == "toys"
-    widths = [axes.images[0].get_array().shape[1] for axes in sheet.axes]
-    assert widths[2] == widths[0], "lightings are shown as large as toys"
+    toys_width = toys.images[0].get_array().shape[1]
+    assert lightings.images[0].get_array().shape[1] == toys_width, "they have the same scale"
     sheet.savefig(tmp_path / "sheet.png")
     assert matplotlib.image.imread(tmp_path / "sheet.png")[..., :3].std() > 0

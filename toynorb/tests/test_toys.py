@@ -19,7 +19,8 @@ toy_of = functools.cache(make_toy)
 
 
 def distance(shape: Shape, x: float, y: float, z: float) -> float:
-    (found,) = shape.distance(*(np.array([value], np.float32) for value in (x, y, z)))
+    point = np.array([[x], [y], [z]], np.float32)
+    (found,) = shape.distance(*point)
     assert found.dtype == np.float32
     return float(found)
 
@@ -36,15 +37,26 @@ tin = functools.partial(one, "cylinder", (0, 0, 1), 0.2, 0.5, edge=0.01)
 block = functools.partial(one, "box", (0, 0, 1), (0.5, 0.3, 0.2), edge=0.01)
 
 DISTANCES = [
-    (ball(), (0, 0.5, 1.5), 0.25), (ball(), (0, -0.5, 1), 0.75), (ball(mirrored=True), (0, -0.5, 1.5), 0.25),
-    (rod(), (0, 0, 1.5), 0.4), (rod(), (0.5, 0, 1.5), 0.3), (rod(), (2, 0, 1), 0.7),
-    (tin("x"), (0.8, 0, 1), 0.3), (tin("x"), (0, 0.4, 1), 0.2), (tin("y"), (0, 0.8, 1), 0.3),
-    (tin("z"), (0, 0, 1.8), 0.3), (tin("z"), (0.4, 0, 1), 0.2),
-    (tin("x", turned=(90, 0, 0)), (0, 0.8, 1), 0.3), (tin("x", turned=(0, 90, 0)), (0, 0, 0.2), 0.3),
+    (ball(), (0, 0.5, 1.5), 0.25),
+    (ball(), (0, -0.5, 1), 0.75),
+    (ball(mirrored=True), (0, -0.5, 1.5), 0.25),
+    (rod(), (0, 0, 1.5), 0.4),
+    (rod(), (0.5, 0, 1.5), 0.3),
+    (rod(), (2, 0, 1), 0.7),
+    (tin("x"), (0.8, 0, 1), 0.3),
+    (tin("x"), (0, 0.4, 1), 0.2),
+    (tin("y"), (0, 0.8, 1), 0.3),
+    (tin("z"), (0, 0, 1.8), 0.3),
+    (tin("z"), (0.4, 0, 1), 0.2),
+    (tin("x", turned=(90, 0, 0)), (0, 0.8, 1), 0.3),
+    (tin("x", turned=(0, 90, 0)), (0, 0, 0.2), 0.3),
     (tin("y", turned=(0, 0, 90)), (0, 0, 1.8), 0.3),
-    (block(), (0.8, 0, 1), 0.3), (block(), (0, -0.8, 1), 0.5), (block(), (0, 0, 1.8), 0.6),
-    (block(), (0.5 + 0.3, 0.3 + 0.4, 1), 0.5), (block(), (0, 0, 1), -0.2),
-]  # fmt: skip
+    (block(), (0.8, 0, 1), 0.3),
+    (block(), (0, -0.8, 1), 0.5),
+    (block(), (0, 0, 1.8), 0.6),
+    (block(), (0.5 + 0.3, 0.3 + 0.4, 1), 0.5),
+    (block(), (0, 0, 1), -0.2),
+]
 LEANING = [  # a face that leans; a point that is nearer to it, and one that is farther
     ({"front": (1, 0)}, (0.8, 0, 0.9), (0.8, 0, 1.1)),
     ({"front": (0, 1)}, (0.8, -0.2, 1), (0.8, 0.2, 1)),
@@ -59,7 +71,8 @@ def test_distances_are_those_of_the_shapes():
     for shape, point, expected in DISTANCES:
         assert distance(shape, *point) == pytest.approx(expected, abs=0.006), point  # rounded edges
     for lean, nearer, farther in LEANING:
-        assert distance(block(**lean), *nearer) < distance(block(**lean), *farther) - 0.1, lean
+        shape = block(**lean)
+        assert distance(shape, *nearer) < distance(shape, *farther) - 0.1, lean
 
 
 def test_union_of_parts_is_smooth():
@@ -70,29 +83,31 @@ def test_union_of_parts_is_smooth():
         assert distance(shape, 0, 0, 1) == pytest.approx(expected)
 
 
+def kinds_of(category: int, instances: tuple[int, ...]) -> set[str]:
+    return {toynorb.kind_of(category, instance) for instance in instances}
+
+
 def test_splits_together_have_all_instances_and_kinds():
-    splits = toynorb.TRAIN_INSTANCES, toynorb.TEST_INSTANCES
-    assert sorted(sum(splits, ())) == list(range(toynorb.INSTANCES))
+    instances = [*toynorb.TRAIN_INSTANCES, *toynorb.TEST_INSTANCES]
+    assert sorted(instances) == list(range(toynorb.INSTANCES))
     assert toynorb.CATEGORIES == ("animal", "human", "airplane", "truck", "car")
     for category, module in enumerate((animals, humans, airplanes, trucks, cars)):
-        train, test = (
-            {toynorb.kind_of(category, instance) for instance in split} for split in splits
-        )
-        assert (
-            (len(train), len(test - train), len(train | test))
-            == (5, 2, 7)
-            == (5, 2, len(module.KINDS))
-        )
+        train = kinds_of(category, toynorb.TRAIN_INSTANCES)
+        test = kinds_of(category, toynorb.TEST_INSTANCES)
+        assert len(train) == 5
+        assert len(test - train) == 2
+        assert train | test == {*module.KINDS}
+        assert len(module.KINDS) == 7
 
 
 def test_toys_have_the_recorded_hash():
     """All parts of all toys in order; ``test_pixels_have_the_recorded_hashes`` covers the images."""
-    parts = (
-        array.tobytes()
-        for c, i in product(range(5), range(10))
-        for array in toy_of(c, i).parts_and_box
-    )
-    assert hashlib.sha256(b"".join(parts)).hexdigest()[:16] == "25856fd1308ba3ea"
+    digest = hashlib.sha256()
+    for category, instance in product(range(5), range(10)):
+        parts, box = toy_of(category, instance).parts_and_box
+        digest.update(parts.tobytes())
+        digest.update(box.tobytes())
+    assert digest.hexdigest()[:16] == "25856fd1308ba3ea"
 
 
 @pytest.mark.parametrize("category", range(5))
@@ -100,23 +115,24 @@ def test_toy_stands_on_the_table_inside_the_scanned_box(category):
     """From all sides, and never on the two outermost rows and columns of 48."""
     grid = np.arange(-1.6, 1.6, 0.04).astype(np.float32)
     x, y = np.meshgrid(grid, grid)
+    table = np.zeros_like(x)
     for instance in range(10):
         toy = toy_of(category, instance)
-        assert max(*(abs(edge) for edge in toy.low[:2]), *toy.high[:2]) < 1.6
-        assert 0.3 < toy.high[2] < 2.3
-        assert toy.low[2] == 0
+        low_x, low_y, low_z = toy.low
+        high_x, high_y, high_z = toy.high
+        assert -1.6 < low_x < high_x < 1.6
+        assert -1.6 < low_y < high_y < 1.6
+        assert low_z == 0
+        assert 0.3 < high_z < 2.3
         assert 0.5 < toy.extent < 1.6
         assert abs(toy.heading) <= 12
-        assert (
-            -0.15 < toy.shape.distance(x, y, np.zeros_like(x)).min() < 0.03
-        )  # some trunks rest on it
+        assert -0.15 < toy.shape.distance(x, y, table).min() < 0.03  # some trunks rest on it
         for elevation, azimuth in ((30, 0), (30, 100), (70, 60)):
-            image = shade(toy, view(toy, elevation, azimuth, -1), *pixels(48), [0]).toy.reshape(
-                48, 48
-            )
-            assert 0.02 < image.mean() < 0.5
-            assert not image[[0, 1, -2, -1]].any()
-            assert not image[:, [0, 1, -2, -1]].any()
+            seen = shade(toy, view(toy, elevation, azimuth, -1), *pixels(48), [0])
+            is_toy = seen.toy.reshape(48, 48)
+            assert 0.02 < is_toy.mean() < 0.5
+            assert not is_toy[[0, 1, -2, -1]].any()
+            assert not is_toy[:, [0, 1, -2, -1]].any()
 
 
 def test_box_contains_the_whole_toy():
@@ -124,7 +140,6 @@ def test_box_contains_the_whole_toy():
     assert toy.low == pytest.approx((-0.6, -0.3, 0), abs=0.1)
     assert toy.high == pytest.approx((1, 0.3, 0.8), abs=0.1)
     assert toy.centre == pytest.approx((0.2, 0, 0.4), abs=0.05)
-    corner = math.hypot(0.8, 0.3) * math.sin(math.radians(70)) + 0.4 * math.cos(
-        math.radians(70)
-    )  # from high above
+    above = math.radians(70)
+    corner = math.hypot(0.8, 0.3) * math.sin(above) + 0.4 * math.cos(above)
     assert toy.extent == pytest.approx(corner, abs=0.05)

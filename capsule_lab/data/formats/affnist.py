@@ -22,20 +22,11 @@ from capsule_lab.errors import DataError
 NAME = "affNIST"
 SIZE = 40  # pixels a side; affNIST's page
 VERSIONS = 32  # of each digit; affNIST's page
-TEST_DIGITS = (
-    980,
-    1135,
-    1032,
-    1010,
-    982,
-    892,
-    958,
-    1028,
-    974,
-    1009,
-)  # of each class in MNIST's test set, LeCun 1998
+TEST_DIGITS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
+"""Number of digits of each class in MNIST's test set; LeCun 1998."""
 SERVER = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/"
-FILE, ARCHIVE = "test.mat", "test.mat.zip"
+FILE = "test.mat"
+ARCHIVE = "test.mat.zip"
 # tensorflow_datasets, checksums.tsv; none is published for the unpacked file
 SHA256 = "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a"
 
@@ -63,7 +54,8 @@ def load(folder: Path) -> Images:
     It is read from ``test.mat.zip`` in ``folder``, else from ``test.mat``. Raise a ``DataError`` if that is missing or
     unreadable, or does not contain 32 versions of each MNIST test digit.
     """
-    archive, path = folder / ARCHIVE, folder / FILE
+    archive = folder / ARCHIVE
+    path = folder / FILE
     if archive.is_file():
         with reading(archive, NAME), zipfile.ZipFile(archive) as packed:
             (member,) = (name for name in packed.namelist() if Path(name).name == FILE)
@@ -71,14 +63,20 @@ def load(folder: Path) -> Images:
                 images = load_mat(archive / FILE, file)
     else:
         images = load_mat(path)
-    digits, counts = (values.tolist() for values in images.labels.unique(return_counts=True))
+    _check_counts(images, path)
+    return images
+
+
+def _check_counts(images: Images, path: Path) -> None:
+    """Check that there are ``VERSIONS`` of each of MNIST's test digits."""
+    unique, number = images.labels.unique(return_counts=True)
+    digits, counts = unique.tolist(), number.tolist()
     expected = [VERSIONS * count for count in TEST_DIGITS]
     if digits != list(range(10)) or counts != expected:
         raise DataError(
             f"{path} holds {len(images.labels)} images, {counts} of the labels {digits}; expected {sum(expected)}, "
             f"{expected} of 0 to 9: use the test set of 32x/transformed, {VERSIONS} versions of each MNIST test digit"
         )
-    return images
 
 
 def load_mat(path: Path, opened: Any = None) -> Images:
@@ -88,26 +86,24 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     MATLAB file, or lacks a field with the right shape and type.
     """
     with reading(path, NAME):
-        struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[
-            _VARIABLE
-        ][0, 0]
-        images, labels, transforms = (struct[name] for name in _FIELDS)
-        shapes, count = [images.shape, labels.shape, transforms.shape[1:]], labels.size
+        content = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])
+        struct = content[_VARIABLE][0, 0]
+        fields = [struct[name] for name in _FIELDS]
+        images, labels, transforms = fields
+        count = labels.size
+        shapes = [images.shape, labels.shape, transforms.shape[1:]]
         if images.dtype != np.uint8 or shapes != [(SIZE * SIZE, count), (1, count), (count,)]:
-            fields = ", ".join(
-                f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS
-            )
-            raise ValueError(f"its {', '.join(_FIELDS)} are {fields}")
+            found = [f"{field.dtype} of shape {field.shape}" for field in fields]
+            raise ValueError(f"its {', '.join(_FIELDS)} are {', '.join(found)}")
         factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
-        if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
+        classes = labels[0].astype(np.int64)
+        if not np.isfinite(factors).all() or (labels[0] != classes).any():
             raise ValueError(
                 "it has transforms that are not finite, or labels that are not integers"
             )
     # MATLAB stores columns contiguously: every image is contiguous, and this does not copy
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
-    return Images(
-        *(torch.from_numpy(array) for array in (pixels, labels[0].astype(np.int64), factors))
-    )
+    return Images(torch.from_numpy(pixels), torch.from_numpy(classes), torch.from_numpy(factors))
 
 
 def download(scratch: Path) -> None:

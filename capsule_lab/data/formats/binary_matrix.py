@@ -42,9 +42,11 @@ def read_matrix(path: Path) -> np.ndarray:
             else:
                 content = np.frombuffer(gzip.decompress(file.read()), np.uint8)
         magic, dimensions = struct.unpack_from("<Ii", content)
-        sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
+        stored_sizes = max(dimensions, _FEWEST_SIZES)
+        sizes = struct.unpack_from(f"<{stored_sizes}i", content, 8)
         shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # raises for negative sizes
-        return content[8 + 4 * len(sizes) :].view(_KINDS[magic]).reshape(shape)
+        numbers = content[8 + 4 * stored_sizes :]
+        return numbers.view(_KINDS[magic]).reshape(shape)
     except (OSError, EOFError, zlib.error, struct.error, KeyError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(
@@ -54,8 +56,9 @@ def read_matrix(path: Path) -> np.ndarray:
 
 def write_matrix(path: Path, array: np.ndarray) -> None:
     """Write ``array``, compressed if the name ends in ``.gz``; raise a ``KeyError`` if the format lacks its dtype."""
-    sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
+    sizes = array.shape + (1,) * (_FEWEST_SIZES - array.ndim)
     magic = _MAGICS[array.dtype.newbyteorder("=")]
+    header = struct.pack(f"<Ii{len(sizes)}i", magic, array.ndim, *sizes)
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
-        file.write(struct.pack(f"<{2 + len(sizes)}i", magic, array.ndim, *sizes))
+        file.write(header)
         file.write(np.ascontiguousarray(array, _KINDS[magic]).data)

@@ -1,8 +1,8 @@
 """Reader of CIFAR10's files, which are Python 2 pickles; it does not run other code that a pickle may contain.
 
 A file can be forged with the right MD5. Its instructions are therefore read first, and only those of the published
-files are allowed; then they are executed with records of this file in the place of numpy's classes, and the array is
-made here from its bytes.
+files are allowed. Then they are executed with inert objects in place of numpy's classes, and the array is made from
+its bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import pickletools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +30,25 @@ _INSTRUCTIONS = {
 """Names in ``pickletools`` of what protocol 2 needs for text, integers, lists, one dictionary and numpy's array."""
 _MOST_TUPLES = 10  # ours: the files have 6; the hash of deeply nested ones overflows the stack of C
 _NAMES = ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
-_UINT8 = (
-    ("u1", 0, 1),
-    (3, "|", None, None, None, -1, -1, 0),
-)  # arguments and state of numpy's dtype
+# numpy's dtype of unsigned bytes, as it is pickled
+_UINT8_ARGUMENTS = ("u1", 0, 1)
+_UINT8_STATE = (3, "|", None, None, None, -1, -1, 0)
 
 
-def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Read the pixels ``(n, 3, 32, 32)`` and labels ``(n,)`` of one file.
+class StoredBatch(NamedTuple):
+    """The content of one file.
+
+    Attributes:
+        pixels: ``(n, 3, 32, 32)``.
+        labels: ``(n,)``, indices of ``CLASSES``.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+
+
+def read_batch(path: Path) -> StoredBatch:
+    """Read one file.
 
     Raises:
         DataError: if the file has another format, or a label is out of range.
@@ -46,16 +57,18 @@ def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
         _check_instructions(file.read())
         file.seek(0)
         batch = _InertUnpickler(file, encoding="latin1").load()
-        if type(batch) is not dict or not batch.keys() >= {"data", "labels"}:
-            found = ", ".join(map(str, batch)) if type(batch) is dict else type(batch).__name__
-            raise ValueError(f"it has {found}, not data and labels")
-        pixels, labels = _pixels(batch["data"]), _labels(batch["labels"])
+        if type(batch) is not dict:
+            raise ValueError(f"it has {type(batch).__name__}, not data and labels")
+        if not batch.keys() >= {"data", "labels"}:
+            raise ValueError(f"it has {', '.join(map(str, batch))}, not data and labels")
+        pixels = _pixels(batch["data"])
+        labels = _labels(batch["labels"])
     if len(labels) != len(pixels):
         raise DataError(
             f"{path} holds {len(pixels)} images and {len(labels)} labels; expected as many labels as images: remove it "
             "and its folder to download them again"
         )
-    return pixels.reshape(-1, 3, SIZE, SIZE), labels
+    return StoredBatch(pixels.reshape(-1, 3, SIZE, SIZE), labels)
 
 
 def _check_instructions(content: bytes) -> None:
@@ -67,19 +80,21 @@ def _check_instructions(content: bytes) -> None:
             raise ValueError(
                 f"it has the instruction {name} of pickle; only arrays and lists are allowed"
             )
-        if name == "GLOBAL" and (function := str(argument).replace(" ", ".")) not in _NAMES:
-            raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
-        if name == "LONG_BINPUT" and int(argument or 0) > len(
-            content
-        ):  # memory for so many objects would be allocated
+        if name == "GLOBAL":
+            function = str(argument).replace(" ", ".")
+            if function not in _NAMES:
+                raise ValueError(f"it names {function[:80]}; only numpy's arrays are allowed")
+        # pickle would allocate memory for so many objects
+        if name == "LONG_BINPUT" and int(argument or 0) > len(content):
             raise ValueError(f"it has object number {argument} in {len(content)} bytes")
-        tuples += name.startswith("TUPLE")
+        if name.startswith("TUPLE"):
+            tuples += 1
     if tuples > _MOST_TUPLES:
         raise ValueError(f"it has {tuples} tuples; expected at most {_MOST_TUPLES}")
 
 
 class _Inert:
-    """What stands in the place of a class or function of numpy, and of what it returns: only keeps its arguments."""
+    """Replaces a class or function of numpy and what it returns; it only keeps its arguments."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name = name
@@ -103,21 +118,24 @@ def _pixels(array: Any) -> npt.NDArray[np.uint8]:
     if type(array) is not _Inert or type(array.state) is not tuple or len(array.state) != 5:
         raise ValueError("its data is not an array")
     _, shape, dtype, is_fortran, content = array.state
-    if (
-        type(dtype) is not _Inert
-        or (dtype.arguments, dtype.state) != _UINT8
-        or is_fortran is not False
-    ):
+    if not _is_uint8(dtype) or is_fortran is not False:
         raise ValueError("its data is not uint8, row by row")
     if type(content) is not str or type(shape) is not tuple:
         raise ValueError("its data has no bytes or no shape")
     size = 3 * SIZE**2
-    if shape != (len(content) // size, size) or len(content) % size:
+    number, remainder = divmod(len(content), size)
+    if shape != (number, size) or remainder:
         raise ValueError(
             f"its data has {len(content)} bytes of shape {str(shape)[:80]}; expected (n, {size})"
         )
     pixels = bytearray(content, "latin1")  # from_numpy warns of an array that cannot be written
     return np.frombuffer(pixels, np.uint8).reshape(-1, size)
+
+
+def _is_uint8(dtype: Any) -> bool:
+    if type(dtype) is not _Inert:
+        return False
+    return dtype.arguments == _UINT8_ARGUMENTS and dtype.state == _UINT8_STATE
 
 
 def _labels(labels: Any) -> npt.NDArray[np.int64]:

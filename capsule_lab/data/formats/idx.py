@@ -19,12 +19,12 @@ _UNSIGNED_BYTES = b"\0\0\x08"
 
 
 def read_idx(path: Path, dimensions: int, largest: int) -> Tensor:
-    """Return the numbers in ``path`` as an uint8 tensor of so many dimensions.
+    """Return the numbers in ``path`` as a uint8 tensor with this number of dimensions.
 
     Raises:
         OSError, EOFError, zlib.error: if the file is not a regular one, or cannot be unpacked.
-        ValueError: if it has another header, or not the length that its header states, or more than ``largest`` bytes
-            when it is unpacked. Nothing longer is unpacked.
+        ValueError: if its header or its length is wrong, or if it has more than ``largest`` bytes when it is unpacked.
+            No more than these are unpacked.
     """
     with open_content(path) as file:
         kind = file.read(len(_UNSIGNED_BYTES) + 1)

@@ -25,14 +25,13 @@ Bytes = npt.NDArray[np.uint8]
 log = logging.getLogger(__name__)
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Endings of the names of pictures, in small or capital letters."""
+"""Endings of the names of pictures, in lower or upper case."""
 
 DIGIT_SIZE, DIGIT_BOX = 28, 20  # LeCun 1998: pixels of an image, and of the box around its digit
-MOST_PIXELS = (
-    50_000_000  # ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
-)
+# ours: 400 MB of float64; JPEGs of more are reduced while they are decoded
+MOST_PIXELS = 50_000_000
 _SAMPLE_FORMAT, _UNSIGNED, _SIGNED = 339, 1, 2  # a tag of TIFF and its values
-_HIDDEN = (".", "__MACOSX")  # names that begin so are files of the operating system
+_HIDDEN = (".", "__MACOSX")  # beginnings of names that operating systems use
 _LARGEST = 400  # ours: a larger picture is reduced first, so that noise of the camera is averaged
 _FAINTEST = 0.1  # ours: least contrast of ink, of the range of a picture; noise and shades of paper have less
 _INK = 0.3  # ours: least darkness of ink, relative to the darkest
@@ -60,12 +59,12 @@ def pictures_in(folder: Path) -> list[str]:
     found: list[str] = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not is_hidden(name)]
-        found += [
-            os.path.join(parent, name)
-            for name in files
-            if name.lower().endswith(ENDINGS) and not is_hidden(name)
-        ]
+        found += [os.path.join(parent, name) for name in files if _is_picture(name)]
     return sorted(found)
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not is_hidden(name)
 
 
 def open_picture(path: str | Path, size: int | None = None) -> Image.Image:
@@ -94,14 +93,16 @@ def _check_size(picture: Image.Image) -> None:
     if number == 1:
         raise DataError("it has a single pixel")
     if number > MOST_PIXELS:
+        found, most = number / 1e6, MOST_PIXELS / 1e6
         raise DataError(
-            f"it has {number / 1e6:.0f} million pixels; expected at most {MOST_PIXELS / 1e6:.0f} million: reduce it"
+            f"it has {found:.0f} million pixels; expected at most {most:.0f} million: reduce it"
         )
 
 
 def _check_numbers(picture: Image.Image) -> None:
-    """Check numbers that Pillow takes for those of another type: of TIFF, signed ones of 8 bits, unsigned of 32."""
-    kind = getattr(picture, "tag_v2", {}).get(_SAMPLE_FORMAT, (_UNSIGNED,))[0]
+    """Refuse TIFF files whose numbers Pillow reads as those of another type: signed of 8 bits, unsigned of 32 bits."""
+    tags = getattr(picture, "tag_v2", {})
+    kind, *_ = tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))
     if kind == _SIGNED and picture.mode not in ("I", "I;16"):
         raise DataError("it has signed numbers of 8 bits; expected unsigned ones: convert it")
     if kind == _UNSIGNED and picture.mode == "I" and np.asarray(picture).min() < 0:
@@ -118,13 +119,14 @@ def why_unreadable(error: Exception) -> str:
         return "it is not a picture"
     if isinstance(error, Image.DecompressionBombError):
         return "it has more pixels than Pillow's limit against decompression bombs"
-    return getattr(error, "strerror", None) or one_line(error)[:120] or type(error).__name__
+    reason = getattr(error, "strerror", None) or one_line(error)[:120]
+    return reason or type(error).__name__
 
 
 def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
     """Return a picture upright, in grey (``"L"``) or colour (``"RGB"``), on ``background`` where it is transparent.
 
-    Of an animation or a stack it is the first frame. Numbers of 16 bits or more are scaled by their own range to 8.
+    Of an animation or a stack, the first frame is used. Numbers of 16 bits or more are scaled by their range to 8 bits.
 
     Raises:
         DataError: if it has numbers that are not finite, or cannot be converted.
@@ -142,7 +144,7 @@ def opaque(picture: Image.Image, background: str = "white") -> Image.Image:
 
 
 def _scaled(picture: Image.Image) -> Image.Image:
-    """Scale numbers of 16 bits or more by their own range to 8 bits."""
+    """Scale numbers of 16 bits or more by their range to 8 bits."""
     _warn_of_scaling()
     if picture.has_transparency_data:
         raise DataError("it has 16 bits and a transparent value; expected 8 bits: convert it")
@@ -151,10 +153,13 @@ def _scaled(picture: Image.Image) -> Image.Image:
         raise DataError(
             "it has pixels that are not finite numbers; expected finite ones: replace them"
         )
-    low, high = values.min(), values.max()
-    values -= low  # in place: a large picture takes gigabytes otherwise
-    values *= 255 / max(high - low, 1e-12)
-    return Image.fromarray(values.round(out=values).astype(np.uint8))
+    low = values.min()
+    extent = max(values.max() - low, 1e-12)
+    # in place: a large picture takes gigabytes otherwise
+    values -= low
+    values *= 255 / extent
+    values.round(out=values)
+    return Image.fromarray(values.astype(np.uint8))
 
 
 @functools.cache
@@ -177,7 +182,7 @@ def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit, background: st
     """Fit a picture of mode ``"L"`` or ``"RGB"`` to ``size``, ``(width, height)``.
 
     Args:
-        fit: ``"crop"`` cuts off what the shape of ``size`` does not show, ``"pad"`` adds ``background``, and
+        fit: ``"crop"`` cuts off what has no place in the shape of ``size``, ``"pad"`` adds ``background``, and
             ``"stretch"`` changes the proportions.
     """
     if fit == "crop":
@@ -189,8 +194,11 @@ def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit, background: st
 
 def as_pixels(picture: Image.Image, channels: int) -> UInt8[Tensor, "channel height width"]:
     """Return the pixels of a picture without transparency as grey values or as colours."""
-    pixels = np.array(picture.convert("L" if channels == 1 else "RGB"))
-    return torch.from_numpy(pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0).copy())
+    if channels == 1:
+        grey = np.array(picture.convert("L"))
+        return torch.from_numpy(grey[None])
+    colours = np.array(picture.convert("RGB"))
+    return torch.from_numpy(np.moveaxis(colours, 2, 0).copy())
 
 
 def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor, "1 28 28"]:
@@ -205,14 +213,13 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
     Raises:
         DataError: if the picture is blank.
     """
-    from scipy import ndimage  # slow to import
-
     grey = _grey(picture)
     grey.thumbnail((_LARGEST, _LARGEST), Image.Resampling.BOX)
     pixels = np.asarray(grey, dtype=np.float64) / 255
     edge = np.ones(pixels.shape, dtype=bool)
     edge[1:-1, 1:-1] = False
-    is_dark = np.median(pixels[edge]) > (pixels.min() + pixels.max()) / 2
+    middle_of_range = (pixels.min() + pixels.max()) / 2
+    is_dark = np.median(pixels[edge]) > middle_of_range
     if polarity == "dark_on_light" or (polarity == "auto" and is_dark):
         pixels = 1 - pixels
     pixels = (pixels - _paper(pixels, edge)).clip(0)
@@ -221,29 +228,47 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
             "the picture is blank, or its digit has too little contrast; expected one dark digit on light paper, or a "
             "light one on dark: draw it with more contrast, or give its polarity, dark_on_light or light_on_dark"
         )
+    return torch.from_numpy(_centred(_box_around_ink(pixels))[None])
+
+
+def _box_around_ink(pixels: npt.NDArray[np.float64]) -> Bytes:
+    """Return the smallest box around the strokes, without specks; the brightest pixel becomes 255."""
+    from scipy import ndimage  # slow to import
+
     strokes, number = ndimage.label(pixels > _INK * pixels.max(), np.ones((3, 3)))
     sizes = ndimage.sum_labels(np.ones_like(pixels), strokes, np.arange(number + 1))
-    sizes[0] = 0
-    ink = np.isin(strokes, np.flatnonzero(sizes > _SPECK * sizes.max()))
-    pixels = np.where(
-        ndimage.binary_dilation(ink, iterations=2), pixels, 0
-    )  # 2: the soft edge of a stroke
+    sizes[0] = 0  # the background
+    kept = np.flatnonzero(sizes > _SPECK * sizes.max())
+    ink = np.isin(strokes, kept)
+    with_soft_edge = ndimage.binary_dilation(ink, iterations=2)  # 2: width of the edge of a stroke
+    pixels = np.where(with_soft_edge, pixels, 0)
     box = ndimage.find_objects(ink.astype(np.int64))[0]
-    cropped = Image.fromarray((pixels[box] * (255 / pixels.max())).round().astype(np.uint8))
-    scale = DIGIT_BOX / max(cropped.size)
-    width, height = (max(1, round(side * scale)) for side in cropped.size)
-    small = np.asarray(cropped.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
-    centre = ndimage.center_of_mass(small)
-    starts = [
-        round((DIGIT_SIZE - 1) / 2 - middle) for middle in centre
-    ]  # -1: positions are middles of pixels
-    top, left = (
-        min(max(start, 0), DIGIT_SIZE - side)
-        for start, side in zip(starts, small.shape, strict=True)
-    )
-    digit = np.zeros((1, DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
-    digit[0, top : top + height, left : left + width] = (small * (255 / small.max())).round()
-    return torch.from_numpy(digit)
+    scale = 255 / pixels.max()
+    return (pixels[box] * scale).round().astype(np.uint8)
+
+
+def _centred(digit: Bytes) -> Bytes:
+    """Scale a digit to the box of MNIST's digits, and put its centre of mass in the middle of an image."""
+    from scipy import ndimage
+
+    picture = Image.fromarray(digit)
+    scale = DIGIT_BOX / max(picture.size)
+    width = max(1, round(picture.width * scale))
+    height = max(1, round(picture.height * scale))
+    small = np.asarray(picture.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
+    row, column = ndimage.center_of_mass(small)
+    top = _start(row, height)
+    left = _start(column, width)
+    image = np.zeros((DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
+    image[top : top + height, left : left + width] = (small * (255 / small.max())).round()
+    return image
+
+
+def _start(centre: float, side: int) -> int:
+    """Return the first pixel of a digit of ``side`` pixels, so that ``centre`` is in the middle and no pixel is cut."""
+    middle = (DIGIT_SIZE - 1) / 2  # -1: positions are middles of pixels
+    start = round(middle - centre)
+    return min(max(start, 0), DIGIT_SIZE - side)
 
 
 def _grey(picture: Image.Image) -> Image.Image:
@@ -261,11 +286,11 @@ def _paper(pixels: npt.NDArray[np.float64], edge: npt.NDArray[np.bool_]) -> npt.
     """Return the plane through the grey values at the edge; ink that touches the edge is left out."""
     rows, columns = np.indices(pixels.shape) / max(pixels.shape)
     terms = np.stack([np.ones_like(pixels), rows, columns], axis=-1)
-    use = edge
+    is_paper = edge
     for _ in range(3):  # ours: the plane no longer changes afterwards
-        plane = terms @ np.linalg.lstsq(terms[use], pixels[use], rcond=None)[0]
+        coefficients, *_ = np.linalg.lstsq(terms[is_paper], pixels[is_paper], rcond=None)
+        plane = terms @ coefficients
         distances = np.abs(pixels - plane)
-        use = edge & (
-            distances <= max(2 * float(np.median(distances[edge])), 1 / 255)
-        )  # ours: a grey level or more
+        usual = 2 * float(np.median(distances[edge]))
+        is_paper = edge & (distances <= max(usual, 1 / 255))  # ours: a grey level or more
     return np.asarray(plane)

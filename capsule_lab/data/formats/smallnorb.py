@@ -34,10 +34,8 @@ class Published(NamedTuple):
     sha256_of_archive: str
 
 
-_TRAINING, _TESTING = (
-    "smallnorb-5x46789x9x18x6x2x96x96-training",
-    "smallnorb-5x01235x9x18x6x2x96x96-testing",
-)
+_TRAINING = "smallnorb-5x46789x9x18x6x2x96x96-training"
+_TESTING = "smallnorb-5x01235x9x18x6x2x96x96-testing"
 PUBLISHED = {  # MD5: the oodd package; SHA-256: tensorflow_datasets, checksums.tsv
     f"{_TRAINING}-dat.mat": Published(
         "8138a0902307b32dfa0025a36dfa45ec",
@@ -70,7 +68,8 @@ SERVERS = (  # the official address, then other addresses of the same server
     "http://www.cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
 )
 
-_VALUES = {  # of the info files, as published
+_VALUES = {  # of the category files and of the columns of the info files, as published
+    "category": range(len(CLASSES)),
     "instance": range(10),
     "elevation": range(9),
     "azimuth": range(0, 36, 2),
@@ -81,8 +80,11 @@ _AT_ONCE = 1000  # ours: images averaged at once, 37 MB as 16-bit numbers
 
 def verified(folder: Path) -> bool:
     """Apply ``verify`` to ``folder``; each file may be a ``.mat`` or a ``.mat.gz``."""
-    present = {name: name if (folder / name).is_file() else f"{name}.gz" for name in PUBLISHED}
-    return verify(folder, {file: PUBLISHED[name].md5 for name, file in present.items()}, NAME)
+    checksums = {}
+    for name, published in PUBLISHED.items():
+        file = name if (folder / name).is_file() else f"{name}.gz"
+        checksums[file] = published.md5
+    return verify(folder, checksums, NAME)
 
 
 def download(scratch: Path) -> None:
@@ -110,9 +112,8 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
             f"{folder} has categories of shape {labels.shape} and info of shape {factors.shape} for {part}; expected "
             f"(n,) and (n, {len(FACTORS)}): replace the files with those of one set"
         )
-    columns = {"category": (labels, range(len(CLASSES)))}
-    columns |= {name: (factors[:, column], _VALUES[name]) for column, name in enumerate(FACTORS)}
-    for name, (values, known) in columns.items():
+    for name, values in zip(_VALUES, (labels, *factors.T), strict=True):
+        known = _VALUES[name]
         unknown = np.setdiff1d(values, known)
         if len(unknown):
             raise DataError(
@@ -129,10 +130,9 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
         )
     small = np.array(images) if side == SIZE else halve(images, resize)
     return Images(
-        *(
-            torch.from_numpy(array)
-            for array in (small, labels.astype(np.int64), factors.astype(np.int64))
-        )
+        torch.from_numpy(small),
+        torch.from_numpy(labels.astype(np.int64)),
+        torch.from_numpy(factors.astype(np.int64)),
     )
 
 
@@ -142,27 +142,19 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
         return np.ascontiguousarray(images[..., ::2, ::2])
     small = np.empty((*images.shape[:-2], images.shape[-2] // 2, images.shape[-1] // 2), np.uint8)
     for start in range(0, len(images), _AT_ONCE):
-        wide = images[start : start + _AT_ONCE].astype(np.uint16)
-        four = (
-            wide[..., ::2, ::2]
-            + wide[..., 1::2, ::2]
-            + wide[..., ::2, 1::2]
-            + wide[..., 1::2, 1::2]
-        )
-        small[start : start + _AT_ONCE] = (four + 2) // 4
+        block = slice(start, start + _AT_ONCE)
+        wide = images[block].astype(np.uint16)
+        rows = wide[..., ::2, :] + wide[..., 1::2, :]
+        four = rows[..., ::2] + rows[..., 1::2]
+        small[block] = (four + 2) // 4
     return small
 
 
 def _find(folder: Path, part: Part, content: str) -> Path:
     """Find the only file of this kind; prefer the unpacked one if both exist."""
     pattern = f"smallnorb-*-{part}-{content}.mat"
-    names = sorted(
-        {
-            path.name.removesuffix(".gz")
-            for end in ("", ".gz")
-            for path in folder.glob(pattern + end)
-        }
-    )
+    files = [*folder.glob(pattern), *folder.glob(f"{pattern}.gz")]
+    names = sorted({file.name.removesuffix(".gz") for file in files})
     if len(names) != 1:
         raise DataError(
             f"{folder} holds {', '.join(names) or 'no file'} for {pattern}; expected one such file: keep the six "

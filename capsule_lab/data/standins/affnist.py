@@ -8,7 +8,7 @@ synthetic affNIST is therefore close to an error on affNIST, but cannot replace 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -37,10 +37,9 @@ RANGES = {  # affNIST as described by its users; ours: uniform scales, where Ten
     "scale_x": (0.8, 1.2),
     "scale_y": (0.8, 1.2),
 }
-_DOWN, _RIGHT = (
-    len(RANGES),
-    len(RANGES) + 1,
-)  # streams of the draws, after those of RANGES; see random_bits
+# streams of the draws, after those of RANGES; see random_bits
+_DOWN = len(RANGES)
+_RIGHT = len(RANGES) + 1
 _AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
 _CANVAS = 54  # ours: 28x28 pixels transformed within RANGES reach 25.6 pixels from the middle
 
@@ -74,28 +73,36 @@ class SyntheticAffNIST(InMemory):
     def stored(self) -> Images:
         """Compute all versions, for small sets that are used often: 1600 bytes each."""
         batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
-        fields = (
-            [getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors")
+        return Images(
+            torch.cat([batch.images for batch in batches]),
+            torch.cat([batch.labels for batch in batches]),
+            torch.cat([cast(Tensor, batch.factors) for batch in batches]),
         )
-        return Images(*map(torch.cat, fields))
 
 
 def transformed(
     images: UInt8[Tensor, "batch 1 28 28"], key: Int64[Tensor, " batch"]
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
     """Transform each image by its key, bilinearly, to 256 grey levels as in affNIST; also return the ``FACTORS``."""
-    drawn = {
-        name: random_uniform(key, stream, *between)
-        for stream, (name, between) in enumerate(RANGES.items())
-    }
-    radians: dict[str, Any] = {**drawn, "rotation": drawn["rotation"] * (math.pi / 180)}
+    rotation, shear, scale_x, scale_y = (
+        random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(RANGES.values())
+    )
     margin = (_CANVAS - images.shape[2]) // 2
     canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)
-    still = torch.zeros_like(radians["rotation"])
-    wide = affine(canvas, **radians, right=still, down=still)
+    still = torch.zeros_like(rotation)
+    wide = affine(
+        canvas,
+        rotation=rotation * (math.pi / 180),
+        shear=shear,
+        scale_x=scale_x,
+        scale_y=scale_y,
+        right=still,
+        down=still,
+    )
     grey = (255 * wide).round().to(torch.uint8)
     pixels, down, right = place(grey, key)
-    return pixels, torch.stack([*drawn.values(), right.float(), down.float()], 1)
+    factors = [rotation, shear, scale_x, scale_y, right.float(), down.float()]  # as FACTORS
+    return pixels, torch.stack(factors, 1)
 
 
 def place(
@@ -106,13 +113,11 @@ def place(
     A part that is larger, which no digit of MNIST becomes, is centred and loses its edges.
     Also return the number of pixels by which each was moved down and to the right, relative to the centred image.
     """
-    side = images.shape[2]
-    top, left = (
-        _corner(images[:, 0].amax(axis) > 0, key, stream)
-        for axis, stream in ((2, _DOWN), (1, _RIGHT))
-    )
+    ink = images[:, 0] > 0  # [b row column]
+    top = _corner(ink.any(2), key, _DOWN)
+    left = _corner(ink.any(1), key, _RIGHT)
     padded = torch.nn.functional.pad(images, (SIZE,) * 4)
-    middle = (side - SIZE) // 2
+    middle = (images.shape[2] - SIZE) // 2
     return crop(padded, top + SIZE, left + SIZE, SIZE), middle - top, middle - left
 
 

@@ -22,6 +22,10 @@ VERSION = 1
 
 _DARK = 0.4  # ours: largest value of a dark channel; light ones are at least 1 - 0.4, so that all digits are visible
 _CLOUD = 4  # ours: random values per side, one per 8 pixels, which are interpolated to a cloud
+# streams of the random draws, see random_bits
+_COLOUR_STREAMS = range(9)  # three colours of three channels
+_CLOUD_STREAMS = range(9, 9 + _CLOUD**2)
+_INVERT = 9 + _CLOUD**2
 
 
 class ColouredDigits(AbstractSource):
@@ -47,25 +51,20 @@ class ColouredDigits(AbstractSource):
 def coloured_digits(*, train: bool) -> Images:
     """Return the training or test images, ``(n, 3, 32, 32)`` uint8; read-only, because they are cached."""
     digits = standin_digits(train=train)
-    number, margin = len(digits.labels), (SIZE - digits.images.shape[3]) // 2
+    number = len(digits.labels)
+    margin = (SIZE - digits.images.shape[3]) // 2
     key = sample_key(VERSION, 0 if train else 1, torch.arange(number))
-    colours = _DARK * _draws(key, 0, 9).reshape(
-        number, 3, 3, 1, 1
-    )  # 9: three colours of three channels
-    cloud = _draws(key, 9, _CLOUD**2).reshape(number, 1, _CLOUD, _CLOUD)  # 9: after the colours
+    colours = _DARK * _draws(key, _COLOUR_STREAMS).reshape(number, 3, 3, 1, 1)
+    cloud = _draws(key, _CLOUD_STREAMS).reshape(number, 1, _CLOUD, _CLOUD)
     cloud = torch.nn.functional.interpolate(cloud, (SIZE, SIZE), mode="bilinear")
     background = torch.lerp(colours[:, 0], colours[:, 1], cloud)
     ink = torch.nn.functional.pad(to_unit_interval(digits.images), (margin,) * 4)
     light_on_dark = torch.lerp(background, 1 - colours[:, 2], ink)
-    inverted = (
-        _draws(key, 9 + _CLOUD**2, 1).reshape(number, 1, 1, 1) < 1 / 2
-    )  # 9: after colours and cloud
-    images = torch.where(inverted, 1 - light_on_dark, light_on_dark)
+    is_inverted = random_uniform(key, _INVERT, 0.0, 1.0).reshape(number, 1, 1, 1) < 1 / 2
+    images = torch.where(is_inverted, 1 - light_on_dark, light_on_dark)
     return Images((255 * images).round().to(torch.uint8), digits.labels)
 
 
-def _draws(key: Tensor, first: int, number: int) -> Tensor:
-    """Draw uniform numbers from 0 to 1, ``(key, number)``, from consecutive streams that begin with ``first``."""
-    return torch.stack(
-        [random_uniform(key, stream, 0.0, 1.0) for stream in range(first, first + number)], 1
-    )
+def _draws(key: Tensor, streams: range) -> Tensor:
+    """Draw uniform numbers from 0 to 1, ``(key, stream)``."""
+    return torch.stack([random_uniform(key, stream, 0.0, 1.0) for stream in streams], 1)

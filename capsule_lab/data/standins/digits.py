@@ -49,15 +49,17 @@ class StandinDigits(AbstractSource):
 def standin_digits(*, train: bool) -> Images:
     """Return the training or test images, ``(n, 1, 28, 28)`` uint8; read-only, because they are cached."""
     pixels, labels = np.split(_digits_of_scikit_learn(), [_PIXELS**2], axis=1)
-    images = torch.from_numpy(pixels).float().view(-1, 1, _PIXELS, _PIXELS) / _GREYS
+    images = torch.from_numpy(pixels).float() / _GREYS
+    images = images.view(-1, 1, _PIXELS, _PIXELS)
     box = transforms.resize(
         images, [_BOX, _BOX], interpolation=transforms.InterpolationMode.BICUBIC, antialias=False
     )
     stored = (255 * box.clamp(0, 1)).round().to(torch.uint8)
     stored = torch.nn.functional.pad(stored, (_MARGIN,) * 4)
     everything = Images(stored, torch.from_numpy(labels[:, 0]).long())
-    cut = len(everything.labels) - len(everything.labels) // _TEST_SHARE
-    return everything.subset(range(cut) if train else range(cut, len(everything.labels)))
+    number = len(stored)
+    cut = number - number // _TEST_SHARE
+    return everything.subset(range(cut) if train else range(cut, number))
 
 
 def _digits_of_scikit_learn() -> npt.NDArray[np.float64]:

@@ -35,9 +35,8 @@ class RenderedToys(AbstractSource):
     """
 
     def __init__(self, directory: Path, standin: StandIn) -> None:
-        self.folder = (
-            directory / "toynorb" / f"{SIZE}x{SIZE}{'' if standin == 'full' else f'-{standin}'}"
-        )
+        name = f"{SIZE}x{SIZE}" if standin == "full" else f"{SIZE}x{SIZE}-{standin}"
+        self.folder = directory / "toynorb" / name
         self.standin = standin
         self.record: dict[str, Any] = {}
 
@@ -75,9 +74,15 @@ class RenderedToys(AbstractSource):
 
         part: Part = "training" if train else "testing"
         images = load_part(self.folder, part, "subsample")
-        if not toynorb_files.is_as_rendered(
-            self.record, part, *(array.numpy() for array in images if array is not None)
-        ):
+        assert images.factors is not None
+        is_as_rendered = toynorb_files.is_as_rendered(
+            self.record,
+            part,
+            images.images.numpy(),
+            images.labels.numpy(),
+            images.factors.numpy(),
+        )
+        if not is_as_rendered:
             raise DataError(
                 f"{self.folder} holds {part} files that do not match their SHA-256 in provenance.json; they are "
                 "damaged or belong to another set: remove the folder to render it again"

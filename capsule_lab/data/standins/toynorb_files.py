@@ -99,7 +99,7 @@ def labels_and_info(
     grids = np.meshgrid(
         instances, elevations, twice, lightings, range(len(CATEGORIES)), indexing="ij"
     )
-    *factors, categories = (grid.ravel().astype(np.int32) for grid in grids)
+    *factors, categories = [grid.ravel().astype(np.int32) for grid in grids]
     return categories, np.stack(factors, axis=1)
 
 
@@ -109,11 +109,13 @@ def is_as_rendered(
     """Return whether these are the arrays of a split that ``render_files`` wrote, by its record; takes 0.1 s."""
     try:
         levels = [record[name] for name in _LEVELS]
-        expected, known = labels_and_info(_SPLITS[split], *levels), record["sha256"][split]
+        expected_labels, expected_info = labels_and_info(_SPLITS[split], *levels)
+        expected_hash = record["sha256"][split]
     except (KeyError, TypeError, ValueError):  # the record itself is damaged
         return False
-    same = all(map(np.array_equal, (labels, info), expected))
-    return same and hashlib.sha256(np.ascontiguousarray(images).data).hexdigest() == known
+    if not np.array_equal(labels, expected_labels) or not np.array_equal(info, expected_info):
+        return False
+    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest() == expected_hash
 
 
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
@@ -142,11 +144,11 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 
 def _file(plan: dict[str, Any], split: str, content: str) -> str:
     """Return the name of a file: smallNORB's name with the actual sizes."""
-    instances = "".join(map(str, _SPLITS[split]))
-    sizes = "x".join(
-        map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"]))
-    )
-    return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
+    instances = "".join(str(instance) for instance in _SPLITS[split])
+    levels = "x".join(str(len(plan[name])) for name in _LEVELS)
+    size = plan["size"]
+    shape = f"{len(CATEGORIES)}x{instances}x{levels}x{len(_EYES)}x{size}x{size}"
+    return f"smallnorb-{shape}-{split}-{content}.mat"
 
 
 @contextmanager
@@ -167,30 +169,34 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> None:
     """Render all toys, and write the six files and their record."""
+    levels = [plan[name] for name in _LEVELS]
     hashes = {}
     for split, instances in _SPLITS.items():
-        labels, info = labels_and_info(instances, *(plan[name] for name in _LEVELS))
+        labels, info = labels_and_info(instances, *levels)
         images = _rendered(plan, split, workers)
-        for content, array in (("cat", labels), ("info", info), ("dat", images)):
-            write_matrix(folder / _file(plan, split, content), array)
+        write_matrix(folder / _file(plan, split, "cat"), labels)
+        write_matrix(folder / _file(plan, split, "info"), info)
+        write_matrix(folder / _file(plan, split, "dat"), images)
         hashes[split] = hashlib.sha256(images.data).hexdigest()
-    (folder / "provenance.json").write_text(
-        json.dumps({**plan, "sha256": hashes}, indent=2) + "\n", encoding="utf-8"
-    )
+    record = json.dumps({**plan, "sha256": hashes}, indent=2)
+    (folder / "provenance.json").write_text(f"{record}\n", encoding="utf-8")
 
 
 def _rendered(
     plan: dict[str, Any], split: str, workers: int | None
 ) -> UInt8[np.ndarray, "row eye size size"]:
     """Render all images of a split; threads suffice, because compiled code releases the GIL."""
-    instances, size, seed = _SPLITS[split], plan["size"], plan["seed"]
-    elevations, azimuths, lightings = levels = [plan[name] for name in _LEVELS]
+    instances = _SPLITS[split]
+    size = plan["size"]
+    elevations, azimuths, lightings = plan["elevations"], plan["azimuths"], plan["lightings"]
+    views = len(elevations), len(azimuths), len(lightings)
     images = np.empty(
-        (len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8
+        (len(instances), *views, len(CATEGORIES), len(_EYES), size, size), dtype=np.uint8
     )
 
-    def draw(number: int, category: int) -> None:
-        toy = render(
+    def draw(toy: tuple[int, int]) -> None:
+        number, category = toy
+        images[number, :, :, :, category] = render(
             category,
             instances[number],
             elevations,
@@ -198,23 +204,22 @@ def _rendered(
             lightings,
             _EYES,
             size=size,
-            seed=seed,
+            seed=plan["seed"],
         )
-        images[number, :, :, :, category] = toy
 
     toys = list(product(range(len(instances)), range(len(CATEGORIES))))
-    pool, console = ThreadPoolExecutor(workers or os.cpu_count()), Console(stderr=True)
+    pool = ThreadPoolExecutor(workers or os.cpu_count())
+    console = Console(stderr=True)
     try:
-        drawn = pool.map(draw, *zip(*toys, strict=True))
-        list(
-            track(
-                drawn,
-                f"rendering {split} toys",
-                len(toys),
-                console=console,
-                disable=not console.is_terminal,
-            )
+        progress = track(
+            pool.map(draw, toys),
+            f"rendering {split} toys",
+            len(toys),
+            console=console,
+            disable=not console.is_terminal,
         )
+        for _ in progress:
+            pass
     finally:
         pool.shutdown(cancel_futures=True)
     return images.reshape(-1, len(_EYES), size, size)

@@ -67,8 +67,13 @@ def test_archive_is_preferred_to_the_unpacked_file(written, tmp_path):
 
 
 def changed(**change: Any) -> bytes:
-    content = fields() | change
-    return matlab(affNISTdata={name: value for name, value in content.items() if value is not None})
+    return matlab(affNISTdata=fields() | change)
+
+
+def without_labels() -> bytes:
+    content = fields()
+    del content["label_int"]
+    return matlab(affNISTdata=content)
 
 
 WHOLE = matlab(affNISTdata=fields())
@@ -78,7 +83,7 @@ BAD = {
     "MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF", "cannot be read"),
     "other variable": (matlab(image=IMAGES), "cannot be read ('affNISTdata')"),
     "no struct": (matlab(affNISTdata=IMAGES), "cannot be read"),
-    "no labels": (changed(label_int=None), "no field of name label_int"),
+    "no labels": (without_labels(), "no field of name label_int"),
     "images transposed": (changed(image=IMAGES.reshape(CASES, -1)), "uint8 of shape (320, 1600), "),
     "fewer labels": (changed(label_int=LABELS[None, 1:]), "uint8 of shape (1, 319)"),
     "labels of halves": (changed(label_int=LABELS[None] + 0.5), "labels that are not integers"),
@@ -91,41 +96,56 @@ BAD = {
 }  # fmt: skip
 
 
-def test_invalid_file_is_named_with_the_reason(tmp_path):
-    for kind, (content, expected) in BAD.items():
-        (tmp_path / "test.mat").write_bytes(content)
-        for reading in (load, check):  # check is what runs before training
-            message = refusal(reading, tmp_path)
-            assert message.startswith(f"{tmp_path / 'test.mat'} "), kind
-            assert expected in message, kind
-    (tmp_path / "test.mat.zip").write_bytes(zipped({"test.mat": BAD["truncated"][0]}))
-    assert refusal(load, tmp_path).startswith(
-        f"{tmp_path / 'test.mat.zip' / 'test.mat'} cannot be read"
-    )
-    assert refusal(load, tmp_path / "no").startswith(
-        f"{tmp_path / 'no' / 'test.mat'} cannot be read (No such file"
-    )
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("read", [load, check], ids=["load", "check before training"])
+def test_invalid_file_is_named_with_the_reason(tmp_path, kind, read):
+    content, expected = BAD[kind]
+    file = tmp_path / "test.mat"
+    file.write_bytes(content)
+    message = refusal(read, tmp_path)
+    assert message.startswith(f"{file} ")
+    assert expected in message
 
 
-def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path):
+def test_invalid_file_in_an_archive_is_named(tmp_path):
+    archive = tmp_path / "test.mat.zip"
+    archive.write_bytes(zipped({"test.mat": WHOLE[:-100]}))
+    assert refusal(load, tmp_path).startswith(f"{archive / 'test.mat'} cannot be read")
+
+
+def test_missing_file_is_named(tmp_path):
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{tmp_path / 'test.mat'} cannot be read (No such file")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-1], lambda _: b"", lambda _: b"<!DOCTYPE html>"]
+)
+def test_archive_with_a_wrong_checksum_is_refused(written, tmp_path, damage):
     path = tmp_path / "test.mat.zip"
-    for damaged in ((written / path.name).read_bytes()[:-1], b"", b"<!DOCTYPE html>"):
-        path.write_bytes(damaged)
-        message = refusal(check, tmp_path)
-        assert message.startswith(f"{path} (")
-        assert affnist.SHA256 in message
-        assert refusal(load, tmp_path).startswith(f"{path} cannot be read")
+    path.write_bytes(damage((written / path.name).read_bytes()))
+    message = refusal(check, tmp_path)
+    assert message.startswith(f"{path} (")
+    assert affnist.SHA256 in message
+    assert refusal(load, tmp_path).startswith(f"{path} cannot be read")
 
 
-def test_download_is_complete_or_leaves_nothing(written, tmp_path, monkeypatch):
-    for cut, expected in [(-1, "does not match the known hash"), (None, None)]:
-        asked = answer_downloads(
-            monkeypatch, lambda url, c=cut: (written / url.rpartition("/")[2]).read_bytes()[:c]
-        )
-        problem = fetch(tmp_path / "affNIST", download)
-        assert asked == ["https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"]
-        assert problem is None if expected is None else expected in problem
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["test.mat.zip"][
-            : expected is None
-        ]
-    np.testing.assert_array_equal(load(tmp_path / "affNIST").images[:, 0].numpy(), IMAGES)
+URL = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"
+
+
+def test_complete_download_is_kept(written, tmp_path, monkeypatch):
+    archive = (written / "test.mat.zip").read_bytes()
+    asked = answer_downloads(monkeypatch, lambda url: archive)
+    assert fetch(tmp_path / "affNIST", download) is None
+    assert asked == [URL]
+    assert [path.name for path in tmp_path.rglob("*")] == ["affNIST", "test.mat.zip"]
+    images = load(tmp_path / "affNIST").images
+    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
+
+
+def test_incomplete_download_leaves_nothing(written, tmp_path, monkeypatch):
+    archive = (written / "test.mat.zip").read_bytes()
+    asked = answer_downloads(monkeypatch, lambda url: archive[:-1])
+    assert "does not match the known hash" in fetch(tmp_path / "affNIST", download)
+    assert asked == [URL]
+    assert [*tmp_path.iterdir()] == []

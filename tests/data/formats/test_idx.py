@@ -19,23 +19,17 @@ ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 WHOLE = idx(ARRAY)
 LARGEST = len(WHOLE)
 HEADER = WHOLE[:16]
+FLOATS = WHOLE[:2] + b"\x0d" + WHOLE[3:]
+LABELS = idx(np.zeros(4, np.uint8))
+HUGE = HEADER[:12] + b"\xff" * 4
 WRONG = {
     "empty": (b"", "it begins with , not with that of unsigned bytes in 3 dimensions"),
-    "another type": (
-        WHOLE[:2] + b"\x0d" + WHOLE[3:],
-        "it begins with 00000d03, not with that of unsigned bytes",
-    ),
-    "labels": (
-        idx(np.zeros(4, np.uint8)),
-        "it begins with 00000801, not with that of unsigned bytes in 3",
-    ),
+    "another type": (FLOATS, "it begins with 00000d03, not with that of unsigned bytes"),
+    "labels": (LABELS, "it begins with 00000801, not with that of unsigned bytes in 3"),
     "half a header": (HEADER[:10], "requires a buffer of 12 bytes"),
     "truncated": (WHOLE[:-1], "its header states 24 bytes, but 23 follow"),
     "a byte too many": (WHOLE + b"\0", "its header states 24 bytes, but more follow"),
-    "too large": (
-        HEADER[:12] + b"\xff" * 4,
-        f"states 25769803770 bytes; a file of this data set has at most {LARGEST}",
-    ),
+    "too large": (HUGE, f"states 25769803770 bytes; a file of this data set has at most {LARGEST}"),
 }
 BOMB = 2**26  # unpacked bytes; as many packed ones as MNIST's labels
 

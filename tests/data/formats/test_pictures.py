@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from capsule_lab import data
-from capsule_lab.data.folder import read_pixels
+from capsule_lab.data.folder_packing import read_pixels
 from capsule_lab.data.formats import pictures
 from capsule_lab.data.formats.pictures import as_digit, opaque, open_picture
 from capsule_lab.errors import DataError
@@ -20,9 +20,8 @@ from capsule_lab.errors import DataError
 def seven(paper: int = 255, ink: int = 0, size: tuple[int, int] = (200, 260)) -> Image.Image:
     """A 7 away from the middle."""
     picture = Image.new("L", size, paper)
-    ImageDraw.Draw(picture).line(
-        [(40, 60), (110, 60), (70, 170)], fill=ink, width=14, joint="curve"
-    )
+    corners = [(40, 60), (110, 60), (70, 170)]
+    ImageDraw.Draw(picture).line(corners, fill=ink, width=14, joint="curve")
     return picture
 
 
@@ -34,7 +33,8 @@ def transparent(ink: int) -> Image.Image:
 def shaded() -> Image.Image:
     """Dark ink; the paper is grey at the left and light at the right."""
     values = np.asarray(seven(), dtype=float) / 255
-    return Image.fromarray((values * np.linspace(110, 250, values.shape[1])).astype(np.uint8))
+    paper = np.linspace(110, 250, values.shape[1])
+    return Image.fromarray((values * paper).astype(np.uint8))
 
 
 def speckled() -> Image.Image:
@@ -57,7 +57,8 @@ SAME = {
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).float())[0, 1])
+    pixels = torch.stack([one.flatten(), other.flatten()]).float()
+    return float(torch.corrcoef(pixels)[0, 1])
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -67,11 +68,12 @@ def test_a_digit_is_the_same_in_every_kind_of_picture(kind: str) -> None:
 
 def test_a_digit_fills_the_box_of_mnist() -> None:
     digit = as_digit(seven())[0].double()
-    rows, columns = (torch.nonzero(digit.sum(dim))[:, 0] for dim in (1, 0))
-    assert max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 == 20
+    rows, columns = digit.nonzero().T
+    assert max(rows.max() - rows.min(), columns.max() - columns.min()) + 1 == 20
     positions = torch.arange(28).double()
-    assert float((digit.sum(1) * positions).sum() / digit.sum()) == pytest.approx(13.5, abs=0.51)
-    assert float((digit.sum(0) * positions).sum() / digit.sum()) == pytest.approx(13.5, abs=0.51)
+    shares = digit / digit.sum()
+    assert float(shares.sum(1) @ positions) == pytest.approx(13.5, abs=0.51)
+    assert float(shares.sum(0) @ positions) == pytest.approx(13.5, abs=0.51)
     assert digit.max() == 255
 
 
@@ -83,10 +85,9 @@ def test_a_given_polarity_is_used() -> None:
 
 @pytest.mark.parametrize("paper", [0, 128, 255])
 def test_a_blank_picture_is_reported(paper: int) -> None:
-    with pytest.raises(
-        DataError, match="the picture is blank, or its digit has too little contrast; expected one"
-    ):
-        as_digit(Image.new("RGB", (50, 60), (paper,) * 3))
+    picture = Image.new("RGB", (50, 60), (paper, paper, paper))
+    with pytest.raises(DataError, match="the picture is blank, or its digit has too little contr"):
+        as_digit(picture)
 
 
 def test_transparency_and_orientation_of_a_photograph() -> None:
@@ -98,10 +99,13 @@ def test_transparency_and_orientation_of_a_photograph() -> None:
 
 
 def test_what_networks_receive() -> None:
-    mnist, expanded = data.MNISTDataModule(), data.ExpandedMNISTDataModule()
-    seen = mnist.from_picture(seven())
-    assert (seen.shape, seen.dtype, seen.max()) == (mnist.spec.image_shape, torch.float32, 1)
-    assert expanded.from_picture(seven())[:, 6:34, 6:34].equal(seen)
+    mnist = data.MNISTDataModule()
+    digit = mnist.from_picture(seven())
+    assert digit.shape == mnist.spec.image_shape
+    assert digit.dtype == torch.float32
+    assert digit.max() == 1
+    on_canvas = data.ExpandedMNISTDataModule().from_picture(seven())
+    assert on_canvas[:, 6:34, 6:34].equal(digit)
     photograph = Image.effect_noise((100, 60), 50).convert("RGB")
     standardised = data.CIFAR10DataModule().from_picture(photograph)
     assert standardised.shape == (3, 24, 24)
@@ -120,79 +124,64 @@ def tiff(numbers: np.ndarray, sample_format: int) -> bytes:
     """A grey picture without compression; ``sample_format`` is 1 for unsigned, 2 for signed, 3 for floating point."""
     height, width = numbers.shape
     content = numbers.tobytes()
-    bits, end = 8 * numbers.itemsize, 8 + len(content)
-    tags = {
+    entries = {
         256: width,
         257: height,
-        258: bits,
+        258: 8 * numbers.itemsize,  # bits
         259: 1,
         262: 1,
         273: 8,
         277: 1,
         278: height,
         279: len(content),
+        339: sample_format,
     }
-    entries = {**tags, 339: sample_format}
-    packed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
-    return (
-        b"II*\0"
-        + struct.pack("<I", end)
-        + content
-        + struct.pack("<H", len(entries))
-        + packed
-        + bytes(4)
-    )
+    head = b"II*\0" + struct.pack("<I", 8 + len(content))
+    directory = struct.pack("<H", len(entries))
+    for tag, value in entries.items():
+        directory += struct.pack("<HHII", tag, 4, 1, value)
+    return head + content + directory + bytes(4)
 
 
 def png(width: int, height: int, depth: int = 16) -> bytes:
     """A black grey picture of any size in a small file."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        length = struct.pack(">I", len(content))
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return length + kind + content + checksum
 
     head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
     rows = zlib.compress(bytes((1 + width * depth // 8) * height), 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-FLOATS = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+def grey(kind: type) -> np.ndarray:
+    """64 numbers, 0 to 63."""
+    return np.arange(64, dtype=kind).reshape(8, 8)
+
+
+def with_first(value: float) -> np.ndarray:
+    numbers = grey(np.float32)
+    numbers[0, 0] = value
+    return numbers
+
+
+UNSIGNED, SIGNED, FLOATING = 1, 2, 3
+LARGE = np.full((8, 8), 2**32 - 1, np.uint32)
 WRONG = {
-    "NaN": (tiff(np.where(FLOATS == 0, np.nan, FLOATS), 3), "pixels that are not finite numbers"),
-    "infinite": (
-        tiff(np.where(FLOATS == 1, np.inf, FLOATS), 3),
-        "pixels that are not finite numbers",
-    ),
-    "negative infinite": (
-        tiff(np.where(FLOATS == 1, -np.inf, FLOATS), 3),
-        "pixels that are not finite numbers",
-    ),
-    "signed of 8 bits": (
-        tiff(np.arange(64, dtype=np.int8).reshape(8, 8) - 9, 2),
-        "signed numbers of 8 bits",
-    ),
-    "unsigned of 32 bits": (
-        tiff(np.full((8, 8), 2**32 - 1, np.uint32), 1),
-        "numbers of 32 bits above 2147483647",
-    ),
-    "169 million pixels": (
-        png(13_000, 13_000),
-        "it has 169 million pixels; expected at most 50 million",
-    ),
-    "60 million pixels": (
-        png(60_000_000, 1),
-        "it has 60 million pixels; expected at most 50 million",
-    ),
+    "NaN": (tiff(with_first(np.nan), FLOATING), "pixels that are not finite numbers"),
+    "infinite": (tiff(with_first(np.inf), FLOATING), "pixels that are not finite numbers"),
+    "negative infinite": (tiff(with_first(-np.inf), FLOATING), "pixels that are not finite"),
+    "signed of 8 bits": (tiff(grey(np.int8) - 9, SIGNED), "signed numbers of 8 bits"),
+    "unsigned of 32 bits": (tiff(LARGE, UNSIGNED), "numbers of 32 bits above 2147483647"),
+    "169 million pixels": (png(13_000, 13_000), "169 million pixels; expected at most 50 million"),
+    "60 million pixels": (png(60_000_000, 1), "60 million pixels; expected at most 50 million"),
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore::PIL.Image.DecompressionBombWarning"
-)  # both callers ignore warnings
+# both callers ignore warnings
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("name", WRONG)
 def test_picture_that_would_be_changed_silently_is_refused_by_name(
     tmp_path: Path, name: str
@@ -209,28 +198,29 @@ def test_picture_that_would_be_changed_silently_is_refused_by_name(
 
 
 RIGHT = {
-    "float": tiff(FLOATS, 3),
-    "float below zero": tiff(FLOATS - 5, 3),
-    "signed of 32 bits": tiff(np.arange(64, dtype=np.int32).reshape(8, 8) - 9, 2),
-    "signed of 16 bits": tiff(np.arange(64, dtype=np.int16).reshape(8, 8) - 9, 2),
-    "unsigned of 16 bits": tiff(np.arange(64, dtype=np.uint16).reshape(8, 8) + 65_000, 1),
-    "unsigned of 32 bits": tiff(np.arange(64, dtype=np.uint32).reshape(8, 8) + 2**30, 1),
+    "float": tiff(grey(np.float32) / 63, FLOATING),
+    "float below zero": tiff(grey(np.float32) - 500, FLOATING),
+    "signed of 32 bits": tiff(grey(np.int32) - 9, SIGNED),
+    "signed of 16 bits": tiff(grey(np.int16) - 9, SIGNED),
+    "unsigned of 16 bits": tiff(grey(np.uint16) + 65_000, UNSIGNED),
+    "unsigned of 32 bits": tiff(grey(np.uint32) + 2**30, UNSIGNED),
 }
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_numbers_of_16_bits_and_more_are_scaled_by_their_range(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.tif").write_bytes(RIGHT[name])
-    values = np.asarray(opaque(open_picture(tmp_path / "a.tif"))).ravel()
-    assert np.abs(values - np.linspace(0, 255, 64)).max() <= 1
+    file = tmp_path / "a.tif"
+    file.write_bytes(RIGHT[name])
+    values = np.asarray(opaque(open_picture(file))).ravel()
+    np.testing.assert_allclose(values, np.linspace(0, 255, 64), atol=1, rtol=0)
 
 
 def test_transparent_value_of_16_bits_is_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)).save(
-        tmp_path / "a.png", transparency=3
-    )
+    file = tmp_path / "a.png"
+    Image.fromarray(grey(np.uint16)).save(file, transparency=3)
+    picture = open_picture(file)
     with pytest.raises(DataError, match="it has 16 bits and a transparent value; expected 8 bits"):
-        opaque(open_picture(tmp_path / "a.png"))
+        opaque(picture)
 
 
 @pytest.mark.parametrize(
@@ -250,11 +240,12 @@ def test_mode_that_pillow_cannot_convert_is_one_sentence() -> None:
 def test_first_of_several_frames_is_used_with_a_warning(
     tmp_path: Path, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    file = tmp_path / f"a.{ending}"
     first, *others = [Image.new("L", (8, 8), value) for value in (40, 120, 200)]
-    first.save(tmp_path / f"a.{ending}", save_all=True, append_images=others)
+    first.save(file, save_all=True, append_images=others)
     pictures._warn_of_frames.cache_clear()
     with caplog.at_level(logging.WARNING):
-        picture = opaque(open_picture(tmp_path / f"a.{ending}")).convert("L")
+        picture = opaque(open_picture(file)).convert("L")
     assert picture.getpixel((4, 4)) == pytest.approx(40, abs=2)
     assert "of pictures with several frames or pages, the first one is used" in caplog.text
 

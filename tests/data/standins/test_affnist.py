@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 
+from capsule_lab.data.loader import Images
 from capsule_lab.data.standins import affnist
 from capsule_lab.data.standins.affnist import FACTORS, RANGES, SyntheticAffNIST, place
 from capsule_lab.data.standins.digits import standin_digits
@@ -13,9 +15,20 @@ from capsule_lab.types import Batch
 from tests.helpers.affine import affine_by_scipy
 
 
-def versions(count: int, *, seed: int = 0, epoch: int = 0, shift: int = 0) -> Batch:
+def digits() -> Images:
+    return standin_digits(train=False)  # cached
+
+
+def versions(count: int, *, seed: int = 0, epoch: int = 0, first: int = 0) -> Batch:
     """Versions of the stand-in digits."""
-    return SyntheticAffNIST(standin_digits(train=False), seed)[(torch.arange(count) + shift, epoch)]
+    index = torch.arange(first, first + count)
+    return SyntheticAffNIST(digits(), seed)[index, epoch]
+
+
+def chi_square(counts: torch.Tensor) -> float:
+    """The deviation of counts from a uniform distribution."""
+    expected = counts.float().mean()
+    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_factors_fill_their_documented_ranges_evenly_and_independently():
@@ -33,10 +46,8 @@ def test_factors_fill_their_documented_ranges_evenly_and_independently():
         assert FACTORS[column] == name
         values = (batch.factors[:, column] - low) / (high - low)
         assert 0 <= values.min() <= values.max() <= 1
-        counts = torch.histc(values, 10, 0, 1)
-        assert (
-            (counts - 400) ** 2 / 400
-        ).sum() < 30  # 9 degrees of freedom: exceeded once in 2000 draws
+        # 9 degrees of freedom: exceeded once in 2000 draws
+        assert chi_square(torch.histc(values, 10, 0, 1)) < 30
     correlations = torch.corrcoef(batch.factors[:, :4].T) - torch.eye(4)
     assert correlations.abs().max() < 0.06  # 4 standard deviations
 
@@ -46,16 +57,19 @@ def test_factors_describe_the_transform_of_the_image():
     batch = versions(60)
     for index in range(0, 60, 7):
         rotation, *others = batch.factors[index].tolist()
-        digit = np.pad(standin_digits(train=False).images[index, 0].numpy().astype(float), 6)
+        digit = np.pad(digits().images[index, 0].double().numpy(), 6)
         expected = affine_by_scipy(digit, math.radians(rotation), *others)
         np.testing.assert_allclose(batch.images[index, 0].numpy(), expected, atol=0.6)
 
 
 def test_whole_digit_is_inside_the_image():
     batch = versions(1000)
-    digits = standin_digits(train=False).images[torch.arange(1000) % 359].float().sum((1, 2, 3))
-    area = batch.factors[:, 2] * batch.factors[:, 3]
-    assert (batch.images.float().sum((1, 2, 3)) / (digits * area) - 1).abs().max() < 0.05
+    shown = digits().images[torch.arange(1000) % 359]
+    ink = shown.float().sum((1, 2, 3))
+    _, _, scale_x, scale_y, _, _ = batch.factors.T
+    expected = ink * scale_x * scale_y
+    error = batch.images.float().sum((1, 2, 3)) / expected - 1
+    assert error.abs().max() < 0.05
 
 
 def test_places_inside_the_image_are_uniform_and_independent():
@@ -63,60 +77,75 @@ def test_places_inside_the_image_are_uniform_and_independent():
     count, choices = 20000, 36
     image = torch.zeros(54, 54, dtype=torch.uint8)
     image[20:25, 30:35] = 1
-    placed, *moved = place(image.expand(count, 1, 54, 54), sample_key(0, 0, torch.arange(count)))
+    key = sample_key(0, 0, torch.arange(count))
+    placed, down, right = place(image.expand(count, 1, 54, 54), key)
     assert (placed.sum((1, 2, 3)) == 25).all()
-    for axis, corner in ((0, 20), (1, 30)):
-        first = placed[:, 0].amax(2 - axis).int().argmax(1)
-        assert first.equal(moved[axis] + corner - 7)
+    row = placed[:, 0].amax(2).int().argmax(1)
+    column = placed[:, 0].amax(1).int().argmax(1)
+    assert row.equal(down + 20 - 7)
+    assert column.equal(right + 30 - 7)
+    for first in (row, column):
         counts = torch.bincount(first, minlength=choices)
         assert len(counts) == choices
-        expected = count / choices
-        assert (
-            (counts - expected) ** 2 / expected
-        ).sum() < 72  # 35 degrees of freedom: exceeded once in 4000 draws
-    assert torch.corrcoef(torch.stack(moved).float())[0, 1].abs() < 0.03  # 4 standard deviations
+        assert chi_square(counts) < 72  # 35 degrees of freedom: exceeded once in 4000 draws
+    correlation = torch.corrcoef(torch.stack([down, right]).float())[0, 1]
+    assert correlation.abs() < 0.03  # 4 standard deviations
 
 
-def test_digit_as_large_as_the_canvas_is_centred():
-    for side in [40, 41, 46]:
-        image = torch.zeros(3, 1, 54, 54, dtype=torch.uint8)
-        begin = (54 - side) // 2
-        image[:, :, begin : begin + side, begin : begin + side] = 9
-        placed, down, right = place(image, sample_key(0, 0, torch.arange(3)))
-        assert (placed == 9).all()
-        assert down.equal(right)
-        assert down.abs().max() <= 1
+@pytest.mark.parametrize("side", [40, 41, 46])
+def test_digit_as_large_as_the_canvas_is_centred(side: int):
+    image = torch.zeros(3, 1, 54, 54, dtype=torch.uint8)
+    begin = (54 - side) // 2
+    inside = slice(begin, begin + side)
+    image[:, :, inside, inside] = 9
+    placed, down, right = place(image, sample_key(0, 0, torch.arange(3)))
+    assert (placed == 9).all()
+    assert down.equal(right)
+    assert down.abs().max() <= 1
 
 
 def test_frame_fits_the_canvas_at_every_corner_of_the_ranges():
-    corners = torch.cartesian_prod(*[torch.tensor(between) for between in RANGES.values()])
-    drawn = dict(zip(RANGES, corners.T, strict=True))
-    drawn["rotation"] = drawn["rotation"] * math.pi / 180
-    margin, still = (affnist._CANVAS - 28) // 2, torch.zeros(len(corners))
-    canvas = torch.nn.functional.pad(torch.ones(len(corners), 1, 28, 28), (margin,) * 4)
-    wide = affine(canvas, **drawn, right=still, down=still)
-    assert torch.nn.functional.pad(wide[:, :, 1:-1, 1:-1], (1,) * 4).equal(wide), (
-        "nothing reaches the edge"
+    ends = [torch.tensor(between) for between in RANGES.values()]
+    rotation, shear, scale_x, scale_y = torch.cartesian_prod(*ends).T
+    count = len(rotation)
+    margin = (affnist._CANVAS - 28) // 2
+    canvas = torch.nn.functional.pad(torch.ones(count, 1, 28, 28), (margin,) * 4)
+    wide = affine(
+        canvas,
+        rotation=rotation.deg2rad(),
+        shear=shear,
+        scale_x=scale_x,
+        scale_y=scale_y,
+        right=torch.zeros(count),
+        down=torch.zeros(count),
     )
+    inside = torch.nn.functional.pad(wide[:, :, 1:-1, 1:-1], (1,) * 4)
+    assert inside.equal(wide), "nothing reaches the edge"
 
 
-def test_versions_depend_only_on_seed_and_index():
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_versions_do_not_depend_on_their_batch(size: int):
     whole = versions(96)
-    for size in [1, 3, 64]:
-        parts = [versions(len(part), shift=int(part[0])) for part in torch.arange(96).split(size)]
-        assert torch.cat([part.images for part in parts]).equal(whole.images)
-        assert torch.cat([part.factors for part in parts]).equal(whole.factors)
-    for change, same in [({"seed": 1}, False), ({"epoch": 5}, True), ({"shift": 359}, False)]:
-        assert versions(96, **change).images.equal(whole.images) is same
+    for index in torch.arange(96).split(size):
+        part = versions(len(index), first=int(index[0]))
+        assert part.images.equal(whole.images[index])
+        assert part.factors.equal(whole.factors[index])
 
 
-def test_every_digit_has_the_same_number_of_versions():
-    data = standin_digits(train=False)
-    for size, length in [(None, 718), (100, 100), (501, 501), (20000, 718)]:
-        dataset = SyntheticAffNIST(data, 0, versions=2, size=size)
-        assert len(dataset) == length
-        batch, stored = dataset[(torch.arange(length), 0)], dataset.stored()
-        assert stored.images.equal(batch.images)
-        assert stored.labels.equal(batch.labels)
-        assert stored.labels.equal(data.labels.repeat(2)[:length])
-        assert stored.factors.equal(batch.factors)
+@pytest.mark.parametrize(
+    ("change", "same"), [({"seed": 1}, False), ({"epoch": 5}, True), ({"first": 359}, False)]
+)
+def test_versions_depend_only_on_seed_and_index(change: dict[str, int], same: bool):
+    assert versions(96, **change).images.equal(versions(96).images) is same
+
+
+@pytest.mark.parametrize(("size", "length"), [(None, 718), (100, 100), (501, 501), (20000, 718)])
+def test_every_digit_has_the_same_number_of_versions(size: int | None, length: int):
+    dataset = SyntheticAffNIST(digits(), 0, versions=2, size=size)
+    assert len(dataset) == length
+    batch = dataset[torch.arange(length), 0]
+    stored = dataset.stored()
+    assert stored.images.equal(batch.images)
+    assert stored.labels.equal(batch.labels)
+    assert stored.labels.equal(digits().labels.repeat(2)[:length])
+    assert stored.factors.equal(batch.factors)
