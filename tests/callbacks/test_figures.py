@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.figures import show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
-from tests.helpers.fakes import FakeCapsNet, captions, fake_output, texts
+from tests.helpers.fakes import FakeCapsNet, captions, fake_output
 
 ONE = fake_output([[3], [1], [4]])
 TWO = fake_output([[3, 1], [1, 0], [4, 2]])
@@ -68,7 +68,7 @@ def test_reconstructions_and_predictions(tmp_path: Path, figures: list[tuple[str
         Reconstructions().on_validation_batch_end(run, without, found, batch, 0)
         ((name, figure),) = figures
         assert name == "val/predictions", "of networks without a decoder"
-        assert texts(figure)[0].startswith(first)
+        assert figure.axes[0].texts[0].get_text().startswith(first)
 
 
 def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
