@@ -254,8 +254,8 @@ def _draw(
 
 def _finish(axis: Axes) -> None:
     """Add a legend; if no curve has more than one point, add markers and widen the axes around the points."""
-    points = [line.get_xydata() for line in axis.lines]
-    if points and max(map(len, points)) == 1:
+    points = [np.asarray(line.get_xydata()) for line in axis.lines]
+    if points and max(len(each) for each in points) == 1:
         steps, values = np.concatenate(points).T
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:

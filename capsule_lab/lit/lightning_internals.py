@@ -120,8 +120,12 @@ def _arguments_of_training_step(
 
 
 _BATCH_HOOKS = (
-    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
-    *("on_before_optimizer_step", "on_train_batch_end"),
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
 )
 
 
@@ -147,7 +151,8 @@ def skip_idle_hooks(trainer: L.Trainer) -> None:
     owners.append((trainer.lightning_module, L.LightningModule))
     for owner, base in owners:
         for hook in _BATCH_HOOKS:
-            if getattr(type(owner), hook) is getattr(base, hook) and hook not in vars(owner):
+            is_inherited = getattr(type(owner), hook) is getattr(base, hook)
+            if is_inherited and hook not in vars(owner):
                 setattr(owner, hook, None)
 
 
@@ -161,9 +166,9 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     stops = trainer.should_stop and loop._can_stop_early
-    return not (
-        trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-    )
+    if trainer.is_last_batch or stops:
+        return False
+    return not loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 def limit_waiting(trainer: L.Trainer) -> None:
@@ -175,9 +180,8 @@ def limit_waiting(trainer: L.Trainer) -> None:
     strategy: Any = trainer.strategy
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = COLLECTIVE_TIMEOUT
-    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(
-        logging.INFO
-    )
+    launcher = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
+    launcher.setLevel(logging.INFO)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         end_with_parent(grace=10.0)  # ours: gloo detects a lost process at once, NCCL does not
 
@@ -187,31 +191,28 @@ def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:
 
     All processes must call it, as the metrics may be synchronised.
     """
-    metrics = trainer._logger_connector.metrics["log"]
-    return {
-        **metrics,
-        "epoch": trainer.current_epoch,
-    }, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+    metrics = trainer._logger_connector.metrics["log"] | {"epoch": trainer.current_epoch}
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+    return metrics, step
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:
     """Return whether a callback with a ``stopping_reason`` has reached its threshold, also before an interruption."""
-    reasons = [
-        getattr(callback, "stopping_reason", None) for callback in cast(Any, trainer).callbacks
-    ]
+    callbacks = cast(Any, trainer).callbacks
+    reasons = [getattr(callback, "stopping_reason", None) for callback in callbacks]
     return EarlyStoppingReason.STOPPING_THRESHOLD in reasons
 
 
 def stop_reason(trainer: L.Trainer, steps: int) -> str:
     """Return why training ended: ``steps`` (all are done), ``threshold``, ``time limit``, or else ``callback``."""
-    timers = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Timer)]
     if trainer.global_step >= steps:
         return "steps"
     if stopped_at_threshold(trainer):
         return "threshold"
-    return (
-        "time limit" if any((timer.time_remaining() or 1) <= 0 for timer in timers) else "callback"
-    )
+    for callback in cast(Any, trainer).callbacks:
+        if isinstance(callback, Timer) and (callback.time_remaining() or 1) <= 0:
+            return "time limit"
+    return "callback"
 
 
 def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[str, Any]:
@@ -219,12 +220,9 @@ def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[st
 
     Lightning forgets the best score if the ``dirpath`` of the callback differs from the state's, now ``directory``.
     """
-    names = ("best_model_path", "kth_best_model_path", "last_model_path")
-    paths = {name: path if state.get(name) else "" for name in names}
-    scores = list(state["best_k_models"].values())
-    return {
-        **state,
-        **paths,
-        "dirpath": directory,
-        "best_k_models": dict(zip([path], scores, strict=False)),
-    }
+    moved = dict(state, dirpath=directory)
+    for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+        moved[name] = path if state.get(name) else ""
+    scores = [*state["best_k_models"].values()]
+    moved["best_k_models"] = {path: scores[0]} if scores else {}
+    return moved

@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 Tensors = tuple[Tensor | None, ...]
 
-EAGER_CALLS = (
-    2  # ours: the first call compiles kernels, the second one shows that memory does not move
-)
+# ours: the first call compiles kernels, the second one shows that memory does not move
+EAGER_CALLS = 2
 
 
 def is_supported(device: torch.device) -> bool:
@@ -31,7 +30,7 @@ def is_supported(device: torch.device) -> bool:
 
 
 def use_side_stream(device: torch.device) -> None:
-    """Continue on a stream of its own: the default one cannot be captured, and what it has begun must end before."""
+    """Continue on another stream, after the work of the default one, which cannot be captured."""
     if device.type != "cuda":
         return
     _continue_on(torch.cuda.Stream(device), device)
@@ -120,7 +119,9 @@ class Replayed:
             log.info("%s runs without CUDA graphs: %s", self.what, one_line(error)[:200])
             self.is_possible = False
             return self.function(inputs)
-        self._graph, self._inputs, self._outputs = graph, static, outputs
+        self._graph = graph
+        self._inputs = static
+        self._outputs = outputs
         self._shapes = shapes_of(inputs)
         return self(inputs)
 

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-_READING = (
-    os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-)  # without O_NONBLOCK, opening a FIFO waits for a writer
+# without O_NONBLOCK, opening a FIFO waits for a writer
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 2**28  # ours: bytes; metrics of a million steps have less
 

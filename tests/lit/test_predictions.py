@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.lit import ClassifierModule
+from capsule_lab.lit.classification import BatchOfTest
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
@@ -46,7 +47,8 @@ def predictions_of(
         images = torch.cat([images, images[:, :1]], 1).view(-1, 1, 2, 2)
         given = None if factors is None else torch.tensor(factors)[rows]
         batch = Batch(images, torch.tensor(labels)[rows], torch.arange(len(images)), given)
-        module._tested.append((batch, module.network(images).ranking.detach(), part))
+        ranking = module.network(images).ranking.detach()
+        module._tested.append(BatchOfTest(batch.labels, batch.factors, ranking, part))
     return module.test_predictions()
 
 
@@ -82,7 +84,5 @@ def test_one_of_several_processes_keeps_none() -> None:
         Given(), loss=cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=3
     )
     module._trainer = SimpleNamespace(world_size=2)
-    module._tested.append(
-        (Batch(torch.zeros(1, 1, 2, 2), torch.tensor([0]), torch.tensor([0])), torch.zeros(1, 3), 0)
-    )
+    module._tested.append(BatchOfTest(torch.tensor([0]), None, torch.zeros(1, 3), 0))
     assert module.test_predictions() == {}

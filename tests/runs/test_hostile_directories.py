@@ -81,7 +81,7 @@ def original(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
             (directory / "metrics.json").write_text(json.dumps(record))
             (directory / "heartbeat.json").write_text("{}")
             (directory / ".lock").touch()
-            for name in ("mlflow_run", "trackio_run", "status.json"):
+            for name in ("mlflow_run", "status.json"):
                 (directory / name).write_text("{}")
         evaluation = next(cell for cell in expand(read(table)) if cell.row.of)
         write_evaluation(evaluation, error=1.0, **ATTACKED)
