@@ -20,7 +20,6 @@ from capsule_lab.runs.directories import attempts, config_hash
 from capsule_lab.runs.results import read_result
 from capsule_lab.runs.trust import plain_value
 
-
 FinishedRun = tuple[Path, dict[str, Any]]
 """The directory and the result of a run."""
 
