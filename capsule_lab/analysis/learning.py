@@ -93,7 +93,8 @@ def measure_gradient(
             noise = torch.randn(weight.shape, generator=generator).to(weight)
             parameter.data = weight * (1 + relative_change * noise)
         _, after = gradient()
-        cosines.append(float(before @ after / (before.norm() * after.norm())))
+        norms = before.norm() * after.norm()
+        cosines.append(float(before @ after / norms))
     return GradientMeasurement(value, float(before.norm()), sum(cosines) / changes)
 
 

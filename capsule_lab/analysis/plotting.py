@@ -72,10 +72,9 @@ def picture_grid(
     """
     groups = [_wrapped(group, cell) for group in groups if group.columns]
     cells = _cells(groups, cell)
-    width, height = _size_in_cells(groups, len(rows), cells)
-    width = width * cell + LETTER * max(map(len, rows)) + 2 * MARGIN
+    width, height = _figure_size(groups, rows, cells, cell)
     title, note = wrapped(title, width), wrapped(note, width)
-    height = height * cell + _height_of_texts(groups, title, note) + 2 * MARGIN
+    height += height_of([title]) + height_of([note])
     figure = Figure(figsize=(width, height))
     padding = {"h_pad": MARGIN / 2, "w_pad": _BETWEEN_GROUPS * cell / 2}  # around each group
     figure.set_layout_engine("compressed", wspace=0, **padding)
@@ -105,25 +104,31 @@ def _cells(groups: Sequence[Group], cell: float) -> _Cells:
     width = 1 - _GAP
     height = width * pixels_down / pixels_across
     below = []
+    for column in _columns_of(groups):
+        below += [text for text, _ in column.below]
+    return _Cells(width, height, step=height + height_of(below) / cell + _GAP)
+
+
+def _figure_size(
+    groups: Sequence[Group], rows: Sequence[str], cells: _Cells, cell: float
+) -> tuple[float, float]:
+    """Estimate width and height in inches of the pictures with names and captions."""
+    columns = _columns_of(groups)
+    across = len(columns) + _BETWEEN_GROUPS * len(groups)
+    down = len(rows) * cells.step
+    row_names = LETTER * max(len(name) for name in rows)
+    captions = height_of(column.caption for column in columns)
+    group_names = height_of(group.name for group in groups)
+    width = row_names + across * cell + 2 * MARGIN
+    height = group_names + captions + down * cell + 2 * MARGIN
+    return width, height
+
+
+def _columns_of(groups: Sequence[Group]) -> list[Column]:
+    columns: list[Column] = []
     for group in groups:
-        for column in group.columns:
-            below += [text for text, _ in column.below]
-    return _Cells(width, height, height + height_of(below) / cell + _GAP)
-
-
-def _size_in_cells(groups: Sequence[Group], rows: int, cells: _Cells) -> tuple[float, float]:
-    """Return width and height of all pictures and the gaps between them."""
-    columns = sum(len(group.columns) for group in groups)
-    return columns + _BETWEEN_GROUPS * len(groups), rows * cells.step
-
-
-def _height_of_texts(groups: Sequence[Group], title: str, note: str) -> float:
-    """Return the height in inches of everything above and below the pictures."""
-    captions: list[str] = []
-    for group in groups:
-        captions += [column.caption for column in group.columns]
-    names = [group.name for group in groups]
-    return sum(height_of(texts) for texts in (captions, names, [title], [note]))
+        columns += group.columns
+    return columns
 
 
 def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
@@ -132,7 +137,8 @@ def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
         right, middle = left + cells.width, left + cells.width / 2
         for row, picture in enumerate(column.pictures):
             top = row * cells.step
-            axes.imshow(_as_rgb(picture), extent=(left, right, top + cells.height, top))
+            bottom = top + cells.height
+            axes.imshow(_as_rgb(picture), extent=(left, right, bottom, top))
             frame = Rectangle((left, top), cells.width, cells.height, clip_on=False)
             frame.set(fill=False, edgecolor=_FRAME, linewidth=0.5)
             axes.add_patch(frame)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 UseGraphs = bool | Literal["auto"]
 
-# ours: they compile kernels, allocate the optimizer's state, and end those of cuda_graphs.Replayed
+# ours: these steps compile kernels, allocate the optimizer's state, and outlast cuda_graphs.EAGER_CALLS
 EAGER_STEPS = 3
 
 
@@ -39,7 +39,7 @@ class CapturedStep:
 
     Attributes:
         outputs: the other tensors of ``forward``, in memory that the next replay overwrites.
-        without_update: why the update could not be captured; it then runs as it is. Empty if it was.
+        without_update: why the update could not be captured and runs without a graph; empty if it was captured.
 
     Raises:
         RuntimeError: if the forward or the backward pass cannot be captured.
@@ -104,20 +104,20 @@ class CapturedStep:
 class StepGraphs:
     """Decides which training steps of a module are replayed, and replays them.
 
-    The first steps run as they are. A step is then captured for the shapes of its batch and for those options of
-    routings that are whole numbers; another shape or number runs as it is, until it has also been seen several times.
-    Schedules with real values are tensors on the device, which are filled before a replay.
+    The first steps run without graphs. A step is then captured for the shapes of its batch and for those options of
+    routings that are whole numbers. A step with other shapes or numbers runs without graphs until it has been seen as
+    often. Real values of schedules are tensors on the device, which are filled before a replay.
 
     Args:
         module: the ``AbstractModule`` that trains.
         use: ``"auto"`` replays where this is possible; with ``True``, an obstacle is an error.
 
     Attributes:
-        step: the captured step that is replayed now; ``None`` in a step that runs as it is.
+        step: the captured step that is replayed now; ``None`` in a step without graphs.
     """
 
     def __init__(self, module: Any, use: UseGraphs) -> None:
-        self._module = [module]  # in a list, as a module would register it as its own part
+        self._module = module
         self.use = use
         self.step: CapturedStep | None = None
         self.enabled = False
@@ -171,19 +171,19 @@ class StepGraphs:
             return f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, so steps differ"
         if trainer.precision == "16-mixed":
             return "trainer.precision is 16-mixed, whose scale the host reads in every step"
-        if self._module[0].training_network.has_graphs:
-            return f"module.compile={self._module[0].training_network.compile} makes its own"
+        if self._module.training_network.has_graphs:
+            return f"module.compile={self._module.training_network.compile} makes its own"
         return ""
 
     def prepare(self, batch: Batch, values: Mapping[str, float]) -> None:
-        """Decide whether the next step is replayed, and capture it if it is time; before its forward pass.
+        """Decide, before the forward pass, whether the next step is replayed; capture it if it has been seen often.
 
         ``values`` are those of the schedules.
         """
         self.step = None
         if not self.enabled:
             return
-        whole = self._module[0].scheduled_routing.whole_numbers(values)
+        whole = self._module.scheduled_routing.whole_numbers(values)
         is_captured = self._captured is not None
         if is_captured and batch is self._batch and whole == self._key[1]:
             self.step = self._captured
@@ -199,7 +199,7 @@ class StepGraphs:
 
     def _capture(self, batch: Batch, key: tuple[Any, ...], values: Mapping[str, float]) -> None:
         """Capture the step for a batch of this shape, or note that it cannot be captured."""
-        module = self._module[0]
+        module = self._module
         self._captured = None  # frees their memory
         self.step = None
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
@@ -225,7 +225,7 @@ class StepGraphs:
             log.info("the optimizer runs without CUDA graphs: %s", reason[:200])
 
     def _captured_step(self) -> CapturedStep:
-        module = self._module[0]
+        module = self._module
         trainer = module.trainer
         if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
             raise RuntimeError("the network has hooks, which a graph would not call")
@@ -249,7 +249,7 @@ class StepGraphs:
         reason = one_line(error)
         if self.use is True:
             raise ConfigError(
-                f"a step of {type(self._module[0].network).__name__} cannot be captured as CUDA graphs: "
+                f"a step of {type(self._module.network).__name__} cannot be captured as CUDA graphs: "
                 f"{reason[:300]}; set module.cuda_graphs=false"
             ) from error
         log.info("training steps run without CUDA graphs: %s", reason[:200])

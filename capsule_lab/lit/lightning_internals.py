@@ -89,9 +89,10 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
 
 
 class LightningModule(L.LightningModule):
-    """Lightning's class, which notes the name of the current hook twice in each of sixteen hooks of a step.
+    """Lightning's class with a faster assignment of the name of the current hook.
 
-    For torch, every attribute could be a parameter or another module, which takes ten calls to exclude.
+    Lightning assigns it twice in each of the sixteen hooks of a step, and torch's ``__setattr__`` makes ten calls to
+    find out that a name is neither a parameter nor a module.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -102,7 +103,7 @@ class LightningModule(L.LightningModule):
 
 
 class _NoProfiler(PassThroughProfiler):
-    """Does what its base class does, nothing, without a generator for each hook of each callback."""
+    """Does nothing, like its base class, but without a generator for each hook of each callback."""
 
     _nothing = nullcontext()
 
@@ -113,7 +114,7 @@ class _NoProfiler(PassThroughProfiler):
 def _arguments_of_training_step(
     arguments: OrderedDict[str, Any], batch: Any, batch_idx: int
 ) -> OrderedDict[str, Any]:
-    """Add the arguments of ``training_step``; Lightning's function looks at its signature at every step."""
+    """Add the arguments of ``training_step``; Lightning's function inspects its signature at every step."""
     arguments["batch"] = batch
     arguments["batch_idx"] = batch_idx
     return arguments
@@ -130,7 +131,7 @@ _BATCH_HOOKS = (
 
 
 def show_to_callbacks(trainer: L.Trainer, name: str, value: Tensor) -> None:
-    """Set an entry of ``Trainer.callback_metrics``, as ``self.log`` does in a tenth of the time of a small step."""
+    """Set an entry of ``Trainer.callback_metrics``; ``self.log`` would take a tenth of the time of a small step."""
     trainer._logger_connector._callback_metrics[name] = value
 
 

@@ -100,7 +100,7 @@ class SplitMetrics(nn.ModuleDict):
                     setattr(self[name], state, tensor.copy_(new))
 
     def mark_updated(self, split: str) -> None:
-        """Tell the metrics of ``split`` that they were updated, also by a replay that they do not see."""
+        """Mark the metrics of ``split`` as updated: a replay changes their states without a call of ``update``."""
         for _, metric in self.of_split(split):
             lightning_internals.mark_updated(metric)
 

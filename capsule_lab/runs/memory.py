@@ -1,4 +1,4 @@
-"""The memory that training needs, estimated before it starts from a step without values."""
+"""An estimate of the memory that training needs, made before it starts by a step on tensors without values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """CUDA graphs: work on a GPU that is captured once and then replayed with one launch.
 
 A small network launches hundreds of kernels in a step, and launching them from Python takes longer than they run. A
-graph launches them together, always on the same memory, with the shapes and the numbers of Python of its capture.
+graph launches them together, always on the same memory, and with the shapes and the Python numbers of its capture.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Graph:
 
 
 class Replayed:
-    """A function of tensors that runs as it is at first, and later as its CUDA graph.
+    """A function of tensors that is called normally at first and then replayed as a CUDA graph.
 
-    It must do the same work at every call, without random numbers from a generator. The result of a replay is in
-    memory that the next call overwrites, and always the same object. What cannot be captured runs as it is.
+    It must do the same work at every call, without random numbers from a generator. The result of a replay is always
+    the same object, in memory that the next call overwrites. A function that cannot be captured is called normally.
 
     Args:
         what: the name of the function in the log.

@@ -1,4 +1,4 @@
-"""Expansion of paths, opening of files of others, and files that are written completely or not at all."""
+"""Expansion of paths, safe reading of files that others wrote, and files written completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_regular(path: Path, *, inside: Path | None = None) -> BufferedReader:
-    """Open a regular file for reading; everything that reads a run directory or data of others opens files here.
+    """Open a regular file for reading; files of run directories and of data are opened here only.
 
     Args:
         path: the file, or a link to it.
