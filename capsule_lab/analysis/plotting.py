@@ -196,6 +196,11 @@ def name_of_class(classes: Sequence[str], label: int) -> str:
     return plain_label(name)
 
 
+def names_of_classes(classes: Sequence[str], labels: Sequence[int], between: str = ", ") -> str:
+    """Return the names of several classes, see ``name_of_class``, with ``between`` between them."""
+    return between.join(name_of_class(classes, label) for label in labels)
+
+
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:
     """Return a note for decoded images that are nearly empty or equal, as by a hardly trained decoder; else nothing."""
     pixels = decoded.detach().float().flatten(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from capsule_lab.analysis.plotting import (
     Column,
     Group,
-    name_of_class,
+    names_of_classes,
     note_on_decoder,
     picture_grid,
 )
@@ -44,12 +44,12 @@ def reconstruction_sheet(
     """
     predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)
-    pairs = zip(labels.tolist(), predictions.tolist(), strict=True)
+    pairs = torch.stack([labels, predictions], 1).tolist()
     between = "\n→ " if names else " → "  # names are long
     columns = []
     for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
-        caption = between.join(name_of_class(names, label) for label in pair)
-        columns.append(Column(caption, pictures, "black" if pair[0] == pair[1] else "red"))
+        colour = "black" if pair[0] == pair[1] else "red"
+        columns.append(Column(names_of_classes(names, pair, between), pictures, colour))
     return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
 
@@ -79,12 +79,12 @@ def reconstruction_figure(
     targets = torch.cat([labels[good], both])
 
     decoded = network.reconstruct(select_images(output, numbers), targets)
-    classes = torch.stack([labels[numbers], predictions[numbers], targets], 1)
+    classes = torch.stack([labels[numbers], predictions[numbers], targets], 1).tolist()
     between = ",\n" if names else ", "  # names are long
     columns = []
     pairs = zip(in_unit_range(images[numbers]), decoded, strict=True)
     for position, (image, picture) in enumerate(pairs):
-        caption = between.join(name_of_class(names, label) for label in classes[position].tolist())
+        caption = names_of_classes(names, classes[position], between)
         colour = "black" if position < len(good) else "red"
         columns.append(Column(f"({caption})", [image, picture], colour))
     groups = [
@@ -119,13 +119,10 @@ def prediction_figure(
     bad = wrong.nonzero().flatten().tolist()
     good = good[: side**2 - min(side, len(bad))]
     chosen = good + bad[: side**2 - len(good)]
-
-    def class_names(classes: Int64[Tensor, " label"]) -> str:
-        return ", ".join(name_of_class(names, label) for label in classes.tolist())
-
     below = []
     for number in chosen:
-        true, predicted = class_names(labels[number]), class_names(predictions[number])
+        true = names_of_classes(names, labels[number].tolist())
+        predicted = names_of_classes(names, predictions[number].tolist())
         colour = "red" if wrong[number] else "black"
         below.append((f"true {true}\npredicted {predicted}", colour))
     pictures = in_unit_range(images[chosen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ def segmentation_sheet(
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
     predictions = _pairs(predictions_by_label(output.ranking, labels))
-    cases = [Case(number, pair) for number, pair in enumerate(predictions)]
+    cases = _cases(range(len(predictions)), predictions)
     columns = _columns(network, output, images, labels, cases)
     note = f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
     return picture_grid([Group("", columns)], _ROWS, note=note)
@@ -122,24 +123,31 @@ def choose_cases(
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
     true, predicted = _pairs(labels), _pairs(predictions)
-    third = scores.scatter(1, labels, -torch.inf).argmax(1).tolist()
+    third = scores.scatter(1, labels, -torch.inf).argmax(1)
+    wrong_class = _pairs(torch.stack([labels[:, 0], third], 1))
 
     recognised = right.nonzero().flatten().tolist()
     by_overlap = sorted(recognised, key=lambda number: -float(overlaps[number]))
     hardest = by_overlap[:overlapping]
     others = [number for number in recognised if number not in hardest]
-    wrong = others[correct : correct + controls]
+    controlled = others[correct : correct + controls]
     not_recognised = (~right).nonzero().flatten()[:failures].tolist()
 
     failed = []
     for number in not_recognised:
         failed += [Case(number, true[number]), Case(number, predicted[number], "(P)")]
     return {
-        "recognised": [Case(number, true[number]) for number in others[:correct]],
-        "overlapping most": [Case(number, true[number]) for number in hardest],
-        "wrong class *": [Case(number, (true[number][0], third[number]), "*") for number in wrong],
+        "recognised": _cases(others[:correct], true),
+        "overlapping most": _cases(hardest, true),
+        "wrong class *": _cases(controlled, wrong_class, "*"),
         "not recognised": failed,
     }
+
+
+def _cases(
+    images: Sequence[int], classes: Sequence[tuple[int, int]], kind: Kind = ""
+) -> list[Case]:
+    return [Case(image, classes[image], kind) for image in images]
 
 
 def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tensor, " batch"]:

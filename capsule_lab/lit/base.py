@@ -6,7 +6,6 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -137,9 +136,11 @@ class AbstractModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         if self.step_graphs.step is not None:
             terms = self.step_graphs.forward(batch, self.step_values)
-        else:
-            with self.metrics.in_place("train") if self.step_graphs.enabled else nullcontext():
+        elif self.step_graphs.enabled:
+            with self.metrics.in_place("train"):
                 terms, _ = self._step(batch, "train")
+        else:
+            terms, _ = self._step(batch, "train")
         # training batches have equal sizes in all processes
         self._count(batch, "train", self.trainer.world_size)
         if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
@@ -169,7 +170,8 @@ class AbstractModule(LightningModule):
         return {"output": output}
 
     def _count(self, batch: Batch, split: str, processes: int = 1) -> None:
-        self.image_counts[split] = self.image_counts.get(split, 0) + len(batch.labels) * processes
+        images = len(batch.labels) * processes
+        self.image_counts[split] = self.image_counts.get(split, 0) + images
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
         """Compute and measure the terms of the loss, with their sum ``loss`` first, and the output."""
@@ -227,7 +229,8 @@ class AbstractModule(LightningModule):
         if self.step_graphs.enabled:
             self.metrics.mark_updated("train")
         self._log_epoch("train")
-        self.log_dict({f"schedule/{name}": value for name, value in self.schedule_values().items()})
+        for name, value in self.schedule_values().items():
+            self.log(f"schedule/{name}", value)
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val", *self.further_validations)
@@ -329,8 +332,9 @@ class AbstractModule(LightningModule):
             self._data.use_cuda_graphs(graphs)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
-        torch_internals.seed_generators(int(sequence.generate_state(1)[0]), self.device)
+        entropy = (self.seed, batch_index(self.trainer), self.global_rank)
+        (seed,) = np.random.SeedSequence(entropy).generate_state(1)
+        torch_internals.seed_generators(int(seed), self.device)
         self.step_values = self.schedule_values()
         self.scheduled_routing.set(self.step_values)
         self.step_graphs.prepare(batch, self.step_values)

@@ -62,8 +62,9 @@ class SplitMetrics(nn.ModuleDict):
     def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:
         """Add the scalar terms of one batch, weighted by its number of images."""
         for name, value in terms.items():
+            mean = self._mean(f"{split}/{name}", value.device)
             # repeated, as torchmetrics ignores weight= with nan_strategy="disable"
-            self._mean(f"{split}/{name}", value.device).update(value.detach().expand(images))
+            mean.update(value.detach().expand(images))
 
     def sums(self, split: str) -> Tensor:
         """Return this process's sums since the last reset: loss times images, images, wrong and all predictions.

@@ -40,19 +40,18 @@ def as_typed(path: Path) -> Path:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as lines with aligned columns; words are never broken, and empty columns are left out."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     padded = []
-    for column in columns:
-        width = max(len(cell) for cell in column)
-        padded.append([cell.ljust(width) for cell in column])
+    for column in zip(*rows, strict=True):
+        if any(column[1:]):
+            width = max(len(cell) for cell in column)
+            padded.append([cell.ljust(width) for cell in column])
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
 def differences(overrides: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the overrides that several runs share, and the other overrides of each run."""
     first, *others = overrides
-    shared = []
-    if others:
-        shared = [entry for entry in first if all(entry in other for other in others)]
-    own = [[entry for entry in run if entry not in shared] for run in overrides]
+    in_all = set(first).intersection(*others) if others else set()
+    shared = [override for override in first if override in in_all]
+    own = [[override for override in run if override not in in_all] for run in overrides]
     return shared, own

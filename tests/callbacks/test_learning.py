@@ -144,7 +144,7 @@ def warnings(
     for number in range(2):
         trainer: Any = SimpleNamespace(global_step=step + number, is_global_zero=first)
         callback.on_train_batch_start(trainer, module, images(), number)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def em_caps(weight_std: float) -> EMCaps:

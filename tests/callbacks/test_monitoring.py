@@ -160,7 +160,7 @@ def test_routing_that_reports_no_iterations_has_the_other_statistics(
         found["val/coupling_entropy"] = EXPECTED["coupling_entropy"]
         for name, value in EXPECTED.items():
             assert found[f"val/{name}"] == pytest.approx(value, abs=1e-5)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
     ]
 

@@ -50,7 +50,7 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
             trainer.logged_metrics = METRICS
         trainer.current_epoch = 2
         callback.on_train_end(trainer, module)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
