@@ -27,14 +27,17 @@ from tests.helpers.fakes import (
 )
 
 CLASSES = torch.tensor([4, 0])
-OUTPUT = fake_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
+# the second is not recognised: its label is perturbed, and not its prediction
+OUTPUT = fake_output([[4], [2]])
+IN_UNITS = Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))
 
 
-@pytest.mark.parametrize("steps", [PAPER, Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))])
+@pytest.mark.parametrize("steps", [PAPER, IN_UNITS])
 def test_offset_is_added_to_one_component_of_the_label(steps: Steps) -> None:
     """The sum is not squashed again; all other classes are zeroed."""
     units = torch.ones(3) if steps.units is None else steps.units
-    decoded = perturbation.perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
+    network = FakeCapsNet(OUTPUT)
+    decoded = perturbation.perturbed_reconstructions(network, OUTPUT, CLASSES, steps)
     assert decoded.shape == (2, 3, len(steps.values), 1, 5, 3)
     for image, dim in itertools.product(range(2), range(3)):
         label = int(CLASSES[image])
@@ -67,7 +70,8 @@ def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> No
     output = select_images(OUTPUT, torch.tensor([1]))
     figure = perturbation.perturbation_sheet(FakeCapsNet(OUTPUT), output, 0)
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
-    for dim, (column, offset) in itertools.product(range(3), [(0, -0.25), (5, 0.0), (9, 0.2)]):
+    offsets = [(0, -0.25), (5, 0.0), (9, 0.2)]
+    for dim, (column, offset) in itertools.product(range(3), offsets):
         expected = decoded_picture(OUTPUT, 1, 0)
         expected[0, dim] += offset
         np.testing.assert_allclose(grey_at(figure, dim, column), expected, atol=1e-6)
@@ -112,9 +116,11 @@ def test_figure_shows_the_rows_named() -> None:
 
 
 def test_examples_are_recognised_if_any_is() -> None:
-    for output, labels, expected in [
-        (PREDICTED, LABELS, [1, 2, 4]),
-        (fake_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
-        (fake_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
+    for predictions, labels, expected in [
+        ([[1], [0], [2], [0], [3]], [3, 0, 2, 0, 3], [1, 2, 4]),
+        ([[1], [1], [1]], [2, 1, 2], [1, 0]),
+        ([[1, 2], [2, 1], [4, 3]], [[1, 3], [1, 2], [3, 4]], [1, 2]),
     ]:
-        assert list(perturbation.example_of_each_class(output, labels).values()) == expected
+        output = fake_output(predictions)
+        examples = perturbation.example_of_each_class(output, torch.tensor(labels))
+        assert [*examples.values()] == expected

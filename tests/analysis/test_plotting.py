@@ -48,8 +48,10 @@ def frames_of(axes: Axes) -> list[Rectangle]:
 def picture_bounds(figure: Figure) -> np.ndarray:
     """Left, bottom, width and height in inches of each picture, after drawing, column by column."""
     figure.draw_without_rendering()
-    boxes = [frame.get_window_extent() for axes in figure.axes for frame in frames_of(axes)]
-    return np.array([box.bounds for box in boxes]) / figure.dpi
+    bounds = []
+    for axes in figure.axes:
+        bounds += [frame.get_window_extent().bounds for frame in frames_of(axes)]
+    return np.array(bounds) / figure.dpi
 
 
 def test_pictures_and_texts_are_there(grid: Figure) -> None:

@@ -71,7 +71,9 @@ def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tens
 
 def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
     for kind in ROUTINGS:
-        options = {"conv_types": (), "conv_strides": ()} if kind.competing == "children" else {}
+        options: dict[str, Any] = {}
+        if kind.competing == "children":  # it does not route in convolutional layers
+            options = {"conv_types": (), "conv_strides": ()}
         layers = by_name(random_network(routing=kind, **options), images)
         for layer in layers.values():
             last, parents = layer.iterations[-1], layer.parents
@@ -134,7 +136,8 @@ def test_votes_of_scaled_distances_are_shortened(images: Tensor) -> None:
 def test_couplings_of_a_layer_sum_to_one_per_child_and_make_its_parents(images: Tensor) -> None:
     layer = by_name(random_network(), images)["conv_capsules_1"]
     couplings = layer.couplings()
-    assert couplings.shape == (2, layer.children.poses.shape[1], layer.parents.poses.shape[1])
+    children, parents = layer.children.poses.shape[1], layer.parents.poses.shape[1]
+    assert couplings.shape == (2, children, parents)
     seen = layer.windows.child.unique()
     torch.testing.assert_close(couplings[:, seen].sum(2), torch.ones(2, len(seen)))
     chosen = torch.tensor([7, 0, 30])
@@ -193,8 +196,10 @@ def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     assert changed[0, :, 0, -1].max() > 0
     assert changed[0, :, -1, 0].max() == 0
     assert [each.iteration for each in before.iterations] == [0, 1, 2]
-    torch.testing.assert_close(before.couplings(0), torch.full_like(before.couplings(0), 0.25))
+    initial = before.couplings(0)
+    torch.testing.assert_close(initial, torch.full_like(initial, 0.25))
     by_position = small_capsnet((1, 24, 24), 4, types=3, decoder=None, transformation="shared")
     (layer,) = by_name(by_position, black).values()
     assert layer.child_grid == (4, 4, 3, False)
-    assert layer.child_grid.at_positions(torch.arange(48.0))[:, 0, 1].tolist() == [3, 4, 5]
+    numbers = layer.child_grid.at_positions(torch.arange(48.0))
+    assert numbers[:, 0, 1].tolist() == [3, 4, 5]

@@ -109,8 +109,12 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> N
     assert_same(recorder.validated[4], recorder.steps[3])
 
 
+FROM_THE_BEGINNING = ("null", [1, 4])
+FROM_THE_MIDDLE = ("1/2 run", [2, 5])
+
+
 @pytest.mark.parametrize(
-    ("start", "stops"), whole_but([("null", [1, 4]), ("1/2 run", [2, 5])], ("1/2 run", [2, 5]))
+    ("start", "stops"), whole_but([FROM_THE_BEGINNING, FROM_THE_MIDDLE], FROM_THE_MIDDLE)
 )
 def test_run_with_averaged_weights_resumes_exactly(
     tiny: Tiny, tmp_path: Path, start: str, stops: list[int]

@@ -57,7 +57,8 @@ def batches(size: int) -> list[Batch]:
 
 def fit(lit: AbstractClassifierModule, given: list[Batch], **options: Any) -> None:
     """An epoch of these batches, validated on 4 images."""
-    trainer(**options).fit(lit, loader(*given), loader(batch(4, size=given[0].images.shape[2])))
+    size = given[0].images.shape[2]
+    trainer(**options).fit(lit, loader(*given), loader(batch(4, size=size)))
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,11 @@ def test_linked_run_directories_and_roots_are_used(
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(world / "other_root"))
     (world / "latest").symlink_to(run)
     (run / "checkpoints" / "linked.ckpt").symlink_to("best.ckpt")
-    assert [len(entry.runs) for entry in summarise(read(world / "mine.yaml"))] == [1, 1, 1, 1, 1]
-    assert runs.open(world / "latest").checkpoint.name == "best.ckpt"
-    assert runs.open(world / "latest" / "checkpoints" / "linked.ckpt").directory == world / "latest"
+    entries = summarise(read(world / "mine.yaml"))
+    assert [len(entry.runs) for entry in entries] == [1, 1, 1, 1, 1]
+    latest = world / "latest"
+    assert runs.open(latest).checkpoint.name == "best.ckpt"
+    assert runs.open(latest / "checkpoints" / "linked.ckpt").directory == latest
 
 
 VALUES = [

@@ -49,7 +49,8 @@ print(sum(need) / (status("VmHWM") - before))
     "model", ["em_caps_small_normalised", "capsnet model.decoder=null", "efficient_capsnet"]
 )
 def test_the_estimate_is_near_what_is_measured(model: str, tmp_path: Path) -> None:
-    ended = interpreter("-c", MEASURE.replace("MODEL", model.replace(" ", '", "')), cwd=tmp_path)
+    overrides = model.replace(" ", '", "')
+    ended = interpreter("-c", MEASURE.replace("MODEL", overrides), cwd=tmp_path)
     assert 0.8 < float(ended.out) < 1.2, ended.err
 
 
@@ -62,7 +63,8 @@ def test_an_estimate_is_logged_and_no_more(
     before = copy.deepcopy(module.state_dict())
     random = torch.get_rng_state()
     need = memory.estimate(module, spec.image_shape, 32, nullcontext())
-    assert need.weights == sum(value.nbytes for value in module.network.state_dict().values())
+    state = module.network.state_dict()
+    assert need.weights == sum(value.nbytes for value in state.values())
     assert need.optimizer == 2 * need.gradients
     more = memory.estimate(module, spec.image_shape, 64, nullcontext())
     assert need.activations < more.activations <= 2 * need.activations
