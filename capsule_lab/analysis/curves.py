@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.axes import label_log_axis
@@ -23,26 +23,24 @@ from capsule_lab.system.files import read_regular
 log = logging.getLogger(__name__)
 
 COLOURS = (
-    *(
-        "#0072B2",
-        "#D55E00",
-        "#009E73",
-        "#CC79A7",
-        "#E69F00",
-        "#56B4E9",
-        "#000000",
-    ),  # Okabe and Ito 2008
-    *(
-        "#882255",
-        "#332288",
-        "#999933",
-        "#888888",
-        "#7B3F00",
-        "#A040F0",
-        "#A6D000",
-        "#FF4D6D",
-        "#004D40",
-    ),  # ours
+    # Okabe and Ito 2008
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    # ours
+    "#882255",
+    "#332288",
+    "#999933",
+    "#888888",
+    "#7B3F00",
+    "#A040F0",
+    "#A6D000",
+    "#FF4D6D",
+    "#004D40",
 )
 """The first seven are distinguishable with any colour vision; all other pairs differ at least as much as these."""
 _MARKERS = "os^Dv<>P*Xp"  # 11, coprime with the number of colours
@@ -74,19 +72,27 @@ def legend_below(figure: Figure) -> None:
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
-    widest = max(
-        TextPath((0, 0), label.replace("$", r"\$"), size=_LEGEND_SIZE).get_extents().width
-        for label in curves
-    )  # points
-    column = widest / 72 + 0.65  # ours: inches, for the line beside the text and the gap
-    columns = min(
-        len(curves), max(1, int(0.92 * figure.get_figwidth() / column))
-    )  # ours: browser fonts are wider
-    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
+    widest = max(_width_in_legend(label) for label in curves)
+    column_width = widest + 0.65  # ours: inches, for the line beside the text and the gap
+    usable = 0.92 * figure.get_figwidth()  # ours: browser fonts are wider
+    columns = min(len(curves), max(1, int(usable / column_width)))
+    lines = math.ceil(len(curves) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.18 * lines)  # inches
     figure.legend(
-        [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=_LEGEND_SIZE, frameon=False,
+        [*curves.values()],
+        [*curves],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=_LEGEND_SIZE,
+        frameon=False,
         handlelength=3,
-    )  # fmt: skip
+    )
+
+
+def _width_in_legend(label: str) -> float:
+    """Return the width of a label in inches."""
+    text = TextPath((0, 0), label.replace("$", r"\$"), size=_LEGEND_SIZE)  # in points
+    return float(text.get_extents().width) / 72
 
 
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
@@ -108,9 +114,11 @@ def _checked(content: bytes, sha256: str | None) -> pd.DataFrame:
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise ValueError("its checksum differs from that in metrics.json")
     table = pd.read_csv(io.BytesIO(content))
-    if "step" not in table or not all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes):
+    numeric = all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes)
+    if not numeric or "step" not in table:
         raise ValueError("expected numeric columns, one of them step")
-    if not table["step"].is_monotonic_increasing or not table["step"].between(0, _LAST_STEP).all():
+    steps = table["step"]
+    if not steps.is_monotonic_increasing or not steps.between(0, _LAST_STEP).all():
         raise ValueError("its steps are not ascending numbers from 0")
     return table.rename(columns=cleaned)
 
@@ -177,17 +185,17 @@ def layer_curves(metrics: Path) -> Figure:
     activation, dead = figure.subplots(1, 2)
     for number, layer in enumerate(layers_in(metrics)):
         rows = finite_rows(table, MEAN + layer, STD + layer, DEAD + layer)
-        steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
-        colour, label = COLOURS[number % len(COLOURS)], layer.replace("_", " ")
-        activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
-        activation.fill_between(
-            steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12
-        )
-        dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)
+        steps = rows["step"] + 1
+        mean, std = rows[MEAN + layer], rows[STD + layer]
+        low, high = (mean - std).clip(0), (mean + std).clip(upper=1)
+        colour = COLOURS[number % len(COLOURS)]
+        style = {"color": colour, "markersize": 3, "label": layer.replace("_", " ")}
+        activation.plot(steps, mean, "o-", **style)
+        activation.fill_between(steps, low, high, color=colour, alpha=0.12)
+        dead.plot(steps, rows[DEAD + layer], "o-", **style)
     activation.set(xlabel="step", ylabel="activation, mean and spread", ylim=(0, 1))
-    dead.set(
-        xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103)
-    )  # lines at 0 and 100 are inside the frame
+    # lines at 0 and 100 are inside the frame
+    dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))
     for axis in (activation, dead):
         axis.grid(alpha=0.3)
         _finish(axis)
@@ -197,8 +205,11 @@ def layer_curves(metrics: Path) -> Figure:
 def layers_in(metrics: Path) -> list[str]:
     """Return the names of the layers that ``RoutingStats`` logged, from the image upwards."""
     columns: list[str] = [*read_curves(metrics)]  # in alphabetical order
-    names = [name.removeprefix(STD) for name in columns if name.startswith(STD)]
-    names = [name for name in names if {MEAN + name, DEAD + name} <= {*columns}]
+    names = []
+    for column in columns:
+        name = column.removeprefix(STD)
+        if column.startswith(STD) and {MEAN + name, DEAD + name} <= {*columns}:
+            names.append(name)
     return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
 
 
@@ -233,26 +244,23 @@ def _draw(
     axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0
 ) -> None:
     rows = finite_rows(table, name)
-    if len(rows):
-        (line,) = axis.plot(
-            rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha
-        )
-        if len(rows) == 1:
-            line.set_marker("o")  # a line of one point is invisible
+    if rows.empty:
+        return
+    steps = rows["step"] + 1
+    (line,) = axis.plot(steps, rows[name], style, markersize=3, label=label, alpha=alpha)
+    if len(rows) == 1:
+        line.set_marker("o")  # a line of one point is invisible
 
 
 def _finish(axis: Axes) -> None:
     """Add a legend; if no curve has more than one point, add markers and widen the axes around the points."""
-    lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
-    if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
-        steps, values = (
-            np.concatenate([get(line) for line in lines])
-            for get in (Line2D.get_xdata, Line2D.get_ydata)
-        )
+    points = [np.asarray(line.get_xydata()) for line in axis.lines]
+    if points and max(len(each) for each in points) == 1:
+        steps, values = np.concatenate(points).T
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
-        for line in lines:
+        for line in axis.lines:
             line.set(marker="o", markersize=6)
     if axis.get_legend_handles_labels()[0]:  # matplotlib warns if nothing was drawn
         axis.legend()

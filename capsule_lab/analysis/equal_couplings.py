@@ -49,14 +49,11 @@ def equal_couplings(network: nn.Module) -> Iterator[None]:
         raise ValueError(f"{type(network).__name__} has no couplings; expected a capsule network")
     with ExitStack() as stack:
         for routing in routings:
-            stack.callback(
-                routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True).remove
-            )
+            hook = routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True)
+            stack.callback(hook.remove)
         yield
 
 
 def _with_equal_couplings(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return inputs, {
-        **options,
-        "normalise": EqualCouplings(options.get("normalise") or Normaliser()),
-    }
+    equal = EqualCouplings(options.get("normalise") or Normaliser())
+    return inputs, {**options, "normalise": equal}

@@ -24,15 +24,15 @@ from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
-_SLOPE = 0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
+# ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
+_SLOPE = 0.025
 _BYTES_OF_VOTES = 2**26  # ours: 64 MiB; of larger votes, a part is measured
-FAR_BELOW, FAR_ABOVE = (
-    0.01,
-    100.0,
-)  # ours: variance floor over variance of the votes; docs/guides/not_learning.md
-FAR_BELOW_NORMALISED = (
-    0.1  # ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
-)
+
+# ours: variance floor over variance of the votes; docs/guides/not_learning.md
+FAR_BELOW = 0.01
+FAR_ABOVE = 100.0
+# ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
+FAR_BELOW_NORMALISED = 0.1
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -81,9 +81,8 @@ def measure_gradient(
             gradients = torch.autograd.grad(
                 value, parameters, allow_unused=True, materialize_grads=True
             )
-        return float(value.detach()), torch.cat(
-            [gradient.flatten() for gradient in gradients]
-        ).cpu().double()
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        return float(value.detach()), flat.cpu().double()
 
     value, before = gradient()
     weights = [parameter.detach().clone() for parameter in parameters]
@@ -94,13 +93,15 @@ def measure_gradient(
             noise = torch.randn(weight.shape, generator=generator).to(weight)
             parameter.data = weight * (1 + relative_change * noise)
         _, after = gradient()
-        cosines.append(float(before @ after / (before.norm() * after.norm())))
+        norms = before.norm() * after.norm()
+        cosines.append(float(before @ after / norms))
     return GradientMeasurement(value, float(before.norm()), sum(cosines) / changes)
 
 
 def _float32_copy(network: Network) -> Network:
     twin = copy.deepcopy(network)
-    return twin.float() if any(parameter.dtype in HALF for parameter in twin.parameters()) else twin
+    half = any(parameter.dtype in HALF for parameter in twin.parameters())
+    return twin.float() if half else twin
 
 
 @contextmanager
@@ -156,46 +157,45 @@ def _observe(name: str, layer: nn.Module, measurements: dict[str, LayerMeasureme
     """Register hooks that write a layer's measurement to ``measurements`` when the layer is called."""
     iterations: list[dict[str, float]] = []
     variances: dict[str, Any] = {}
-    routing = next(
-        (module for module in layer.modules() if isinstance(module, AbstractRouting)), None
-    )
+    routings = [module for module in layer.modules() if isinstance(module, AbstractRouting)]
+    routing = routings[0] if routings else None
+    modules = [] if routing is None else routing.children()
+    normalised = any(isinstance(module, nn.BatchNorm1d) for module in modules)
 
     def measure(_: nn.Module, _arguments: Any, output: Capsules) -> None:
         activations = output.activations
+        slopes = activations * (1 - activations)
         measurements[name] = LayerMeasurement(
             pose_std=float(output.poses.std()),
             **_mean_and_spread(activations),
-            saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
+            saturated=100 * float((slopes < _SLOPE).float().mean()),
             iterations=tuple(iterations),
             **variances,
-            normalised=any(isinstance(module, nn.BatchNorm1d) for module in routing.children())
-            if routing
-            else False,
+            normalised=normalised,
         )
 
     def keep_iteration(trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
         entropy.update(trace.couplings)
-        means = {} if trace.activations is None else _mean_and_spread(trace.activations)
-        iterations.append(
-            {
-                "pose_std": float(trace.poses.std()),
-                "coupling_entropy": float(entropy.compute()),
-                **means,
-            }
-        )
+        found = {
+            "pose_std": float(trace.poses.std()),
+            "coupling_entropy": float(entropy.compute()),
+        }
+        if trace.activations is not None:
+            found |= _mean_and_spread(trace.activations)
+        iterations.append(found)
 
     def keep_variances(_: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
         variances["votes_variance"] = votes_variance(votes, others[0] if others else None)
         variances["min_variance"] = min_variance(routing)  # before this call changes it
 
+    def with_on_iteration(_: nn.Module, arguments: Any, options: dict[str, Any]) -> Any:
+        return arguments, {**options, "on_iteration": keep_iteration}
+
     layer.register_forward_hook(measure)
     if "on_iteration" in inspect.signature(layer.forward).parameters:
-        layer.register_forward_pre_hook(
-            lambda _, arguments, options: (arguments, {**options, "on_iteration": keep_iteration}),
-            with_kwargs=True,
-        )
+        layer.register_forward_pre_hook(with_on_iteration, with_kwargs=True)
     if routing is not None:
         routing.register_forward_pre_hook(keep_variances)
 
@@ -226,21 +226,19 @@ def votes_variance(
     def dense(poses: Tensor) -> Tensor:
         return dense_votes(poses, votes.weight) if isinstance(votes, Votes) else poses
 
-    most = max(1, _BYTES_OF_VOTES // (4 * dense(poses[:1]).numel()))
-    rows = torch.linspace(0, len(poses) - 1, min(most, len(poses))).long().to(poses.device)
+    bytes_per_row = 4 * dense(poses[:1]).numel()
+    row_count = min(max(1, _BYTES_OF_VOTES // bytes_per_row), len(poses))
+    rows = torch.linspace(0, len(poses) - 1, row_count).long().to(poses.device)
     sample = dense(poses[rows])
-    present = (
-        poses.new_ones(sample.shape[:2])
-        if activations is None
-        else activations[rows].to(sample.dtype)
-    )
-    weights = present / present.sum(1, keepdim=True).clamp_min(
-        torch.finfo(present.dtype).tiny
-    )  # [b i]
+    present = poses.new_ones(sample.shape[:2])
+    if activations is not None:
+        present = activations[rows].to(sample.dtype)
+    mass = present.sum(1, keepdim=True).clamp_min(torch.finfo(present.dtype).tiny)
+    weights = present / mass  # [b i]
     mean = torch.einsum("bi,bijd->bjd", weights, sample)
-    return float(
-        torch.einsum("bi,bijd->bjd", weights, (sample - mean.unsqueeze(1)).square()).median()
-    )
+    squared = (sample - mean.unsqueeze(1)).square()
+    variances = torch.einsum("bi,bijd->bjd", weights, squared)
+    return float(variances.median())
 
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
@@ -257,16 +255,15 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
     """
     below, above = [], []
     for name, layer in layers.items():
-        if layer.votes_variance and layer.min_variance:
-            ratio = layer.min_variance / layer.votes_variance
-            text = f"{name} ({layer.min_variance:.2g} beside {layer.votes_variance:.2g})"
-            if (
-                ratio < (FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW)
-                and len(layer.iterations) > 1
-            ):
-                below.append(text)
-            elif ratio > FAR_ABOVE and not layer.normalised:
-                above.append(text)
+        if not layer.votes_variance or not layer.min_variance:
+            continue
+        ratio = layer.min_variance / layer.votes_variance
+        text = f"{name} ({layer.min_variance:.2g} beside {layer.votes_variance:.2g})"
+        far_below = FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW
+        if ratio < far_below and len(layer.iterations) > 1:
+            below.append(text)
+        elif ratio > FAR_ABOVE and not layer.normalised:
+            above.append(text)
     floor = "routing.min_variance, the variance floor, is far"
     warnings = []
     if below:
@@ -293,14 +290,12 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     >>> relative_steps(before, {"weight": torch.tensor([3.0, 4.5]), "bias": torch.ones(1)})
     {'weight': 0.1}
     """
-    steps = {
-        name: float((after[name].float() - value.float()).norm()) for name, value in before.items()
-    }
-    return {
-        name: step / norm
-        for name, step in steps.items()
-        if (norm := float(before[name].float().norm()))
-    }
+    steps = {}
+    for name, value in before.items():
+        norm = float(value.float().norm())
+        if norm:
+            steps[name] = float((after[name].float() - value.float()).norm()) / norm
+    return steps
 
 
 def quantities(
@@ -313,11 +308,10 @@ def quantities(
         "gradient_cosine": gradient.cosine,
     }
     for name, layer in layers.items():
-        numbers |= {
-            f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float
-        }
+        for key, value in vars(layer).items():
+            if type(value) is float:
+                numbers[f"{key}_{name}"] = value
         for number, iteration in enumerate(layer.iterations, start=1):
-            numbers |= {
-                f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()
-            }
+            for key, value in iteration.items():
+                numbers[f"{key}_{name}_iteration_{number}"] = value
     return numbers

@@ -22,10 +22,10 @@ from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
-OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25
-DEVIATIONS = tuple(
-    0.4 * step for step in range(-5, 6)
-)  # ours: for poses of any scale, in standard deviations
+# Sabour 2017, figure 4: -0.25, -0.2, … 0.25
+OFFSETS = tuple(step / 20 for step in range(-5, 6))
+# ours: for poses of any scale, in standard deviations
+DEVIATIONS = tuple(0.4 * step for step in range(-5, 6))
 
 
 class Steps(NamedTuple):
@@ -68,16 +68,13 @@ def perturbed_reconstructions(
     units = poses.new_ones(dim) if steps.units is None else steps.units
     offsets = units[:, None] * poses.new_tensor(steps.values)  # [d o]
     change = torch.eye(dim).to(poses)[:, None] * offsets[:, :, None]  # [d o d]
-    changed = (
-        poses[:, None, None] + change[:, :, None]
-    )  # [b d o k d]: for every class; all but one are zeroed later
-    index = torch.arange(batch, device=poses.device).repeat_interleave(dim * offsets.shape[1])
-    repeated = CapsuleOutput(
-        output.scores[index], Capsules(changed.flatten(0, 2), output.capsules.activations[index])
-    )
-    return network.reconstruct(repeated, classes[index]).unflatten(
-        0, (batch, dim, offsets.shape[1])
-    )
+    # [b d o k d]: every class is changed; all but one are zeroed by the reconstruction
+    changed = poses[:, None, None] + change[:, :, None]
+    index = torch.arange(batch, device=poses.device).repeat_interleave(offsets.numel())
+    capsules = Capsules(changed.flatten(0, 2), output.capsules.activations[index])
+    repeated = CapsuleOutput(output.scores[index], capsules)
+    decoded = network.reconstruct(repeated, classes[index])
+    return decoded.unflatten(0, (batch, *offsets.shape))
 
 
 def change_of_rows(
@@ -103,10 +100,10 @@ def perturbation_sheet(
     classes = torch.tensor([label], device=output.scores.device)
     (rows,) = perturbed_reconstructions(network, output, classes, steps)
     dimensions = [f"dimension {number}" for number in range(len(rows))]
-    title = f"class {name_of_class(names, label)}: in each row, one dimension of the pose changed before decoding"
-    return offsets_grid(
-        rows, dimensions, title, steps, note_on_decoder(rows[:1, len(steps.values) // 2])
-    )
+    name = name_of_class(names, label)
+    title = f"class {name}: in each row, one dimension of the pose changed before decoding"
+    unchanged = rows[:1, len(steps.values) // 2]
+    return offsets_grid(rows, dimensions, title, steps, note_on_decoder(unchanged))
 
 
 def perturbation_figure(
@@ -124,21 +121,24 @@ def perturbation_figure(
     several digits, the first is decoded.
     """
     examples = example_of_each_class(output, labels)
-    classes, numbers = (labels.new_tensor(list(values)) for values in (examples, examples.values()))
+    classes = labels.new_tensor([*examples])
+    numbers = labels.new_tensor([*examples.values()])
     steps = steps_of(output)
     decoded = perturbed_reconstructions(network, select_images(output, numbers), classes, steps)
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
     strongest = change.topk(min(rows, len(change))).indices
     chosen = strongest[classes[strongest].argsort()]
-    shown = [
-        f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}"
-        for number in chosen
-    ]
+    row_names = []
+    for number in chosen:
+        name = name_of_class(names, int(classes[number]))
+        row_names.append(f"class {name}, dimension {dimensions[number]}")
     pictures = decoded[chosen, dimensions[chosen]]
-    title = "one dimension of the pose changed before decoding: of each class, the one that changes the image most"
-    return offsets_grid(
-        pictures, shown, title, steps, note_on_decoder(pictures[:, len(steps.values) // 2])
+    title = (
+        "one dimension of the pose changed before decoding: "
+        "of each class, the one that changes the image most"
     )
+    unchanged = pictures[:, len(steps.values) // 2]
+    return offsets_grid(pictures, row_names, title, steps, note_on_decoder(unchanged))
 
 
 def example_of_each_class(output: CapsuleOutput, labels: Labels) -> dict[int, int]:
@@ -155,17 +155,13 @@ def offsets_grid(
     pictures: Rows, rows: Sequence[str], title: str, steps: Steps = PAPER, note: str = ""
 ) -> Figure:
     """Draw rows of decoded images with a column for each offset; the middle column is unchanged."""
-    captions = [f"{offset:+.2f}" if offset else "0" for offset in steps.values]
-    columns = [
-        Column(caption, [*column])
-        for caption, column in zip(captions, pictures.unbind(1), strict=True)
-    ]
-    middle = len(steps.values) // 2
+    columns = []
+    for offset, column in zip(steps.values, pictures.unbind(1), strict=True):
+        columns.append(Column(f"{offset:+.2f}" if offset else "0", [*column]))
+    middle = len(columns) // 2
+    subtracted = "subtracted" if steps.units is None else "standard deviations subtracted"
     groups = [
-        Group(
-            "subtracted" if steps.units is None else "standard deviations subtracted",
-            columns[:middle],
-        ),
+        Group(subtracted, columns[:middle]),
         Group("unchanged", columns[middle : middle + 1]),
         Group("added", columns[middle + 1 :]),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,15 +18,15 @@ from capsule_lab.analysis.axes import label_log_axis as label_log_axis
 from capsule_lab.analysis.axes import plain_label as plain_label
 from capsule_lab.analysis.axes import sequential_colours as sequential_colours
 
-_GAP, _BETWEEN_GROUPS = (
-    0.08,
-    0.4,
-)  # ours: gaps between pictures and between groups, in widths of a picture
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
+_GAP = 0.08  # ours: gap between pictures, in cells
+_BETWEEN_GROUPS = 0.4  # ours: additional gap between groups, in cells
+_ABOVE_TEXT = 0.04  # ours: gap between a picture and the text below it, in cells
 _FRAME = "0.75"  # ours: grey frame, to separate pictures with white edges
 _FAINT = 0.2  # ours: pictures with a smaller range of pixels count as empty
 _LONGEST_NAME = 40  # ours: characters of a class; longer names leave no room for the pictures
-_ALIKE = 0.05  # ours: pictures with a smaller standard deviation over pictures, mean over pixels, count as equal
+# ours: pictures with a smaller standard deviation over pictures, mean over pixels, count as equal
+_ALIKE = 0.05
 
 Picture = Float[Tensor, "channel height width"]
 
@@ -48,6 +47,14 @@ class Group(NamedTuple):
     columns: Sequence[Column]
 
 
+class _Cells(NamedTuple):
+    """The sizes of pictures in cells: the distance from one column to the next is 1."""
+
+    width: float
+    height: float
+    step: float  # from one row to the next, with the text between them
+
+
 def picture_grid(
     groups: Sequence[Group],
     rows: Sequence[str],
@@ -56,101 +63,110 @@ def picture_grid(
     note: str = "",
     cell: float = _CELL,
 ) -> Figure:
-    """Draw all pictures in one image, with gaps between groups of columns.
+    """Draw groups of pictures side by side, each group on axes of its own.
 
     Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white; for a stereo pair, it
-    is the left image. Pictures have equal sizes and are ``cell`` inches apart; groups without columns are left out. Row
-    names are at the left, the title above, the note below.
+    is the left image. Pictures have equal sizes and are about ``cell`` inches apart; groups without columns are left
+    out. Row names are at the left, the title above, the note below. Matplotlib's constrained layout makes room for
+    these texts; only the size of the figure is estimated here.
     """
-    groups = [group for group in groups if group.columns]
-    columns = [
-        column._replace(caption=wrapped(column.caption, cell))
-        for group in groups
-        for column in group.columns
-    ]
-    height, width = columns[0].pictures[0].shape[1:]
-    group_of = [number for number, group in enumerate(groups) for _ in group.columns]
-    apart, between = width + round(_GAP * width), round((_BETWEEN_GROUPS - _GAP) * width)
-    lefts = [number * apart + group * between for number, group in enumerate(group_of)]
-    pixel = cell / (width * (1 + _GAP))  # inches
-    under = round(
-        height_of(wrapped(text, cell) for column in columns for text, _ in column.below) / pixel
-    )
-    step = height + under + round(_GAP * width)
-    mosaic = np.ones((len(rows) * step - round(_GAP * width), lefts[-1] + width, 3), np.float32)
-    for left, column in zip(lefts, columns, strict=True):
-        for row, picture in enumerate(column.pictures):
-            mosaic[row * step : row * step + height, left : left + width] = _as_rgb(picture)
+    groups = [_wrapped(group, cell) for group in groups if group.columns]
+    cells = _cells(groups, cell)
+    width, height = _figure_size(groups, rows, cells, cell)
+    title, note = wrapped(title, width), wrapped(note, width)
+    height += height_of([title]) + height_of([note])
+    figure = Figure(figsize=(width, height))
+    padding = {"h_pad": MARGIN / 2, "w_pad": _BETWEEN_GROUPS * cell / 2}  # around each group
+    figure.set_layout_engine("compressed", wspace=0, **padding)
 
-    across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
-    labels = MARGIN + LETTER * max(map(len, rows))
-    captions = height_of(column.caption for column in columns)
-    names = [wrapped(group.name, len(group.columns) * cell) for group in groups]
-    title, note = wrapped(title, across), wrapped(note, across)
-    below = height_of([note]) + MARGIN
-    size = (
-        labels + across + MARGIN,
-        below + down + captions + height_of(names) + height_of([title]) + MARGIN,
-    )
-    figure = Figure(figsize=size)
-    axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
-    axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
-    for corner in itertools.product(
-        [left - 0.5 for left in lefts], [row * step - 0.5 for row in range(len(rows))]
-    ):
-        frame = Rectangle(
-            corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5
-        )
-        axes.add_patch(frame)
-    axes.xaxis.tick_top()
-    axes.set_xticks(
-        [left + (width - 1) / 2 for left in lefts],
-        [column.caption for column in columns],
-        size=SIZE,
-    )
-    for tick, column in zip(axes.get_xticklabels(), columns, strict=True):
-        tick.set_color(column.colour)
-    axes.set_yticks([row * step + (height - 1) / 2 for row in range(len(rows))], rows, size=SIZE)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    for left, column in zip(lefts, columns, strict=True):
-        for row, (text, colour) in enumerate(column.below):
-            place = (left + (width - 1) / 2, row * step + height + 0.03 / pixel)
-            axes.text(*place, wrapped(text, cell), ha="center", va="top", size=SIZE, color=colour)
-    end = 0
-    for group, name in zip(groups, names, strict=True):
-        start, end = end, end + len(group.columns)
-        middle, above = (lefts[start] + lefts[end - 1] + width - 1) / 2, 1 + captions / down
-        x_in_pixels = axes.get_xaxis_transform()
-        axes.text(
-            middle,
-            above,
-            name,
-            transform=x_in_pixels,
-            ha="center",
-            va="bottom",
-            size=SIZE,
-            weight="bold",
-        )
-    axes.text(
-        0.5, -MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=SIZE
-    )
-    figure.suptitle(title, y=1 - MARGIN / 2 / size[1], va="top", size=SIZE + 1)
+    widths = [len(group.columns) - _GAP for group in groups]
+    every_axes = figure.subplots(1, len(groups), width_ratios=widths, squeeze=False)[0]
+    for axes, group in zip(every_axes, groups, strict=True):
+        _draw_group(axes, group, cells, len(rows))
+    middles = cells.step * np.arange(len(rows)) + cells.height / 2
+    every_axes[0].set_yticks(middles, rows, size=SIZE)
+    figure.suptitle(title, size=SIZE + 1)
+    figure.supxlabel(note, size=SIZE)
     return figure
+
+
+def _wrapped(group: Group, cell: float) -> Group:
+    """Break the texts of a group into lines that fit its columns of ``cell`` inches."""
+    columns = []
+    for column in group.columns:
+        below = [(wrapped(text, cell), colour) for text, colour in column.below]
+        columns.append(column._replace(caption=wrapped(column.caption, cell), below=below))
+    return Group(wrapped(group.name, len(columns) * cell), columns)
+
+
+def _cells(groups: Sequence[Group], cell: float) -> _Cells:
+    pixels_down, pixels_across = groups[0].columns[0].pictures[0].shape[1:]
+    width = 1 - _GAP
+    height = width * pixels_down / pixels_across
+    below = []
+    for column in _columns_of(groups):
+        below += [text for text, _ in column.below]
+    return _Cells(width, height, step=height + height_of(below) / cell + _GAP)
+
+
+def _figure_size(
+    groups: Sequence[Group], rows: Sequence[str], cells: _Cells, cell: float
+) -> tuple[float, float]:
+    """Estimate width and height in inches of the pictures with names and captions."""
+    columns = _columns_of(groups)
+    across = len(columns) + _BETWEEN_GROUPS * len(groups)
+    down = len(rows) * cells.step
+    row_names = LETTER * max(len(name) for name in rows)
+    captions = height_of(column.caption for column in columns)
+    group_names = height_of(group.name for group in groups)
+    width = row_names + across * cell + 2 * MARGIN
+    height = group_names + captions + down * cell + 2 * MARGIN
+    return width, height
+
+
+def _columns_of(groups: Sequence[Group]) -> list[Column]:
+    columns: list[Column] = []
+    for group in groups:
+        columns += group.columns
+    return columns
+
+
+def _draw_group(axes: Axes, group: Group, cells: _Cells, rows: int) -> None:
+    """Draw pictures and their texts in units of cells, from the upper left corner."""
+    for left, column in enumerate(group.columns):
+        right, middle = left + cells.width, left + cells.width / 2
+        for row, picture in enumerate(column.pictures):
+            top = row * cells.step
+            bottom = top + cells.height
+            axes.imshow(_as_rgb(picture), extent=(left, right, bottom, top))
+            frame = Rectangle((left, top), cells.width, cells.height, clip_on=False)
+            frame.set(fill=False, edgecolor=_FRAME, linewidth=0.5)
+            axes.add_patch(frame)
+        for row, (text, colour) in enumerate(column.below):
+            bottom = row * cells.step + cells.height
+            label = axes.text(middle, bottom + _ABOVE_TEXT, text, ha="center", va="top")
+            label.set(size=SIZE, color=colour)
+
+    axes.set(xlim=(0, len(group.columns) - _GAP), ylim=(rows * cells.step - _GAP, 0), yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
+    middles = np.arange(len(group.columns)) + cells.width / 2
+    captions = [column.caption for column in group.columns]
+    axes.set_xticks(middles, captions, size=SIZE)
+    for label, column in zip(axes.get_xticklabels(), group.columns, strict=True):
+        label.set_color(column.colour)
+    axes.set_title(group.name, size=SIZE, weight="bold")
 
 
 def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
     """Draw corresponding images, one row per name, in the last row's range, or in [0, 1] if that contains it."""
     last = [*rows.values()][-1]
-    low, high = (
-        (0.0, 1.0)
-        if last.min() >= 0 and last.max() <= 1
-        else (float(last.min()), float(last.max()))
-    )
-    columns = [
-        Column("", [(picture - low) / max(high - low, 1e-12) for picture in pictures])
-        for pictures in zip(*rows.values(), strict=True)
-    ]
+    low, high = float(last.min()), float(last.max())
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    scaled = [(images - low) / max(high - low, 1e-12) for images in rows.values()]
+    columns = [Column("", pictures) for pictures in zip(*scaled, strict=True)]
     return picture_grid([Group("", columns)], [*rows])
 
 
@@ -175,21 +191,29 @@ def name_of_class(classes: Sequence[str], label: int) -> str:
     if not classes:
         return str(label)
     name = classes[label]
-    return plain_label(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}…"
+    return plain_label(name)
+
+
+def names_of_classes(classes: Sequence[str], labels: Sequence[int], between: str = ", ") -> str:
+    """Return the names of several classes, see ``name_of_class``, with ``between`` between them."""
+    return between.join(name_of_class(classes, label) for label in labels)
 
 
 def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:
     """Return a note for decoded images that are nearly empty or equal, as by a hardly trained decoder; else nothing."""
     pixels = decoded.detach().float().flatten(1)
-    if float((pixels.amax(1) - pixels.amin(1)).median()) < _FAINT:
+    ranges = pixels.amax(1) - pixels.amin(1)
+    if ranges.median() < _FAINT:
         return "decoded images are nearly one grey: the decoder has hardly been trained"
-    if len(pixels) > 1 and float(pixels.std(0).mean()) < _ALIKE:
+    if len(pixels) > 1 and pixels.std(0).mean() < _ALIKE:
         return "decoded images are nearly the same: the decoder has hardly been trained"
     return ""
 
 
 def _as_rgb(picture: Picture) -> np.ndarray:
     shown = picture.detach().float().clamp(0, 1).cpu()
-    if len(shown) == 3:
-        return shown.permute(1, 2, 0).numpy()
-    return (1 - shown[:1]).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    if len(shown) != 3:
+        shown = (1 - shown[:1]).expand(3, -1, -1)
+    return shown.permute(1, 2, 0).numpy()

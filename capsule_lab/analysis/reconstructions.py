@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from capsule_lab.analysis.plotting import (
     Column,
     Group,
-    name_of_class,
+    names_of_classes,
     note_on_decoder,
     picture_grid,
 )
@@ -43,12 +44,12 @@ def reconstruction_sheet(
     """
     predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)
-    pairs = zip(labels.tolist(), predictions.tolist(), strict=True)
+    pairs = torch.stack([labels, predictions], 1).tolist()
     between = "\n→ " if names else " → "  # names are long
     columns = []
     for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
-        caption = between.join(name_of_class(names, label) for label in pair)
-        columns.append(Column(caption, pictures, "black" if pair[0] == pair[1] else "red"))
+        colour = "black" if pair[0] == pair[1] else "red"
+        columns.append(Column(names_of_classes(names, pair, between), pictures, colour))
     return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
 
@@ -70,39 +71,32 @@ def reconstruction_figure(
     """
     predictions = output.ranking.argmax(1)
     right = predictions == labels
-    good = sorted(
-        first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number])
-    )
+    examples = first_of_each_class(labels, right)[:correct]
+    good = sorted(examples, key=lambda number: int(labels[number]))
     bad = (~right).nonzero().flatten()[:failures]
-
-    def columns(numbers: Tensor, targets: Tensor, colour: str) -> list[Column]:
-        decoded = network.reconstruct(select_images(output, numbers), targets)
-        between = ",\n" if names else ", "  # names are long
-        captions = zip(
-            labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True
-        )
-        return [
-            Column(
-                f"({between.join(name_of_class(names, label) for label in caption)})",
-                pictures,
-                colour,
-            )
-            for caption, *pictures in zip(
-                captions, in_unit_range(images[numbers]), decoded, strict=True
-            )
-        ]
-
     both = torch.stack([labels[bad], predictions[bad]], 1).flatten()
+    numbers = torch.cat([bad.new_tensor(good), bad.repeat_interleave(2)])
+    targets = torch.cat([labels[good], both])
+
+    decoded = network.reconstruct(select_images(output, numbers), targets)
+    classes = torch.stack([labels[numbers], predictions[numbers], targets], 1).tolist()
+    between = ",\n" if names else ", "  # names are long
+    columns = []
+    pairs = zip(in_unit_range(images[numbers]), decoded, strict=True)
+    for position, (image, picture) in enumerate(pairs):
+        caption = names_of_classes(names, classes[position], between)
+        colour = "black" if position < len(good) else "red"
+        columns.append(Column(f"({caption})", [image, picture], colour))
     groups = [
-        Group("recognised", columns(bad.new_tensor(good), labels[good], "black")),
-        Group("not recognised", columns(bad.repeat_interleave(2), both, "red")),
+        Group("recognised", columns[: len(good)]),
+        Group("not recognised", columns[len(good) :]),
     ]
     failed = int((~right).sum()) or "none"
-    note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
-    faint = note_on_decoder(
-        torch.stack([column.pictures[1] for group in groups for column in group.columns])
+    note = (
+        f"{note_on_decoder(decoded)}\n(label, prediction, capsule decoded)\n"
+        f"not recognised: {failed} of the {len(labels)} images looked at"
     )
-    return picture_grid(groups, _ROWS, note="\n".join(filter(None, [faint, note])))
+    return picture_grid(groups, _ROWS, note=note.lstrip())
 
 
 def prediction_figure(
@@ -121,26 +115,22 @@ def prediction_figure(
     labels = labels.reshape(len(labels), -1)
     predictions = predictions_by_label(ranking, labels)
     wrong = (predictions != labels).any(1)
-    good, bad = (which.nonzero().flatten().tolist() for which in (~wrong, wrong))
+    good = (~wrong).nonzero().flatten().tolist()
+    bad = wrong.nonzero().flatten().tolist()
     good = good[: side**2 - min(side, len(bad))]
     chosen = good + bad[: side**2 - len(good)]
+    below = []
+    for number in chosen:
+        true = names_of_classes(names, labels[number].tolist())
+        predicted = names_of_classes(names, predictions[number].tolist())
+        colour = "red" if wrong[number] else "black"
+        below.append((f"true {true}\npredicted {predicted}", colour))
     pictures = in_unit_range(images[chosen])
-
-    def text(number: int) -> str:
-        texts = (
-            [name_of_class(names, label) for label in part[number].tolist()]
-            for part in (labels, predictions)
-        )
-        return "\n".join(
-            f"{word} {', '.join(text)}"
-            for word, text in zip(("true", "predicted"), texts, strict=True)
-        )
-
-    below = [(text(number), "red" if wrong[number] else "black") for number in chosen]
     starts = range(min(side, len(chosen)))
     columns = [Column("", [*pictures[first::side]], below=below[first::side]) for first in starts]
+    rows = [""] * math.ceil(len(chosen) / side)
     note = f"not recognised: {len(bad) or 'none'} of the {len(labels)} images looked at"
-    return picture_grid([Group("", columns)], [""] * -(-len(chosen) // side), note=note, cell=_WIDE)
+    return picture_grid([Group("", columns)], rows, note=note, cell=_WIDE)
 
 
 def first_of_each_class(classes: Labels, wanted: Bool[Tensor, " batch"]) -> list[int]:
@@ -155,8 +145,9 @@ def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> Cap
     """Select the part of ``output`` that belongs to some of the images."""
     if output.capsules is None:
         raise ValueError("this output has no capsules to decode; expected the output of a CapsNet")
-    poses, activations, logits = output.capsules
-    capsules = Capsules(poses[index], activations[index], None if logits is None else logits[index])
-    return CapsuleOutput(
-        output.scores[index], capsules, None if output.logits is None else output.logits[index]
-    )
+    poses, activations, capsule_logits = output.capsules
+    if capsule_logits is not None:
+        capsule_logits = capsule_logits[index]
+    capsules = Capsules(poses[index], activations[index], capsule_logits)
+    logits = None if output.logits is None else output.logits[index]
+    return CapsuleOutput(output.scores[index], capsules, logits)

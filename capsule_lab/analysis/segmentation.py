@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,12 +54,11 @@ def segmentation_sheet(
 
     Captions are ``L:`` the labels and ``R:`` the decoded classes, blue if they differ.
     """
-    predictions = predictions_by_label(output.ranking, labels).tolist()
-    cases = [Case(number, (first, second)) for number, (first, second) in enumerate(predictions)]
+    predictions = _pairs(predictions_by_label(output.ranking, labels))
+    cases = _cases(range(len(predictions)), predictions)
     columns = _columns(network, output, images, labels, cases)
-    return picture_grid(
-        [Group("", columns)], _ROWS, note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
-    )
+    note = f"L: labels; R: predictions, {_COLOURS}; blue: wrong"
+    return picture_grid([Group("", columns)], _ROWS, note=note)
 
 
 @torch.no_grad()
@@ -79,13 +79,17 @@ def segmentation_figure(
     ``parts`` are the two digits alone, in their places; see ``choose_cases`` for the numbers of images.
     """
     chosen = choose_cases(
-        output.ranking, labels, overlap(parts),
-        correct=correct, overlapping=overlapping, controls=controls, failures=failures,
-    )  # fmt: skip
-    groups = [
-        Group(name, _columns(network, output, images, labels, cases))
-        for name, cases in chosen.items()
-    ]
+        output.ranking,
+        labels,
+        overlap(parts),
+        correct=correct,
+        overlapping=overlapping,
+        controls=controls,
+        failures=failures,
+    )
+    groups = []
+    for name, cases in chosen.items():
+        groups.append(Group(name, _columns(network, output, images, labels, cases)))
     failed = int((predictions_by_label(output.ranking, labels) != labels).any(1).sum()) or "none"
     note = (
         f"L: labels; R: what is {_COLOURS}\n"
@@ -118,25 +122,32 @@ def choose_cases(
     """
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
-    true, predicted = (
-        [(first, second) for first, second in pairs.tolist()] for pairs in (labels, predictions)
-    )
-    good = right.nonzero().flatten().tolist()
-    hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
-    others = [number for number in good if number not in hardest]
-    others, wrong = others[:correct], others[correct : correct + controls]
-    third = scores.scatter(1, labels, -torch.inf).argmax(1).tolist()
-    bad = (~right).nonzero().flatten()[:failures].tolist()
+    true, predicted = _pairs(labels), _pairs(predictions)
+    third = scores.scatter(1, labels, -torch.inf).argmax(1)
+    wrong_class = _pairs(torch.stack([labels[:, 0], third], 1))
+
+    recognised = right.nonzero().flatten().tolist()
+    by_overlap = sorted(recognised, key=lambda number: -float(overlaps[number]))
+    hardest = by_overlap[:overlapping]
+    others = [number for number in recognised if number not in hardest]
+    controlled = others[correct : correct + controls]
+    not_recognised = (~right).nonzero().flatten()[:failures].tolist()
+
+    failed = []
+    for number in not_recognised:
+        failed += [Case(number, true[number]), Case(number, predicted[number], "(P)")]
     return {
-        "recognised": [Case(number, true[number]) for number in others],
-        "overlapping most": [Case(number, true[number]) for number in hardest],
-        "wrong class *": [Case(number, (true[number][0], third[number]), "*") for number in wrong],
-        "not recognised": [
-            case
-            for number in bad
-            for case in (Case(number, true[number]), Case(number, predicted[number], "(P)"))
-        ],
+        "recognised": _cases(others[:correct], true),
+        "overlapping most": _cases(hardest, true),
+        "wrong class *": _cases(controlled, wrong_class, "*"),
+        "not recognised": failed,
     }
+
+
+def _cases(
+    images: Sequence[int], classes: Sequence[tuple[int, int]], kind: Kind = ""
+) -> list[Case]:
+    return [Case(image, classes[image], kind) for image in images]
 
 
 def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tensor, " batch"]:
@@ -145,19 +156,23 @@ def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tenso
     return ink.amin(1).sum(1) / ink.sum(2).amin(1).clamp_min(torch.finfo(ink.dtype).tiny)
 
 
+def _pairs(classes: Pairs) -> list[tuple[int, int]]:
+    return [(first, second) for first, second in classes.tolist()]
+
+
 def _columns(
     network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs, cases: list[Case]
 ) -> list[Column]:
-    numbers = torch.tensor([case.image for case in cases], dtype=torch.int64, device=labels.device)
-    classes = (
-        torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)
-    )
+    numbers = labels.new_tensor([case.image for case in cases])
+    classes = labels.new_tensor([case.classes for case in cases]).reshape(-1, 2)
     decoded = overlaid_reconstructions(network, select_images(output, numbers), classes)
     composites = images[numbers].mean(1, keepdim=True).expand_as(decoded)
     columns = []
+    true = _pairs(labels)
     for case, *pictures in zip(cases, composites, decoded, strict=True):
-        left, right = (int(label) for label in labels[case.image])
-        mistaken = case.classes != (left, right) and case.kind != "*"
-        caption = f"L:({left},{right})\nR:({case.classes[0]},{case.classes[1]}){case.kind}"
+        first, second = case.classes
+        left, right = true[case.image]
+        mistaken = case.classes != true[case.image] and case.kind != "*"
+        caption = f"L:({left},{right})\nR:({first},{second}){case.kind}"
         columns.append(Column(caption, pictures, "tab:blue" if mistaken else "black"))
     return columns

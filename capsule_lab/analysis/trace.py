@@ -93,11 +93,11 @@ class LayerTrace:
         if self.windows is None:
             return None
         windows = self.windows
-        sees = torch.zeros(
-            windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device
-        )
+        shape = (windows.child_count, windows.positions)
+        sees = torch.zeros(shape, dtype=torch.bool, device=windows.child.device)
         sees.scatter_(0, windows.child.t(), True)
-        return sees[self.inner].repeat_interleave(self.iterations[0].couplings.shape[2], 1)
+        types = self.iterations[0].couplings.shape[2]
+        return sees[self.inner].repeat_interleave(types, 1)
 
     @property
     def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
@@ -108,9 +108,8 @@ class LayerTrace:
         if votes.plain_poses is None:
             return votes.weight
         plain = votes.plain_poses.shape[2]
-        rows = math.isqrt(
-            votes.poses.shape[2] - plain
-        )  # see functional.add_to_votes: a pose M becomes [M 1]
+        # a pose M becomes [M 1], see functional.add_to_votes
+        rows = math.isqrt(votes.poses.shape[2] - plain)
         return votes.weight[:, : plain // rows]
 
     @torch.no_grad()
@@ -135,40 +134,38 @@ class LayerTrace:
         images = []
         for by_window in couplings.split(windows.positions):
             every = couplings.new_zeros(windows.positions, windows.child_count, types)
-            by_child = (
-                every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)
-            )  # [child parent]
+            every.scatter_(1, child, by_window)
+            by_child = every.transpose(0, 1).flatten(1)  # [child parent]
             images.append(by_child[chosen])
         return torch.stack(images)
 
     def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
         """Return the mass of each parent of the layer, ``sum_i a_i R_ij``."""
         couplings = self.iterations[iteration].couplings
-        return torch.einsum("bij,bi->bj", couplings, self.present).reshape(
-            self.parents.activations.shape
-        )
+        mass = torch.einsum("bij,bi->bj", couplings, self.present)
+        return mass.reshape(self.parents.activations.shape)
 
 
 def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     """Concatenate the traces of several batches."""
     first = traces[0]
     votes: list[Any] = [trace.given for trace in traces]
-    inputs = (
-        Votes(*joined(*votes))._replace(weight=votes[0].weight)
-        if isinstance(first.given, Votes)
-        else torch.cat(votes)
-    )
-    numbered = zip(*(trace.iterations for trace in traces), strict=True)
-    iterations = (
-        RoutingTrace(same[0].iteration, *joined(*(record[1:] for record in same)))
-        for same in numbered
-    )
+    given: Tensor | Votes
+    if isinstance(first.given, Votes):
+        given = Votes(*joined(*votes))._replace(weight=first.given.weight)
+    else:
+        given = torch.cat(votes)
+
+    iterations = []
+    for records in zip(*[trace.iterations for trace in traces], strict=True):
+        fields = joined(*[record[1:] for record in records])
+        iterations.append(RoutingTrace(records[0].iteration, *fields))
     return replace(
         first,
         iterations=tuple(iterations),
-        children=Capsules(*joined(*(trace.children for trace in traces))),
-        parents=Capsules(*joined(*(trace.parents for trace in traces))),
-        given=inputs,
+        children=Capsules(*joined(*[trace.children for trace in traces])),
+        parents=Capsules(*joined(*[trace.parents for trace in traces])),
+        given=given,
         present=torch.cat([trace.present for trace in traces]),
     )
 
@@ -183,39 +180,46 @@ def joined_outputs(outputs: Sequence[CapsuleOutput]) -> CapsuleOutput:
     )
 
 
-def joined(*records: Sequence[Tensor | None]) -> Any:
+def joined(*records: Sequence[Tensor | None]) -> list[Any]:
     """Concatenate each field of several records; ``None`` for a field that they do not have."""
-    return [
-        None if column[0] is None else torch.cat(column) for column in zip(*records, strict=True)
-    ]
+    fields = zip(*records, strict=True)
+    return [None if values[0] is None else torch.cat(values) for values in fields]
+
+
+class _Below(NamedTuple):
+    """The layout of the layer below: the size of its grid, and whether its capsules are ordered by type."""
+
+    height: int = 1
+    width: int = 1
+    by_type: bool = False
 
 
 class _LayerHooks:
     """Hooks that record inputs and outputs of a layer and its routing during one call of the network."""
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
-        self.layer, self.routing = layer, routing
-        self.windows = next(
-            (module for module in layer.children() if isinstance(module, Windows)), None
-        )
+        self.layer = layer
+        self.routing = routing
+        self.windows = _windows_of(layer)
         self.iterations: list[RoutingTrace] = []
-        self.kept: dict[str, Any] = {}
-        stack.callback(
-            routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove
-        )
-        stack.callback(
-            layer.register_forward_pre_hook(
-                lambda _, inputs: self.kept.update(children=inputs)
-            ).remove
-        )
-        stack.callback(
-            layer.register_forward_hook(
-                lambda _, __, output: self.kept.update(parents=output)
-            ).remove
-        )
+        self.children: tuple[Any, ...] = ()
+        self.inputs: tuple[Any, ...] = ()
+        self.parents: Capsules
+        for hook in (
+            layer.register_forward_pre_hook(self._keep_children),
+            routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True),
+            layer.register_forward_hook(self._keep_parents),
+        ):
+            stack.callback(hook.remove)
+
+    def _keep_children(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.children = inputs
+
+    def _keep_parents(self, _: nn.Module, _inputs: tuple[Any, ...], output: Capsules) -> None:
+        self.parents = output
 
     def _keep_inputs(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        self.kept["inputs"] = inputs
+        self.inputs = inputs
         callback = options.get("on_iteration")
 
         def on_iteration(trace: RoutingTrace) -> None:
@@ -225,53 +229,76 @@ class _LayerHooks:
 
         return inputs, {**options, "on_iteration": on_iteration}
 
-    def trace(self, below: tuple[tuple[int, int], bool]) -> LayerTrace:
-        """Return the trace; ``below`` is the layer below: its grid size, and whether it is ordered by type."""
+    def trace(self, below: _Below) -> LayerTrace:
+        """Return the trace; ``below`` is the layout of the layer below."""
         if not self.iterations:
-            name = type(self.routing).__name__
             raise ValueError(
-                f"{name} does not call on_iteration; expected a routing that does after each iteration"
+                f"{type(self.routing).__name__} does not call on_iteration; expected a routing that does after each "
+                "iteration"
             )
-        votes, *others = self.kept["inputs"]
-        poses, *activations = self.kept["children"]
-        parents: Capsules = self.kept["parents"]
+        votes = self.inputs[0]
         poses_or_votes = votes.poses if isinstance(votes, Votes) else votes
-        (height, width), by_type = below
-        children = poses_or_votes.shape[1] if self.windows is None else poses.shape[1]
-        child_grid = None
-        if (height, width) != (1, 1) and children % (height * width) == 0:
-            by_type = by_type and isinstance(
-                self.layer, DenseCapsules
-            )  # other layers receive them by position
-            child_grid = ChildGrid(height, width, children // (height * width), by_type)
-        present = (
-            others[0]
-            if others and others[0] is not None
-            else poses_or_votes.new_ones(poses_or_votes.shape[:2])
-        )
-        of_children = activations[0] if activations and activations[0] is not None else present
-        if (
-            self.windows is None and present.shape[1] != of_children.shape[1]
-        ):  # computed from several capsules
-            poses, of_children = (
-                votes.child_poses if isinstance(votes, Votes) else votes.flatten(2),
-                present,
-            )
-        *before, last = self.iterations
-        rows = last.couplings.shape[0], last.couplings.shape[2]
-        logits = None if parents.logits is None else parents.logits.reshape(rows)
-        last = last._replace(activations=parents.activations.reshape(rows), logits=logits)
+        present = _second(self.inputs)
+        if present is None:
+            present = poses_or_votes.new_ones(poses_or_votes.shape[:2])
+
+        poses, activations = self.children[0], _second(self.children)
+        child_count = poses_or_votes.shape[1] if self.windows is None else poses.shape[1]
+        if activations is None:
+            activations = present
+        if self.windows is None and present.shape[1] != activations.shape[1]:
+            # each child of the routing is computed from several capsules
+            poses = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2)
+            activations = present
         return LayerTrace(
-            iterations=(*before, last),
-            children=Capsules(poses, of_children),
-            parents=parents,
+            iterations=self._completed_iterations(),
+            children=Capsules(poses, activations),
+            parents=self.parents,
             routing=self.routing,
             given=votes,
             present=present,
             windows=self.windows,
             ring=getattr(self.layer, "padding", 0),
-            child_grid=child_grid,
+            child_grid=self._child_grid(below, child_count),
         )
+
+    def _completed_iterations(self) -> tuple[RoutingTrace, ...]:
+        """The last iteration receives the activations and logits of the layer's output."""
+        *before, last = self.iterations
+        activations, logits = self.parents.activations, self.parents.logits
+        shape = (last.couplings.shape[0], last.couplings.shape[2])
+        if logits is not None:
+            logits = logits.reshape(shape)
+        last = last._replace(activations=activations.reshape(shape), logits=logits)
+        return (*before, last)
+
+    def _child_grid(self, below: _Below, child_count: int) -> ChildGrid | None:
+        positions = below.height * below.width
+        if positions == 1 or child_count % positions:
+            return None
+        # only dense layers receive capsules by type; other layers reorder them by position
+        by_type = below.by_type and isinstance(self.layer, DenseCapsules)
+        return ChildGrid(below.height, below.width, child_count // positions, by_type)
+
+
+def _second(values: tuple[Any, ...]) -> Any:
+    return values[1] if len(values) > 1 else None
+
+
+def _routing_of(layer: nn.Module) -> AbstractRouting | None:
+    routings = [module for module in layer.modules() if isinstance(module, AbstractRouting)]
+    return routings[0] if routings else None
+
+
+def _windows_of(layer: nn.Module) -> Windows | None:
+    windows = [module for module in layer.children() if isinstance(module, Windows)]
+    return windows[0] if windows else None
+
+
+def _append_size(
+    sizes: list[tuple[int, int]], _: nn.Module, _inputs: Any, features: Tensor
+) -> None:
+    sizes.append((features.shape[2], features.shape[3]))
 
 
 @torch.no_grad()
@@ -283,24 +310,26 @@ def trace(
     The mode of the network does not change; use evaluation mode for analyses.
     """
     hooks: dict[str, _LayerHooks] = {}
-    sizes, by_type = [(1, 1)], False
+    sizes: list[tuple[int, int]] = []
+    by_type = False
     with ExitStack() as stack:
         for name, layer in network.capsule_layers().items():
-            routing = next(
-                (module for module in layer.modules() if isinstance(module, AbstractRouting)), None
-            )
+            routing = _routing_of(layer)
             if routing is not None:
                 hooks[name] = _LayerHooks(layer, routing, stack)
                 continue
-            sizes, by_type = [(1, 1)], isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
-            for conv in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
-                keep = partial(
-                    lambda sizes, _, __, features: sizes.append((*features.shape[2:],)), sizes
-                )
-                stack.callback(conv.register_forward_hook(keep).remove)
+            by_type = isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
+            sizes = []  # of the features after each convolution of the last layer without routing
+            for module in layer.modules():
+                if isinstance(module, nn.Conv2d):
+                    hook = module.register_forward_hook(partial(_append_size, sizes))
+                    stack.callback(hook.remove)
         output = network.forward(images)  # not the compiled call, which runs no hooks
-    traces, below = {}, (sizes[-1], by_type)
-    for name, hook in hooks.items():
-        traces[name] = hook.trace(below)
-        below = ((1, 1) if hook.windows is None else hook.windows.grid, False)
+
+    below = _Below(*sizes[-1], by_type) if sizes else _Below(by_type=by_type)
+    traces = {}
+    for name, layer_hooks in hooks.items():
+        traces[name] = layer_hooks.trace(below)
+        windows = layer_hooks.windows
+        below = _Below() if windows is None else _Below(*windows.grid)
     return output, traces

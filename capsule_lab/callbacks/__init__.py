@@ -14,7 +14,6 @@ from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstru
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import (
     MLflow,
-    Trackio,
     WeightsAndBiases,
     close_loggers,
     log_run_facts,
@@ -31,9 +30,32 @@ from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_
 from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
 
 __all__ = [
-    "AtEqualError", "AtomicCheckpointIO", "AveragedWeights", "BestCheckpoint", "ConfusionMatrix", "DrawnPairs",
-    "EmbedConfig", "LastCheckpoint", "LearningDiagnostics", "MLflow", "MetricsTable", "NonFiniteError",
-    "NonFiniteGuard", "NotLearning", "ProgressBar", "ProgressLines", "Reconstructions", "RoutingStats", "StepMetrics",
-    "TimeToAccuracy", "Trackio", "VarianceFloor", "WeightsAndBiases", "close_loggers", "log_run_facts", "pause_at",
-    "progress_callback", "weights_reached", "with_names",
-]  # fmt: skip
+    "AtEqualError",
+    "AtomicCheckpointIO",
+    "AveragedWeights",
+    "BestCheckpoint",
+    "ConfusionMatrix",
+    "DrawnPairs",
+    "EmbedConfig",
+    "LastCheckpoint",
+    "LearningDiagnostics",
+    "MLflow",
+    "MetricsTable",
+    "NonFiniteError",
+    "NonFiniteGuard",
+    "NotLearning",
+    "ProgressBar",
+    "ProgressLines",
+    "Reconstructions",
+    "RoutingStats",
+    "StepMetrics",
+    "TimeToAccuracy",
+    "VarianceFloor",
+    "WeightsAndBiases",
+    "close_loggers",
+    "log_run_facts",
+    "pause_at",
+    "progress_callback",
+    "weights_reached",
+    "with_names",
+]

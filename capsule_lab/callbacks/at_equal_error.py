@@ -48,21 +48,21 @@ class AtEqualError(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        missing = [
-            name for name in (self.first, self.other) if name not in trainer.callback_metrics
-        ]
-        if missing:
-            raise ValueError(
-                f"this run does not log {missing[0]}, which callbacks.at_equal_error compares; expected some of "
-                f"{', '.join(sorted(name for name in trainer.callback_metrics if name.endswith('/error')))}"
-            )
         metrics = trainer.callback_metrics
+        for name in (self.first, self.other):
+            if name not in metrics:
+                logged = sorted(metric for metric in metrics if metric.endswith("/error"))
+                raise ValueError(
+                    f"this run does not log {name}, which callbacks.at_equal_error compares; expected some of "
+                    f"{', '.join(logged)}"
+                )
         self.errors.append((float(metrics[self.first]), float(metrics[self.other])))
 
     def results(self) -> dict[str, float | None]:
         """Return the other error at each level and in the last validation (``end``), ``None`` without a result."""
-        at_levels = {name: at_level(self.errors, level) for name, level in self.levels.items()}
-        return {**at_levels, "end": self.errors[-1][1] if self.errors else None}
+        results = {name: at_level(self.errors, level) for name, level in self.levels.items()}
+        results["end"] = self.errors[-1][1] if self.errors else None
+        return results
 
     def state_dict(self) -> dict[str, Any]:
         return {"errors": self.errors}
@@ -73,7 +73,12 @@ class AtEqualError(L.Callback):
 
 def at_level(errors: Sequence[tuple[float, float]], level: float) -> float | None:
     """Return the second error where the first equals ``level``, ``None`` without a result; see ``AtEqualError``."""
-    near = np.array([pair for pair in errors if level / _WINDOW <= pair[0] <= level * _WINDOW])
-    if len(near) < 3 or not near[:, 0].min() <= level <= near[:, 0].max() or not np.ptp(near[:, 0]):
+    near = [pair for pair in errors if level / _WINDOW <= pair[0] <= level * _WINDOW]
+    if len(near) < 3:
         return None
-    return float(np.polyfit(near[:, 0] - level, near[:, 1], 1)[1])
+    first, other = np.array(near).T
+    lowest, highest = first.min(), first.max()
+    if lowest == highest or not lowest <= level <= highest:
+        return None
+    _, at_zero = np.polyfit(first - level, other, 1)
+    return float(at_zero)

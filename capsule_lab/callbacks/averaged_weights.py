@@ -39,8 +39,10 @@ class AveragedWeights(WeightAveraging):
     """
 
     def __init__(
-        self, decay: float | None = 0.999, start: Duration | None = None
-    ) -> None:  # 0.999: torch's default
+        self,
+        decay: float | None = 0.999,  # torch's default
+        start: Duration | None = None,
+    ) -> None:
         check_number("decay", 0 if decay is None else decay, 0, below=1)
         if start is not None:
             duration_in_steps(start, steps_per_epoch=1, total_steps=1)
@@ -122,12 +124,9 @@ def _update(
     weights = [*module.parameters(), *module.buffers()]
     with torch.no_grad():
         for dtype in dict.fromkeys(weight.dtype for weight in weights):
-            pairs = [pair for pair in zip(averages, weights, strict=True) if pair[1].dtype == dtype]
-            function(
-                [one.detach() for one, _ in pairs],
-                [other.detach() for _, other in pairs],
-                average.n_averaged,
-            )
+            of_average = [tensor.detach() for tensor in averages if tensor.dtype == dtype]
+            of_module = [tensor.detach() for tensor in weights if tensor.dtype == dtype]
+            function(of_average, of_module, average.n_averaged)
         average.n_averaged += 1
     return ()
 

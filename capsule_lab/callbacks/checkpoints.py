@@ -67,7 +67,8 @@ class EmbedConfig(Callback):
         self.provenance = provenance
         self.spec = spec
         self.input_form = input_form
-        self.seconds_before = self.cpu_seconds_before = 0.0
+        self.seconds_before = 0.0
+        self.cpu_seconds_before = 0.0
         self.steps_before = 0
         self.val: dict[str, float] = {}
         self.val_step: int | None = None
@@ -81,37 +82,42 @@ class EmbedConfig(Callback):
     @property
     def seconds(self) -> float:
         """Training time so far, summed over interruptions."""
-        return self.seconds_before + (time.monotonic() - self.start_time if self.start_time else 0)
+        if self.start_time is None:
+            return self.seconds_before
+        return self.seconds_before + time.monotonic() - self.start_time
 
     @property
     def cpu_seconds(self) -> float:
         """CPU time so far, summed over threads and interruptions; other work on the machine hardly affects it."""
-        return self.cpu_seconds_before + (
-            time.process_time() - self.cpu_start_time if self.start_time else 0
-        )
+        if self.start_time is None:
+            return self.cpu_seconds_before
+        return self.cpu_seconds_before + time.process_time() - self.cpu_start_time
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.start_time, self.cpu_start_time = time.monotonic(), time.process_time()
+        self.start_time = time.monotonic()
+        self.cpu_start_time = time.process_time()
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if self.is_recorded:
             return
         self.is_recorded = True
         for name, value in environment.facts_of_trainer(trainer).items():
-            known = self.trained_with.get(name, [])
-            self.trained_with[name] = known if value in known else [*known, value]
+            known = self.trained_with.setdefault(name, [])
+            if value not in known:
+                known.append(value)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds_before, self.cpu_seconds_before = self.seconds, self.cpu_seconds
-        self.start_time, self.epoch_ends = None, False
+        self.seconds_before = self.seconds
+        self.cpu_seconds_before = self.cpu_seconds
+        self.start_time = None
+        self.epoch_ends = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.epoch_ends = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.epoch_ends = (
-            True  # before other callbacks save: Lightning logs the epoch after this hook
-        )
+        # set before other callbacks save: Lightning logs the epoch after this hook
+        self.epoch_ends = True
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -144,27 +150,38 @@ class EmbedConfig(Callback):
         if trainer.state.fn != "fit":
             return  # in a test, the weights may be older than the end of training
         record = checkpoint["capsule_lab"]
-        self.seconds_before, self.cpu_seconds_before = record["seconds"], record["cpu_seconds"]
+        self.seconds_before = record["seconds"]
+        self.cpu_seconds_before = record["cpu_seconds"]
         self.steps_before = checkpoint["global_step"]
-        self.trained_with = dict(record.get("trained_with", {}))  # older records have none
-        self.val, self.val_step = record["val"], record["val_step"]
-        current, self.threads = self.threads, record["threads"]
-        if current != self.threads and trainer.strategy.root_device.type == "cpu":
-            log.warning(
-                "training began on %s threads and continues on %s, which rounds sums differently: results differ in "
-                "their last bits; set OMP_NUM_THREADS=%s to continue exactly", self.threads, current, self.threads,
-            )  # fmt: skip
-        for table in _tables(
-            trainer
-        ):  # a run that continues in another directory begins new tables
-            if (
-                directory_of(Path(str(trainer.ckpt_path)))
-                == Path(trainer.default_root_dir).absolute()
-            ):
+        trained_with = record.get("trained_with", {})  # older records have none
+        self.trained_with = {name: [*values] for name, values in trained_with.items()}
+        self.val = record["val"]
+        self.val_step = record["val_step"]
+        self._restore_threads(record["threads"], trainer)
+        for table in _tables(trainer):
+            if _continues_in_its_directory(trainer):  # otherwise new tables begin there
                 table.restore(record["curves"])
 
+    def _restore_threads(self, threads: int, trainer: L.Trainer) -> None:
+        current = self.threads
+        self.threads = threads
+        if current != threads and trainer.strategy.root_device.type == "cpu":
+            log.warning(
+                "training began on %s threads and continues on %s, which rounds sums differently: results differ in "
+                "their last bits; set OMP_NUM_THREADS=%s to continue exactly",
+                threads,
+                current,
+                threads,
+            )
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.val, self.val_step = split_metrics(trainer.logged_metrics, "val"), trainer.global_step
+        self.val = split_metrics(trainer.logged_metrics, "val")
+        self.val_step = trainer.global_step
+
+
+def _continues_in_its_directory(trainer: L.Trainer) -> bool:
+    checkpoint = Path(str(trainer.ckpt_path))
+    return directory_of(checkpoint) == Path(trainer.default_root_dir).absolute()
 
 
 def _tables(trainer: L.Trainer) -> list[MetricsTable]:
@@ -189,23 +206,32 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt``, and updates it when a signal stops the run or its time is over.
+    """Saves ``checkpoints/last.ckpt`` every few minutes, and before a signal or the time limit ends the run.
 
-    A run that resumes from it continues exactly. A checkpoint is therefore saved only where resuming skips nothing:
-    between two optimizer steps, after an epoch except the last, and at the end of the run; not while gradients are
-    accumulated, nor between a step and its validation, nor between the last step and the end of the run. A signal
-    (``InterruptError``) and the time limit (``PauseError``, see ``pause_at``) take effect at the next such point. The
-    error is raised after a step or before the next epoch, because Lightning logs the metrics of an epoch only after the
-    hook at its end. At the time limit, a test ends without a result, unless ``completes_test`` is set.
-    A new checkpoint is saved if the last one is older than ``every_minutes``.
+    A run that resumes from this file continues exactly. The file is therefore saved only where nothing is half done:
+    between two optimizer steps, after any epoch but the last, and at the end of the run. It is not saved while
+    gradients are accumulated, between a step and its validation, or between the last step and the end of the run.
+
+    When a signal arrives or the time is over, the run goes on to the next of these places, saves, and raises
+    ``InterruptError`` or ``PauseError``. At the end of an epoch, the error is raised only before the next epoch,
+    because Lightning logs the metrics of an epoch after the hook at its end.
+
+    Args:
+        every_minutes: save again when the file is older than this.
+
+    Attributes:
+        deadline: when the time is over, in seconds of ``time.monotonic``; see ``pause_at``.
+        completes_test: whether a test continues after the deadline; otherwise it ends without a result.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         check_number("every_minutes", every_minutes, 0)
         self.every_minutes = every_minutes
         self.signals = StopRequest()
-        self.stopping = self.pausing = False
-        self.saved_at = self.save_seconds = 0.0
+        self.stopping = False
+        self.pausing = False
+        self.saved_at = 0.0
+        self.save_seconds = 0.0
         self.deadline = math.inf
         self.completes_test = False
 
@@ -223,23 +249,21 @@ class LastCheckpoint(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(
-            trainer
-        )
-        in_turn = (
-            trainer.world_size == 1 or trainer.global_step % 10 == 0
-        )  # ours: rare communication
-        if is_between and in_turn:
-            if self._is_due(trainer, 60 * self.every_minutes):
-                self._save(trainer)
-            self._stop_if_requested(trainer)
+        if (batch_idx + 1) % trainer.accumulate_grad_batches or not next_batch_follows(trainer):
+            return
+        # ours: several processes ask each other only every ten steps, because each waits for the slowest
+        if trainer.world_size > 1 and trainer.global_step % 10:
+            return
+        if self._is_due(trainer, 60 * self.every_minutes):
+            self._save(trainer)
+        self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # not after the last epoch, from which a run would not resume to its end: `on_train_end` saves
-        is_last = trainer.should_stop or 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
-        if (
-            self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last
-        ):  # ours: sooner after an epoch
+        max_epochs = trainer.max_epochs or -1
+        is_last = trainer.should_stop or 0 < max_epochs <= trainer.current_epoch + 1
+        minutes = min(self.every_minutes, 0.5)  # ours: sooner than within an epoch
+        # after the last epoch, `on_train_end` saves: a run would not resume from here to its end
+        if self._is_due(trainer, 60 * minutes) and not is_last:
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -254,11 +278,8 @@ class LastCheckpoint(Checkpoint):
         self._stop_if_requested(trainer)
 
     def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if (
-            self.completes_test or trainer.world_size > 1
-        ):  # several ranks may have different numbers of batches
-            return
-        if self._time_is_over():
+        several = trainer.world_size > 1  # their numbers of batches may differ
+        if self._time_is_over() and not self.completes_test and not several:
             raise PauseError
 
     def on_exception(
@@ -271,14 +292,16 @@ class LastCheckpoint(Checkpoint):
 
         In most cases neither is true; then a single reduction, in which processes wait for each other, suffices.
         """
-        requested, over = self.signals.received is not None, self._time_is_over()
-        is_due = _any_rank(trainer, requested or over or time.monotonic() - self.saved_at > seconds)
+        requested = self.signals.received is not None
+        over = self._time_is_over()
+        is_old = time.monotonic() - self.saved_at > seconds
+        is_due = _any_rank(trainer, requested or over or is_old)
         self.stopping = is_due and _any_rank(trainer, requested)
         self.pausing = is_due and _any_rank(trainer, over)
         return is_due
 
     def _time_is_over(self) -> bool:
-        """Whether this process only has time left for a save."""
+        """Whether the time that is left is only enough for a save."""
         return self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
 
     def _stop_if_requested(self, trainer: L.Trainer) -> None:
@@ -300,21 +323,20 @@ class LastCheckpoint(Checkpoint):
 
 
 def pause_at(trainer: L.Trainer, deadline: float, *, completes_test: bool = False) -> None:
-    """Let the run save and end with ``PauseError`` as late before ``deadline`` (``time.monotonic``) as steps allow.
+    """Make the run save and raise ``PauseError`` before ``deadline``, in seconds of ``time.monotonic``.
 
-    The current step, and a validation that follows it, are completed; with ``completes_test`` also a test.
+    This happens after the last step that leaves enough time for a save. The current step, and a validation that follows
+    it, are completed; with ``completes_test`` also a test.
     """
-    savers = [
-        callback
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, LastCheckpoint)
-    ]
+    callbacks = trainer.checkpoint_callbacks
+    savers = [callback for callback in callbacks if isinstance(callback, LastCheckpoint)]
     if not savers:
         raise ConfigError(
             "trainer.max_time is set, but no callback saves the run at this time; expected callbacks.last"
         )
     for saver in savers:
-        saver.deadline, saver.completes_test = deadline, completes_test
+        saver.deadline = deadline
+        saver.completes_test = completes_test
 
 
 def _path(trainer: L.Trainer) -> Path:
@@ -323,8 +345,6 @@ def _path(trainer: L.Trainer) -> Path:
 
 def _any_rank(trainer: L.Trainer, value: bool) -> bool:
     """Return whether ``value`` is true in any process of the run."""
-    return (
-        value
-        if trainer.world_size == 1
-        else trainer.strategy.reduce_boolean_decision(value, all=False)
-    )
+    if trainer.world_size == 1:
+        return value
+    return trainer.strategy.reduce_boolean_decision(value, all=False)

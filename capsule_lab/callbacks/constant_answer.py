@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_ROWS = (
-    1000  # ours: images that represent the frequencies of classes for a loss that takes no shares
-)
+# ours: images that represent the frequencies of classes for a loss that takes no shares
+_ROWS = 1000
 _STEPS = 100  # ours: L-BFGS needs about ten
 
 
@@ -28,10 +27,10 @@ def loss_of_constant(
         counts = (_ROWS * frequencies / frequencies.sum()).round().long()
         labels = torch.arange(len(counts)).repeat_interleave(counts)
         total = loss(scores.expand(len(labels), -1), labels)
-        one, two = (loss(scores.expand(size, -1), labels[:1].expand(size)) for size in (1, 2))
-        is_sum = bool(
-            two > 1.5 * one
-        )  # 1.5: between a mean over the batch, which is equal, and twice as much
+        of_one = loss(scores.expand(1, -1), labels[:1])
+        of_two = loss(scores.expand(2, -1), labels[:1].expand(2))
+        # 1.5: between a mean over the batch, which is equal, and a sum, which is twice as much
+        is_sum = bool(of_two > 1.5 * of_one)
         return total * batch_size / len(labels) if is_sum else total
 
 

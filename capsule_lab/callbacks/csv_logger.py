@@ -22,7 +22,8 @@ class MetricsTable(Logger):
     see ``EmbedConfig``; the content of the file at that time does not matter.
     """
 
-    name, version = "metrics", ""
+    name = "metrics"
+    version = ""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__()
@@ -59,21 +60,27 @@ class MetricsTable(Logger):
 
     def content(self, following: tuple[Mapping[str, Any], int] | None = None) -> str:
         """Return the content of the file after the next save; ``following`` is a row, and its step, to be logged."""
-        return _as_text([*self.rows, *([_row(*following)] if following else [])])
+        rows = [*self.rows]
+        if following is not None:
+            rows.append(_row(*following))
+        return _as_text(rows)
 
     def restore(self, content: str) -> None:
         """Continue from an earlier result of ``content``."""
-        rows = csv.DictReader(io.StringIO(content))
-        self.rows = [{key: value for key, value in row.items() if value} for row in rows]
+        self.rows = []
+        for row in csv.DictReader(io.StringIO(content)):
+            self.rows.append({key: value for key, value in row.items() if value})
         self.changed = True
 
 
 def _row(metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    return {**{name: float(value) for name, value in metrics.items()}, "step": step}
+    row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    return row | {"step": step}
 
 
 def _as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = sorted({name for row in rows for name in row} - {"epoch", "step"})
+    columns = set().union(*rows)
+    names = sorted(columns - {"epoch", "step"})
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, ["epoch", "step", *names], lineterminator="\n")
     writer.writeheader()

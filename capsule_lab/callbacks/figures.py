@@ -22,7 +22,6 @@ from capsule_lab.analysis.reconstructions import (
     select_images,
 )
 from capsule_lab.analysis.segmentation import segmentation_sheet
-from capsule_lab.callbacks.loggers import Trackio
 from capsule_lab.errors import check_number
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
@@ -94,17 +93,17 @@ class DrawnPairs(Reconstructions):
         loader: int = 0,
     ) -> None:
         drawn = getattr(outputs["output"], "images", None)
-        if (
-            number
-            or loader
-            or trainer.sanity_checking
-            or not trainer.is_global_zero
-            or drawn is None
-        ):
+        if drawn is None or number or loader:
             return
-        rows = {"first image": batch.images, "drawn": drawn, "second image": batch.targets}
-        figure = image_rows({name: images[: self.images] for name, images in rows.items()})
-        show_figure(trainer, "val/pairs", figure)
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        assert batch.targets is not None  # pairs have two images
+        rows = {
+            "first image": batch.images[: self.images],
+            "drawn": drawn[: self.images],
+            "second image": batch.targets[: self.images],
+        }
+        show_figure(trainer, "val/pairs", image_rows(rows))
 
 
 class ConfusionMatrix(Callback):
@@ -119,11 +118,11 @@ class ConfusionMatrix(Callback):
 
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
         ranking = getattr(outputs["output"], "ranking", None)
-        if batch.labels.ndim == 1 and ranking is not None:
-            self.matrix = self.matrix or MulticlassConfusionMatrix(
-                ranking.shape[1], validate_args=False
-            )
-            self.matrix.to(pl_module.device).update(ranking, batch.labels)
+        if batch.labels.ndim > 1 or ranking is None:
+            return
+        if self.matrix is None:
+            self.matrix = MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
+        self.matrix.to(pl_module.device).update(ranking, batch.labels)
 
     def _draw(self, trainer: L.Trainer, split: str) -> None:
         if self.matrix is None:
@@ -164,14 +163,9 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
     """Draw a confusion matrix, rows by true class. scikit-learn's drawing needs an import of 0.7 seconds."""
     axis.imshow(counts, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
-        axis.text(
-            column,
-            row,
-            str(count),
-            ha="center",
-            va="center",
-            color="w" if 2 * count > counts.max() else "k",
-        )
+        is_dark = 2 * count > counts.max()
+        colour = "white" if is_dark else "black"
+        axis.text(column, row, str(count), ha="center", va="center", color=colour)
     names = [name_of_class(classes, label) for label in range(len(counts))]
     axis.set(xlabel="Predicted label", ylabel="True label")
     axis.set_xticks(range(len(names)), names)
@@ -180,16 +174,16 @@ def _draw_counts(axis: Axes, counts: npt.NDArray[np.int64], classes: Sequence[st
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
     """Add a heading with run, split and data, and call ``keep_figure``; ``name`` is ``<split>/<what>``."""
-    run, data = (
-        Path(trainer.default_root_dir).name,
-        short_name(cast(Any, trainer).datamodule.provenance),
-    )
+    directory = Path(trainer.default_root_dir)
+    data = short_name(cast(Any, trainer).datamodule.provenance)
+    heading = f"{directory.name}: test images of {data}"
     if name.startswith("val/"):
-        heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
-    else:
-        heading = f"{run}: test images of {data}"
+        heading = (
+            f"{directory.name}: validation images of {data}, drawn while training, "
+            f"at step {trainer.global_step}"
+        )
     add_heading(figure, heading)
-    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, logged_step(trainer))
+    keep_figure(directory, trainer.loggers, name, figure, logged_step(trainer))
 
 
 def logged_step(trainer: L.Trainer) -> int:
@@ -206,10 +200,6 @@ def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, st
             logger.log_image(name, [str(path)], step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step)
-        elif isinstance(logger, Trackio):
-            import trackio
-
-            logger.experiment.log({name: trackio.Image(str(path))}, step=step)
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_artifact(logger.run_id, str(path), "figures")
     return path

@@ -51,64 +51,64 @@ class LearningDiagnostics(Callback):
         self.relative_change = relative_change
         self.changes = changes
         self.rows: list[dict[str, float]] = []
-        self.step: int | None = None  # the step being row
+        self.step: int | None = None  # the step being measured
         self.found: dict[str, float] = {}  # measured before the step
         self.before: dict[str, Tensor] = {}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
     ) -> None:
-        if (
-            trainer.global_step % self.every_n_steps or self.step is not None
-        ):  # another batch of the same step
+        is_same_step = self.step is not None  # of another batch, whose gradient is added
+        if is_same_step or trainer.global_step % self.every_n_steps:
             return
         batch = first_images(batch, self.images)
-        network, loss = cast(Any, pl_module).network, _loss_on(pl_module, batch)
+        network = cast(Any, pl_module).network
         gradient = measures.measure_gradient(
-            network, loss, relative_change=self.relative_change, changes=self.changes
+            network,
+            _loss_on(pl_module, batch),
+            relative_change=self.relative_change,
+            changes=self.changes,
         )
-        layers = (
-            measures.measure_layers(network, batch.images)
-            if isinstance(network, AbstractCapsuleNetwork)
-            else {}
-        )
-        self.step, self.found = trainer.global_step, measures.quantities(gradient, layers)
+        layers = {}
+        if isinstance(network, AbstractCapsuleNetwork):
+            layers = measures.measure_layers(network, batch.images)
+        self.step = trainer.global_step
+        self.found = measures.quantities(gradient, layers)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
         if self.step is not None and trainer.is_global_zero:
-            parameters = cast(Any, pl_module).network.named_parameters()
-            self.before = {name: parameter.detach().clone() for name, parameter in parameters}
+            weights = _weights(pl_module)
+            self.before = {name: weight.clone() for name, weight in weights.items()}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.step is None or trainer.global_step == self.step:
             return
         if trainer.is_global_zero:
-            parameters = cast(Any, pl_module).network.named_parameters()
-            steps = measures.relative_steps(
-                self.before, {name: parameter.detach() for name, parameter in parameters}
-            )
-            row = {
-                **self.found,
-                **{f"relative_step_{name}": value for name, value in steps.items()},
-            }
-            self.rows.append({"step": self.step, **row})
-            import pandas as pd  # takes a moment, and few runs measure
-
-            text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
-            write_text(Path(trainer.default_root_dir) / "learning.csv", text)
+            found = dict(self.found)
+            for name, size in measures.relative_steps(self.before, _weights(pl_module)).items():
+                found[f"relative_step_{name}"] = size
+            self.rows.append({"step": self.step, **found})
+            self._write(trainer)
+            logged = {f"learning/{name}": value for name, value in found.items()}
             for logger in trainer.loggers:
-                logger.log_metrics(
-                    {f"learning/{name}": value for name, value in row.items()}, logged_step(trainer)
-                )
-        self.step, self.before = None, {}
+                logger.log_metrics(logged, logged_step(trainer))
+        self.step = None
+        self.before = {}
+
+    def _write(self, trainer: L.Trainer) -> None:
+        import pandas as pd  # takes a moment, and few runs measure
+
+        text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
+        write_text(_table(trainer), text)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.rows and trainer.is_global_zero:
             log.info(
                 "%d measurements are in %s; docs/guides/not_learning.md explains them",
-                *(len(self.rows), Path(trainer.default_root_dir) / "learning.csv"),
+                len(self.rows),
+                _table(trainer),
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,6 +116,15 @@ class LearningDiagnostics(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = state_dict["rows"]
+
+
+def _table(trainer: L.Trainer) -> Path:
+    return Path(trainer.default_root_dir) / "learning.csv"
+
+
+def _weights(module: L.LightningModule) -> dict[str, Tensor]:
+    parameters = cast(Any, module).network.named_parameters()
+    return {name: parameter.detach() for name, parameter in parameters}
 
 
 class VarianceFloor(Callback):
@@ -127,8 +136,9 @@ class VarianceFloor(Callback):
     """
 
     def __init__(
-        self, images: int = 8
-    ) -> None:  # ours: a tenth of a second; all capsules contribute to the median
+        self,
+        images: int = 8,  # ours: a tenth of a second; all capsules contribute to the median
+    ) -> None:
         check_number("images", images, 2)
         self.images = images
         self.checked = False
@@ -136,41 +146,42 @@ class VarianceFloor(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
     ) -> None:
-        first, self.checked = not self.checked and trainer.global_step == 0, True
-        network = cast(Any, pl_module).network
-        if not first or not isinstance(network, AbstractCapsuleNetwork):
+        if self.checked or trainer.global_step:
             return
-        if any(
-            measures.min_variance(module)
-            for module in network.modules()
-            if isinstance(module, AbstractRouting)
-        ):
-            # in all processes: layers may communicate
-            layers = measures.measure_layers(network, batch.images[: self.images])
+        self.checked = True
+        network = cast(Any, pl_module).network
+        if not isinstance(network, AbstractCapsuleNetwork):
+            return
+        routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+        if not any(measures.min_variance(routing) for routing in routings):
+            return
+        # in all processes: layers may communicate
+        layers = measures.measure_layers(network, batch.images[: self.images])
+        if trainer.is_global_zero:
             for warning in measures.floor_warnings(layers):
-                if trainer.is_global_zero:
-                    log.warning("%s", warning)
+                log.warning("%s", warning)
 
 
 def first_images(batch: Batch, images: int) -> Batch:
     """Return the first images of a batch with their other fields; half precision is converted to float32."""
-    cut: list[Any] = [values if values is None else values[:images] for values in batch]
-    return Batch(
-        *(
-            values if values is None or values.dtype not in HALF else values.float()
-            for values in cut
-        )
-    )
+    fields: dict[str, Any] = batch._asdict()
+    for name, values in fields.items():
+        if values is not None:
+            first = values[:images]
+            fields[name] = first.float() if first.dtype in HALF else first
+    return Batch(**fields)
 
 
 def _loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
     """Return the training loss of ``module`` on one batch, as a function of the network."""
 
     def loss(network: AbstractNetwork) -> Tensor:
-        original, module.network = module.network, network
+        original = module.network
+        module.network = network
         try:
             output = network.forward(*module.inputs_of(batch))  # not the compiled call
-            terms = module.loss_terms(batch, output, module.schedule_values()) | module.penalty()
+            terms = module.loss_terms(batch, output, module.schedule_values())
+            terms |= module.penalty()
         finally:
             module.network = original
         return torch.stack([*terms.values()]).sum()

@@ -1,9 +1,8 @@
-"""Loggers of other packages: the facts that each records about a run, W&B, MLflow and trackio with resumed runs."""
+"""W&B and MLflow: the facts that they record about a run, and how a resumed run continues in them."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import shlex
 import socket
 import sys
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
 from capsule_lab.config.composition import to_container
@@ -26,20 +25,25 @@ from capsule_lab.system.files import atomically, read_regular
 
 log = logging.getLogger(__name__)
 
-_LONGEST_TAG, _LONGEST_NAME = 64, 128  # W&B's limits in characters
-_LONGEST_IN_FILE = 1000  # ours: bytes; the name of a folder and a few digits
+_LONGEST_TAG = 64  # W&B's limit, in characters
+_LONGEST_NAME = 128  # W&B's limit, in characters
+_LONGEST_ID = 1000  # ours: bytes; MLflow's have 32
 
 
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
     """Return tags for model, data, routing (if there is one), source of the data, and seed."""
-    targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
-    named = {
-        key: node["_target_"].rpartition(".")[2]
-        for key, node in targets.items()
-        if node is not None
+    tags = {
+        "model": _class_name(config.model),
+        "data": _class_name(config.data).removesuffix("DataModule"),
     }
-    facts = {"source": str(provenance["source"]), "seed": str(config.seed)}
-    return {**named, "data": named["data"].removesuffix("DataModule"), **facts}
+    routing = config.model.get("routing")
+    if routing is not None:
+        tags["routing"] = _class_name(routing)
+    return {**tags, "source": str(provenance["source"]), "seed": str(config.seed)}
+
+
+def _class_name(node: DictConfig) -> str:
+    return str(node["_target_"]).rpartition(".")[2]
 
 
 def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
@@ -47,20 +51,21 @@ def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) ->
 
     It consists of model and data, as in the directory's name, and the ``overrides``, groups first; the seed is a tag.
     """
+    left_out = ("model=", "data=", "seed=", "logger", "callbacks")
+    changes = [override for override in overrides if not override.startswith(left_out)]
+    changes.sort(key=_is_option)  # the routing before its options
+    model_and_data = directory.name.partition(f"-{hash_in(directory)}")[0]
+    name = " ".join([model_and_data, *changes])
     named = config.copy()
-    changes = [
-        entry
-        for entry in overrides
-        if not entry.startswith(("model=", "data=", "seed=", "logger", "callbacks"))
-    ]
-    changes.sort(
-        key=lambda override: "." in override.partition("=")[0]
-    )  # the routing before its options
-    name = " ".join([directory.name.partition(f"-{hash_in(directory)}")[0], *changes])
     for options in (named.get("logger") or {}).values():
         if options and options.get("name", "") is None:
             options.name = name[:_LONGEST_NAME]
     return named
+
+
+def _is_option(override: str) -> bool:
+    key, _, _ = override.partition("=")
+    return "." in key
 
 
 @rank_zero_only
@@ -72,7 +77,9 @@ def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[s
         if isinstance(logger, WandbLogger):
             run = logger.experiment
             seed = f"seed {tags.pop('seed')}"
-            names = filter(None, [*(run.tags or ()), *tags.values(), seed, run.group])
+            names = [*(run.tags or ()), *tags.values(), seed]
+            if run.group:
+                names.append(run.group)
             run.tags = list(dict.fromkeys(name[:_LONGEST_TAG] for name in names))
         elif isinstance(logger, MLFlowLogger):
             for key, value in tags.items():
@@ -87,10 +94,8 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
         import wandb
 
         if wandb.run is not None and wandb.run.offline:
-            log.info(
-                "to upload this run to W&B: wandb sync %s",
-                shlex.quote(str(Path(wandb.run.dir).parent)),
-            )
+            folder = Path(wandb.run.dir).parent
+            log.info("to upload this run to W&B: wandb sync %s", shlex.quote(str(folder)))
         wandb.finish(exit_code=int(failed))
 
 
@@ -133,13 +138,16 @@ class MLflow(MLFlowLogger):
         _check_server(tracking_uri)
         self.file = Path(save_dir) / "mlflow_run"
         self.continues = self.file.is_file()
-        self.tracking_uri, self.experiment_name, self.opened = tracking_uri, experiment, False
+        self.tracking_uri = tracking_uri
+        self.experiment_name = experiment
+        self.opened = False
+        tags = {"table": group, "row": job_type}
         super().__init__(
             experiment_name=experiment,
             run_name=name,
             tracking_uri=tracking_uri,
-            tags={key: value for key, value in {"table": group, "row": job_type}.items() if value},
-            run_id=_read_name(self.file) if self.continues else None,
+            tags={key: value for key, value in tags.items() if value},
+            run_id=_read_id(self.file) if self.continues else None,
         )
 
     @property
@@ -151,9 +159,8 @@ class MLflow(MLFlowLogger):
         import mlflow
 
         mlflow.set_tracking_uri(self.tracking_uri)
-        mlflow.set_experiment(
-            self.experiment_name
-        )  # Lightning fails when two runs create it at once
+        # Lightning fails when two runs create the experiment at once
+        mlflow.set_experiment(self.experiment_name)
         client = super().experiment
         self.opened = True  # run_id uses the client
         with atomically(self.file) as temporary:
@@ -169,97 +176,15 @@ class MLflow(MLFlowLogger):
             super().log_hyperparams(params)
 
 
-class Trackio(Logger):
-    """Logs a run to trackio's files on this machine, which ``trackio show`` displays. A resumed run continues there.
-
-    Args:
-        save_dir: the run's directory. Its file ``trackio_run`` has the name of the run: that of the directory and a
-            random number, since directories of several folders may have the same name.
-        project: trackio's project, a list of runs.
-        group, job_type: the table of the run, and its row in this table, which becomes a part of the configuration.
-    """
-
-    def __init__(
-        self,
-        save_dir: str,
-        project: str = "capsule-lab",
-        group: str | None = None,
-        job_type: str | None = None,
-    ) -> None:
-        if find_spec("trackio") is None:
-            raise ValueError(
-                "logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'"
-            )
-        super().__init__()
-        self.file, self.project, self.group = Path(save_dir) / "trackio_run", project, group
-        self.continues = self.file.is_file()
-        self.run_name = (
-            _read_name(self.file)
-            if self.continues
-            else f"{self.file.parent.name}-{secrets.token_hex(3)}"
-        )
-        self.config: dict[str, Any] = {"row": job_type} if job_type else {}
-        self.opened: Any = None
-
-    @property
-    def name(self) -> str:
-        """The project."""
-        return self.project
-
-    @property
-    def version(self) -> str:
-        """The name of the run."""
-        return self.run_name
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """The run of trackio."""
-        if self.opened is None:
-            import trackio
-
-            resume = "allow" if self.continues else "never"
-            self.opened = trackio.init(
-                self.project,
-                self.run_name,
-                self.group,
-                config=self.config,
-                resume=resume,
-                embed=False,
-            )
-            self.continues = True  # training, test and figures open it one after another
-            with atomically(self.file) as temporary:
-                temporary.write_text(self.run_name, encoding="utf-8", errors="backslashreplace")
-        return self.opened
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Keep parameters for the start of the run."""
-        self.config |= params
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log metrics of a step."""
-        self.experiment.log(dict(metrics), step=step)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """End the run."""
-        if self.opened is not None:
-            self.opened.finish()
-            self.opened = None
-
-
-def _read_name(file: Path) -> str:
-    """Return the name of a run in a file of its directory, which is sent to a server."""
+def _read_id(file: Path) -> str:
+    """Return the id of a run, which is sent to a server, from a file of its directory."""
     try:
-        name = read_regular(file, inside=file.parent, most=_LONGEST_IN_FILE).decode()
+        return read_regular(file, inside=file.parent, most=_LONGEST_ID).decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise ValueError(
             f"{file} cannot be read ({reason}); remove it, and a new run starts there"
         ) from error
-    return name
 
 
 def _check_server(uri: str) -> None:
@@ -268,10 +193,9 @@ def _check_server(uri: str) -> None:
     ports = {"http": 80, "https": 443}
     if parts.scheme not in ports:
         return
+    address = (str(parts.hostname), parts.port or ports[parts.scheme])
     try:
-        socket.create_connection(
-            (str(parts.hostname), parts.port or ports[parts.scheme]), timeout=10
-        ).close()
+        socket.create_connection(address, timeout=10).close()
     except OSError as error:
         raise ValueError(
             f"no MLflow server responds at {uri} ({error}); start one (mlflow server --backend-store-uri "

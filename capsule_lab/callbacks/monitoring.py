@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import lightning as L
@@ -45,12 +47,11 @@ class NonFiniteGuard(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
     ) -> None:
-        self.pending.append(
-            (trainer.global_step, {name: value.detach() for name, value in outputs.items()})
-        )
-        every = self.every_n_steps or (
-            1 if pl_module.device.type == "cpu" else 50
-        )  # ours: as often as Lightning logs
+        terms = {name: value.detach() for name, value in outputs.items()}
+        self.pending.append((trainer.global_step, terms))
+        every = self.every_n_steps
+        if every is None:
+            every = 1 if pl_module.device.type == "cpu" else 50  # ours: as often as Lightning logs
         if len(self.pending) >= every:
             self._copy()
         self._check(wait=False)
@@ -64,30 +65,30 @@ class NonFiniteGuard(Callback):
         self._check(wait=True)
 
     def _copy(self) -> None:
-        names = [(step, name) for step, terms in self.pending for name in terms]
-        if names:
-            self.copies.add(
-                names, torch.stack([value for _, terms in self.pending for value in terms.values()])
-            )
+        names: list[tuple[int, str]] = []
+        values: list[Tensor] = []
+        for step, terms in self.pending:
+            names += [(step, name) for name in terms]
+            values += terms.values()
+        if values:
+            self.copies.add(names, torch.stack(values))
         self.pending = []
 
     def _check(self, *, wait: bool) -> None:
         if wait:
             self._copy()
         for names, values in self.copies.read(wait=wait):
-            wrong = [
-                (*at, value)
-                for at, value in zip(names, values, strict=True)
-                if not math.isfinite(value)
-            ]
+            wrong = []
+            for (step, name), value in zip(names, values, strict=True):
+                if not math.isfinite(value):
+                    # of one step, a term comes before the loss, which is the sum of the terms
+                    wrong.append((step, name == "loss", name, value))
             if wrong:
-                self.pending, self.copies = [], HostCopies()
-                of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-                name, value = next(
-                    (metric for metric in of_step if metric[0] != "loss"), of_step[0]
-                )  # rather a term
+                self.pending = []
+                self.copies = HostCopies()
+                step, _, name, value = min(wrong, key=lambda each: each[:2])
                 raise NonFiniteError(
-                    f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
+                    f"the {name} term of the loss is {value} at step {step}; try a smaller learning rate "
                     "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written after this "
                     "step; checkpoints/best.ckpt has the best weights before it, if there was a validation"
                 )
@@ -112,24 +113,20 @@ class StepMetrics(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
         every = cast(Any, trainer).log_every_n_steps  # an attribute that the Trainer sets
-        if (
-            trainer.loggers
-            and trainer.is_global_zero
-            and every
-            and (trainer.global_step + 1) % every == 0
-        ):
-            gradients = [
-                parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
-            ]
-            self.norm = nn.utils.get_total_norm(gradients)
+        if not trainer.loggers or not trainer.is_global_zero or not every:
+            return
+        if (trainer.global_step + 1) % every == 0:
+            gradients = [parameter.grad for parameter in pl_module.parameters()]
+            self.norm = nn.utils.get_total_norm(
+                [gradient for gradient in gradients if gradient is not None]
+            )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.norm is not None:
             module = cast(AbstractModule, pl_module)
-            schedules = {
-                f"schedule/{name}": value for name, value in module.schedule_values().items()
-            }
-            known = {"epoch": float(trainer.current_epoch), **schedules}
+            known = {"epoch": float(trainer.current_epoch)}
+            for name, value in module.schedule_values().items():
+                known[f"schedule/{name}"] = value
             values = torch.cat([self.norm.float().reshape(1), module.metrics.sums("train")])
             self.copies.add((logged_step(trainer), known), values)
             self.norm = None
@@ -137,7 +134,7 @@ class StepMetrics(Callback):
 
     def _log(self, trainer: L.Trainer, *, wait: bool) -> None:
         for (step, known), (norm, *sums) in self.copies.read(wait=wait):
-            loss, images, *errors = self._since_last_point(sums)
+            loss, images, *errors = self._since_last_logged(sums)
             self.before = sums
             metrics = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
             if errors:
@@ -145,10 +142,9 @@ class StepMetrics(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
 
-    def _since_last_point(self, sums: list[float]) -> list[float]:
-        return [
-            now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)
-        ]
+    def _since_last_logged(self, sums: list[float]) -> list[float]:
+        before = self.before or [0.0] * len(sums)
+        return [now - earlier for now, earlier in zip(sums, before, strict=True)]
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
@@ -157,21 +153,17 @@ class StepMetrics(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
-        if (
-            trainer.is_global_zero
-        ):  # the sums restart: carry the remainder over to the next logged step
-            remainder = self._since_last_point(
-                cast(AbstractModule, pl_module).metrics.sums("train").tolist()
-            )
-            self.before = [-value for value in remainder]
+        if trainer.is_global_zero:
+            # the sums restart: carry the remainder over to the next logged step
+            sums = cast(AbstractModule, pl_module).metrics.sums("train")
+            self.before = [-value for value in self._since_last_logged(sums.tolist())]
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._log(trainer, wait=True)  # before EmbedConfig saves the curves
-        checkpoint["callbacks"][self.state_key] = {
-            "before": self.before
-        }  # state_dict was called earlier
+        # `state_dict` was called before the log changed the sums
+        checkpoint["callbacks"][self.state_key] = {"before": self.before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict["before"]
@@ -187,8 +179,9 @@ class RoutingStats(Callback):
     """
 
     def __init__(
-        self, images: int = 64
-    ) -> None:  # ours: enough for a mean, few compared with a validation set
+        self,
+        images: int = 64,  # ours: enough for a mean, few compared with a validation set
+    ) -> None:
         check_number("images", images, 1)
         self.images = images
         self.dead = DeadCapsuleRate()
@@ -206,21 +199,15 @@ class RoutingStats(Callback):
     ) -> None:
         if loader:
             return
-        capsules = getattr(
-            outputs["output"], "capsules", None
-        )  # None for a network on pairs of images
+        # None for a network on pairs of images
+        capsules = getattr(outputs["output"], "capsules", None)
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
         if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
-            images = batch.images[
-                : max(self.images // trainer.world_size, 1)
-            ]  # each process has a share
-            self.statistics = layer_statistics(pl_module.network, images)
-            if (
-                "coupling_entropy" not in self.statistics
-                and trainer.is_global_zero
-                and not self.warned
-            ):
+            share = max(self.images // trainer.world_size, 1)  # of this process
+            self.statistics = layer_statistics(pl_module.network, batch.images[:share])
+            has_entropy = "coupling_entropy" in self.statistics
+            if not has_entropy and trainer.is_global_zero and not self.warned:
                 log.warning(
                     "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
                 )
@@ -242,18 +229,17 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
     """
     traces: list[RoutingTrace] = []
     layers: dict[str, Capsules] = {}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: layers.update({name: output}))
-        for name, layer in network.capsule_layers().items()
-    ]
-    try:
+
+    def keep(name: str, _: nn.Module, _inputs: Any, output: Capsules) -> None:
+        layers[name] = output
+
+    with ExitStack() as stack:
+        for name, layer in network.capsule_layers().items():
+            stack.callback(layer.register_forward_hook(partial(keep, name)).remove)
         network.forward(images, on_iteration=traces.append)  # the compiled call does not run hooks
-    finally:
-        for hook in hooks:
-            hook.remove()
-    statistics = (
-        {"coupling_entropy": _compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
-    )
+    statistics = {}
+    if traces:
+        statistics["coupling_entropy"] = _compute(CouplingEntropy(), traces[-1].couplings)
     for name, (_, activations, *_) in layers.items():
         mean, spread = _compute(ActivationStatistics(), activations)
         statistics |= {f"activation_{name}": mean, f"activation_std_{name}": spread}

@@ -20,18 +20,28 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-_NEAR = 0.02  # ours: relative; a network that has learned nothing else is within 0.01 of the best constant answer
+# ours: relative; a network that has learned nothing else is within 0.01 of the best constant answer
+_NEAR = 0.02
 _FAR = 0.2  # ours: relative; how much worse than a constant answer counts as saturated
 _CHANCE = 0.97  # ours: 3 % for chance
 _POINTS = 5  # ours: steps of a window at which a schedule of the loss is looked at
 
 _RATE = "a learning rate that is too high or too low (schedule.learning_rate, now %.2g)"
+_LABELS = "labels that do not belong to their images"
+_TOO_HIGH = "a learning rate that is too high (schedule.learning_rate, now %.2g)"
 _CAUSES = {
-    "flat": f"{_RATE}, the margins of the loss, labels that do not belong to their images",
-    "ignores its input": f"images that are blank or alike, labels that do not belong to their images, {_RATE}",
+    "flat": f"{_RATE}, the margins of the loss, {_LABELS}",
+    "ignores its input": f"images that are blank or alike, {_LABELS}, {_RATE}",
     "dead": f"initial weights or routing that make all class capsules 0, {_RATE}",
-    "saturated": "a learning rate that is too high (schedule.learning_rate, now %.2g), inputs that are not in [0, 1]",
+    "saturated": f"{_TOO_HIGH}, inputs that are not in [0, 1]",
 }
+
+
+class Diagnosis(NamedTuple):
+    """Why the network does not learn: a key of ``_CAUSES``, and what the classification loss shows."""
+
+    state: str
+    text: str
 
 
 class Constants(NamedTuple):
@@ -60,13 +70,14 @@ class NotLearning(Callback):
     """
 
     def __init__(
-        self, min_steps: int = 50
-    ) -> None:  # ours: with fewer losses the mean is not exact enough
+        self,
+        min_steps: int = 50,  # ours: with fewer losses the mean is not exact enough
+    ) -> None:
         self.min_steps = min_steps
         self.warned = False
         self.checks = 0
         self.before: Tensor | None = (
-            None  # losses of the last check, for an end of training that has few
+            None  # losses of the last check, in case training ends with few
         )
         self.labels_before: Tensor | None = None  # number of labels per class in all checks before
         self.images = 0  # of the whole run
@@ -86,10 +97,10 @@ class NotLearning(Callback):
         self.highest_rate = max(self.highest_rate, _learning_rate(pl_module))
         if self.warned or not trainer.is_global_zero:
             return
-        term = next(
-            (name for name in outputs if name != "loss"), "loss"
-        )  # a decoder may learn on its own
-        loss, labels = outputs[term].detach(), batch.classes.flatten()
+        # the first term is that of the classes; a decoder, in the sum, may learn on its own
+        terms = [name for name in outputs if name != "loss"] or ["loss"]
+        loss = outputs[terms[0]].detach()
+        labels = batch.classes.flatten()
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(1024)
             self.labels = labels.new_zeros(cast(Any, trainer).datamodule.spec.num_classes)
@@ -111,69 +122,77 @@ class NotLearning(Callback):
     def _check(
         self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool = False
     ) -> None:
-        steps = self.steps
-        if steps and self.highest_rate == 0:
+        if self.steps == 0:
+            return
+        if self.highest_rate == 0:
             self._warn(
                 "not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate",
-                steps,
+                self.steps,
             )
-        elif steps >= max(self.min_steps, 1) or (steps and is_last and self.before is not None):
+        elif self.steps >= self.min_steps or (is_last and self.before is not None):
             self._check_error(trainer, module, is_last=is_last)
             self.labels_before = self._labels_of_run()
             self._reset()
 
     def _check_error(self, trainer: L.Trainer, module: L.LightningModule, *, is_last: bool) -> None:
-        metrics, data = trainer.callback_metrics, cast(Any, trainer).datamodule
-        errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
-        assert self.losses is not None and self.labels is not None  # noqa: PT018
-        several = (
-            1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
-        )
-        if several > 1:  # guessing a set of labels
-            chance = 100 * (1 - 1 / math.comb(len(self.labels), several))
-        else:
-            chance = 100 * (1 - self.labels.max().item() / self.labels.sum().item())
         self.checks += 1
+        assert self.losses is not None
         losses = self.losses[: self.steps].double().cpu()
         is_long = self.steps >= self.min_steps
         if not is_long and self.before is not None:  # at the end of training
             losses = torch.cat([self.before, losses])
         self.before = losses
+
+        metrics = trainer.callback_metrics
+        errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
+        chance = self._error_of_chance(trainer)
         if not errors or not min(errors) >= _CHANCE * chance > 0:
             return
-        state, described = self._state(trainer, module, losses, is_last=is_last) or (None, "")
-        if state is None and is_long:
-            state, described = _flat(losses) or (None, "")
-        if state is not None:
+        diagnosis = self._diagnosis(trainer, module, losses, is_last=is_last)
+        if diagnosis is None and is_long:
+            diagnosis = _flat(losses)
+        if diagnosis is not None:
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
-                f"%.1f %%), and the classification loss {described}; likely causes: {_CAUSES[state]}",
-                *(trainer.global_step, min(errors), chance, _learning_rate(module)),
+                f"%.1f %%), and the classification loss {diagnosis.text}; likely causes: {_CAUSES[diagnosis.state]}",
+                trainer.global_step,
+                min(errors),
+                chance,
+                _learning_rate(module),
             )
 
-    def _state(
+    def _error_of_chance(self, trainer: L.Trainer) -> float:
+        """Return the error in percent of always predicting the most frequent class, or of guessing a set of labels."""
+        assert self.labels is not None
+        data = cast(Any, trainer).datamodule
+        labels_per_image = data.spec.labels_per_image
+        if labels_per_image > 1 and getattr(data, "same_class", "never") != "only":
+            return 100 * (1 - 1 / math.comb(len(self.labels), labels_per_image))
+        return 100 * (1 - self.labels.max().item() / self.labels.sum().item())
+
+    def _diagnosis(
         self, trainer: L.Trainer, module: L.LightningModule, losses: Tensor, *, is_last: bool
-    ) -> tuple[str, str] | None:
-        """Return the state that the losses show, with its description; ``None`` for none, or none that is known."""
+    ) -> Diagnosis | None:
+        """Return what the losses show; ``None`` if they show nothing, or the loss is unknown."""
         if self.checks < 2 and not is_last:
             return None
         shown = losses[-(len(losses) // 4) :] if is_last else losses
         constants = self._constants(trainer, module, len(shown))
         if constants is None:
             return None
-        of_best, of_dead = (_halves(shown / each) for each in constants)
+        of_best = _halves(shown / constants.best)
+        of_dead = _halves(shown / constants.dead)
         loss, best = f"{shown.mean():.4g}", f"{constants.best[-1]:.4g}"
+        ignorant = "that of a network that ignores its input"
         can_be_dead = bool((constants.dead > (1 + _NEAR) * constants.best).all())
         if can_be_dead and _are_near_one(of_dead):
-            return "dead", f"{loss} is that of class capsules that are all 0, which are dead"
+            text = f"{loss} is that of class capsules that are all 0, which are dead"
+            return Diagnosis("dead", text)
         if _are_near_one(of_best):
-            return (
-                "ignores its input",
-                f"{loss} is that of a network that ignores its input, {best} at best",
-            )
+            return Diagnosis("ignores its input", f"{loss} is {ignorant}, {best} at best")
         if min(of_best) > 1 + _FAR:
-            times = f"{loss} is {of_best[-1]:.1f} times that of a network that ignores its input, {best}"
-            return "saturated", f"{times}: its answers are saturated"
+            times = f"{loss} is {of_best[-1]:.1f} times {ignorant}, {best}"
+            return Diagnosis("saturated", f"{times}: its answers are saturated")
         return None
 
     def _constants(
@@ -184,18 +203,13 @@ class NotLearning(Callback):
         If a schedule changes the loss, they are interpolated between a few steps.
         """
         same_class = getattr(cast(Any, trainer).datamodule, "same_class", "never")
-        labels = self._labels_of_run()
-        if (
-            not isinstance(module, AbstractClassifierModule)
-            or same_class != "never"
-            or labels is None
-        ):
+        if not isinstance(module, AbstractClassifierModule) or same_class != "never":
             return None
+        labels = self._labels_of_run()
+        assert labels is not None
         frequencies = labels.double().cpu() / self.images
-        last, batches_per_step = (
-            trainer.global_step,
-            self.steps / max(1, trainer.global_step - self.first_step),
-        )
+        last = trainer.global_step
+        batches_per_step = self.steps / max(1, last - self.first_step)
         first = max(0.0, last - batches / batches_per_step)
         steps = np.linspace(first, last, _POINTS if module.scheduled_arguments else 1)
         found = []
@@ -206,9 +220,11 @@ class NotLearning(Callback):
         except Exception:  # of any kind, from a loss of the user's
             log.debug("the loss of a constant answer cannot be computed", exc_info=True)
             return None
-        at = np.linspace(first, last, batches)
+        step_of_batch = np.linspace(first, last, batches)
+        best, dead = np.array(found).T
         return Constants(
-            *(torch.from_numpy(np.interp(at, steps, values)) for values in zip(*found, strict=True))
+            best=torch.from_numpy(np.interp(step_of_batch, steps, best)),
+            dead=torch.from_numpy(np.interp(step_of_batch, steps, dead)),
         )
 
     def _constants_of(self, loss: Any, frequencies: Tensor, *, logits: bool) -> tuple[float, float]:
@@ -237,16 +253,15 @@ def _are_near_one(ratios: Sequence[float]) -> bool:
     return all(abs(ratio - 1) <= _NEAR for ratio in ratios)
 
 
-def _flat(losses: Tensor) -> tuple[str, str] | None:
+def _flat(losses: Tensor) -> Diagnosis | None:
     quarter = len(losses) // 4
     first, last = losses[:quarter], losses[-quarter:]
     standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
     if first.mean() - last.mean() > 2 * standard_error:  # ours: by chance in 2 of 100 cases
         return None
-    return "flat", f"has not fallen ({first.mean():.4g}, now {last.mean():.4g})"
+    return Diagnosis("flat", f"has not fallen ({first.mean():.4g}, now {last.mean():.4g})")
 
 
 def _learning_rate(module: L.LightningModule) -> float:
-    return cast(AbstractModule, module).step_values[
-        "learning_rate"
-    ]  # the optimizer's may be on a GPU
+    # the optimizer's may be on a GPU
+    return cast(AbstractModule, module).step_values["learning_rate"]

@@ -33,12 +33,13 @@ class _TimeLeft:
     """Remaining time of the whole run, from the speed after the first steps, limited by ``Timer`` callbacks."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.first, self.total = trainer.global_step, cast(AbstractModule, pl_module).total_steps
+        self.first_step = trainer.global_step
+        self.total = cast(AbstractModule, pl_module).total_steps
         self.warm: tuple[int, float] | None = None  # step and time
 
     def count(self, trainer: L.Trainer) -> None:
         """Count a step; call this after each one."""
-        if self.warm is None and trainer.global_step >= self.first + _WARM_UP:
+        if self.warm is None and trainer.global_step >= self.first_step + _WARM_UP:
             self.warm = trainer.global_step, time.monotonic()
 
     def seconds(self, trainer: L.Trainer) -> float | None:
@@ -46,16 +47,13 @@ class _TimeLeft:
         if self.warm is None or trainer.global_step == self.warm[0]:
             return None
         step, since = self.warm
-        seconds = (
-            (time.monotonic() - since)
-            / (trainer.global_step - step)
-            * (self.total - trainer.global_step)
-        )
-        callbacks = cast(Any, trainer).callbacks  # an attribute that the Trainer sets
-        limits = [
-            callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)
-        ]
-        return max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
+        seconds_per_step = (time.monotonic() - since) / (trainer.global_step - step)
+        seconds = seconds_per_step * (self.total - trainer.global_step)
+        for callback in cast(Any, trainer).callbacks:  # an attribute that the Trainer sets
+            limit = callback.time_remaining() if isinstance(callback, Timer) else None
+            if limit is not None:
+                seconds = min(seconds, limit)
+        return max(seconds, 0)
 
     def text(self, trainer: L.Trainer) -> str:
         """Return ``left 0:12:30``, or an empty string while this is unknown."""
@@ -65,13 +63,15 @@ class _TimeLeft:
 
 class ProgressLines(Callback):
     """Logs one line per epoch with its metrics and the remaining time; epochs are counted from 1.
+
     An epoch that takes longer than ``seconds`` has additional lines at this interval, the first after ten seconds.
     Every ten seconds it also writes the heartbeat of the run, which ``list`` shows.
     """
 
     def __init__(
-        self, seconds: float = 60.0
-    ) -> None:  # ours: a longer pause in the log looks like a crash
+        self,
+        seconds: float = 60.0,  # ours: a longer pause in the log looks like a crash
+    ) -> None:
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
@@ -99,9 +99,8 @@ class ProgressLines(Callback):
             self._beat(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._line(
-            trainer, trainer.current_epoch, trainer.logged_metrics
-        )  # the previous epoch, complete only now
+        # the previous epoch, whose metrics are complete only now
+        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
@@ -113,11 +112,14 @@ class ProgressLines(Callback):
         self._end(trainer)
 
     def _beat(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero and time.monotonic() - self.beat_at > _HEARTBEAT_SECONDS:
-            self.beat_at = time.monotonic()
-            directory, left = Path(trainer.default_root_dir), self.left.seconds(trainer)
-            with suppress(RunError):  # a full disk must not end the training; checkpoints report it
-                results.write_heartbeat(directory, trainer.global_step, self.left.total, left)
+        is_due = time.monotonic() - self.beat_at > _HEARTBEAT_SECONDS
+        if not is_due or not trainer.is_global_zero:
+            return
+        self.beat_at = time.monotonic()
+        directory = Path(trainer.default_root_dir)
+        left = self.left.seconds(trainer)
+        with suppress(RunError):  # a full disk must not end the training; checkpoints report it
+            results.write_heartbeat(directory, trainer.global_step, self.left.total, left)
 
     def _end(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero:
@@ -129,9 +131,8 @@ class ProgressLines(Callback):
         shown = format_metrics(metrics)
         if trainer.is_global_zero and trainer.global_step and shown:
             step = f"{trainer.global_step}/{self.left.total}"
-            log.info(
-                "%s", f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}".rstrip()
-            )
+            line = f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}"
+            log.info("%s", line.rstrip())
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -139,14 +140,20 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
 
     For a network that does not classify, the validation loss replaces the errors.
     """
-    losses = [f"loss {float(metrics['train/loss']):.4g}"] if "train/loss" in metrics else []
-    if losses and "val/loss" in metrics and "val/error" not in metrics:
-        losses[0] += f", val {float(metrics['val/loss']):.4g}"
-    splits = {"train/error": "", "val/error": "val "}
-    errors = [
-        f"{split}{float(metrics[name]):.2f} %" for name, split in splits.items() if name in metrics
-    ]
-    return "  ".join([*losses, *([f"error {', '.join(errors)}"] if errors else [])])
+    parts = []
+    if "train/loss" in metrics:
+        loss = f"loss {float(metrics['train/loss']):.4g}"
+        if "val/loss" in metrics and "val/error" not in metrics:
+            loss += f", val {float(metrics['val/loss']):.4g}"
+        parts.append(loss)
+    errors = []
+    if "train/error" in metrics:
+        errors.append(f"{float(metrics['train/error']):.2f} %")
+    if "val/error" in metrics:
+        errors.append(f"val {float(metrics['val/error']):.2f} %")
+    if errors:
+        parts.append(f"error {', '.join(errors)}")
+    return "  ".join(parts)
 
 
 class ProgressBar(ProgressLines):
@@ -175,19 +182,19 @@ class ProgressBar(ProgressLines):
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs)
         step, total = trainer.global_step, self.left.total
-        if self._is_due() or (self.progress is not None and step == total):
-            val, loss = (trainer.logged_metrics.get(name) for name in ("val/error", "val/loss"))
-            error = "" if loss is None else f"val loss {float(loss):.4g}"
-            error = error if val is None else f"val error {float(val):.2f} %"
-            of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-            metrics = f"loss {float(outputs['loss']):.4g}  {error}".strip()
-            self._draw(
-                f"epoch {trainer.current_epoch + 1}{of}",
-                step,
-                total,
-                metrics,
-                self.left.text(trainer),
-            )
+        is_end = self.progress is not None and step == total
+        if not is_end and not self._is_due():
+            return
+        epoch = f"epoch {trainer.current_epoch + 1}"
+        if trainer.max_epochs is not None and trainer.max_epochs > 0:
+            epoch += f"/{trainer.max_epochs}"
+        metrics = f"loss {float(outputs['loss']):.4g}"
+        logged = trainer.logged_metrics
+        if "val/error" in logged:
+            metrics += f"  val error {float(logged['val/error']):.2f} %"
+        elif "val/loss" in logged:
+            metrics += f"  val loss {float(logged['val/loss']):.4g}"
+        self._draw(epoch, step, total, metrics, self.left.text(trainer))
 
     def on_validation_batch_end(
         self,
@@ -200,14 +207,9 @@ class ProgressBar(ProgressLines):
     ) -> None:
         super().on_validation_batch_end(trainer, pl_module)
         if not trainer.sanity_checking and self._is_due():
-            batches = f"{number + 1}/{trainer.num_val_batches[loader]}"
-            self._draw(
-                f"validation {batches}",
-                trainer.global_step,
-                self.left.total,
-                "",
-                self.left.text(trainer),
-            )
+            description = f"validation {number + 1}/{trainer.num_val_batches[loader]}"
+            step, left = trainer.global_step, self.left.text(trainer)
+            self._draw(description, step, self.left.total, left=left)
 
     def on_test_batch_end(
         self,
@@ -238,31 +240,30 @@ class ProgressBar(ProgressLines):
         if not trainer.is_global_zero:
             return
         console = Console()
-        what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-        columns: list[ProgressColumn] = [
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            left,
-        ]
+        steps = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        left = TextColumn("{task.fields[left]}")
+        columns: list[ProgressColumn] = [steps, left]
         if console.width >= 60:  # ours: width of epoch, steps, metrics and remaining time
-            columns = [
-                what,
-                BarColumn(bar_width=None),
-                columns[0],
-                TextColumn("{task.fields[metrics]}"),
-                left,
-            ]
+            description = TextColumn("{task.description}")
+            metrics = TextColumn("{task.fields[metrics]}")
+            columns = [description, BarColumn(bar_width=None), steps, metrics, left]
         self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self.progress.expand = len(columns) > 2
         self.progress.add_task("", metrics="", left="", total=None)
-        before = {
-            id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]
-        }
-        self.progress.start()  # redirects sys.stdout and sys.stderr to write above the bar, but not those of handlers
+        stdout, stderr = sys.stdout, sys.stderr
+        self.progress.start()  # replaces both, to write above the bar, but not those of handlers
         for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
-                self.streams.append((handler, handler.stream))
-                handler.setStream(getattr(sys, before[id(handler.stream)]))
+            if isinstance(handler, logging.StreamHandler):
+                self._redirect(handler, stdout, sys.stdout)
+                self._redirect(handler, stderr, sys.stderr)
         self.drawn_at = 0.0
+
+    def _redirect(
+        self, handler: logging.StreamHandler[TextIO], stream: TextIO, replacement: TextIO
+    ) -> None:
+        if handler.stream is stream:
+            self.streams.append((handler, stream))
+            handler.setStream(replacement)
 
     def _is_due(self) -> bool:
         """Whether to redraw: at most twice a second (ours), since reading the loss waits for the device."""
@@ -284,12 +285,12 @@ class ProgressBar(ProgressLines):
             self.progress.stop()
         for handler, stream in self.streams:
             handler.setStream(stream)
-        self.progress, self.streams = None, []
+        self.progress = None
+        self.streams = []
 
 
 def progress_callback() -> Callback:
     """Return ``ProgressBar`` on a terminal and in a notebook with ipywidgets, else ``ProgressLines``."""
-    in_notebook = (
-        Console().is_jupyter and find_spec("ipywidgets") is not None
-    )  # without, rich prints a warning instead
+    # without ipywidgets, rich would print a warning instead of a bar
+    in_notebook = Console().is_jupyter and find_spec("ipywidgets") is not None
     return ProgressBar() if sys.stdout.isatty() or in_notebook else ProgressLines()

@@ -19,16 +19,11 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-PHASES = (
-    "start_up",
-    "training",
-    "validation",
-    "checkpoints",
-)  # their sum is the total time of a run
+# their sum is the total time of a run
+PHASES = ("start_up", "training", "validation", "checkpoints")
 
-_ROUNDING = (
-    1e-4  # ours: percent; above float32's error in 100 - 99.5, far below one image of 100,000
-)
+# ours: percent; above float32's error in 100 - 99.5, far below one image of 100,000
+_ROUNDING = 1e-4
 
 
 class TimeToAccuracy(Checkpoint):
@@ -46,9 +41,9 @@ class TimeToAccuracy(Checkpoint):
     in percent; with ``stop``, the run ends when all thresholds are reached.
     """
 
-    def __init__(  # the thresholds are ours: for MNIST, where a linear classifier reaches 92
+    def __init__(
         self,
-        thresholds: Sequence[float] = (99.0, 99.5),
+        thresholds: Sequence[float] = (99.0, 99.5),  # ours: for MNIST, where linear ones reach 92
         monitor: str = "val/error",
         stop: bool = True,
     ) -> None:
@@ -70,10 +65,8 @@ class TimeToAccuracy(Checkpoint):
     @classmethod
     def of(cls, trainer: L.Trainer) -> TimeToAccuracy | None:
         """Return the callback of this class in a run, if there is one."""
-        return next(
-            (callback for callback in trainer.checkpoint_callbacks if isinstance(callback, cls)),
-            None,
-        )
+        callbacks = trainer.checkpoint_callbacks
+        return next((callback for callback in callbacks if isinstance(callback, cls)), None)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -86,36 +79,34 @@ class TimeToAccuracy(Checkpoint):
     @property
     def stopping_reason(self) -> EarlyStoppingReason:
         """Same as in Lightning's ``EarlyStopping``, so that a completed run does not train further when it resumes."""
-        reached = self.stop and self.thresholds.keys() <= self.reached.keys()
-        return (
-            EarlyStoppingReason.STOPPING_THRESHOLD if reached else EarlyStoppingReason.NOT_STOPPED
-        )
+        if self.stop and self.thresholds.keys() <= self.reached.keys():
+            return EarlyStoppingReason.STOPPING_THRESHOLD
+        return EarlyStoppingReason.NOT_STOPPED
 
     def results(self) -> dict[str, float | None]:
         """Return numbers such as ``99.5/seconds``, ``None`` if not reached, and the seconds of each phase."""
-        names = ("seconds", "wall_seconds", "images", "step", "error")
-        results = {
-            f"{goal}/{name}": self.reached.get(goal, {}).get(name)
-            for goal in self.thresholds
-            for name in names
-        }
-        return {
-            **results,
-            **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()},
-        }
+        results: dict[str, float | None] = {}
+        for threshold in self.thresholds:
+            reached = self.reached.get(threshold, {})
+            for name in ("seconds", "wall_seconds", "images", "step", "error"):
+                results[f"{threshold}/{name}"] = reached.get(name)
+        for phase, seconds in self.seconds.items():
+            results[f"{phase}_seconds"] = round(seconds, 2)
+        return results
 
     def _enter(self, phase: str | None, device: torch.device) -> None:
         if self.phase == "training" and phase != "training" and device.type != "cpu":
             torch.accelerator.synchronize(device)  # queued steps are training, too
-        self.seconds_before, self.since, self.phase = self.seconds, time.monotonic(), phase
+        self.seconds_before = self.seconds
+        self.since = time.monotonic()
+        self.phase = phase
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int
     ) -> None:
         self._enter("training", pl_module.device)
-        self.images += (
-            len(batch.labels) * trainer.world_size
-        )  # before other callbacks save at the end of the batch
+        # counted before other callbacks save at the end of the batch
+        self.images += len(batch.labels) * trainer.world_size
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "fit":
@@ -162,21 +153,20 @@ class TimeToAccuracy(Checkpoint):
         trainer.save_checkpoint(weights_reached(Path(trainer.default_root_dir), threshold))
         log.info(
             "%s %% right after %.0f s of training: step %d, %d images, %s %.2f %%",
-            *(
-                threshold,
-                reached["seconds"],
-                reached["step"],
-                reached["images"],
-                self.monitor,
-                error,
-            ),
+            threshold,
+            reached["seconds"],
+            reached["step"],
+            reached["images"],
+            self.monitor,
+            error,
         )
 
     def state_dict(self) -> dict[str, Any]:
         return {"reached": self.reached, "images": self.images, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.reached, self.images = state_dict["reached"], state_dict["images"]
+        self.reached = state_dict["reached"]
+        self.images = state_dict["images"]
         for phase, seconds in state_dict["seconds"].items():
             self.seconds_before[phase] += seconds
 

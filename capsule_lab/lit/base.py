@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,8 @@ class AbstractModule(LightningModule):
         self.decay_all = decay_all
         self.seed = seed
         self.max_steps = max_steps
-        self.steps_per_epoch = self.total_steps = 0
+        self.steps_per_epoch = 0
+        self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
         self.step_values: dict[str, float] = {}
         self.image_counts: dict[str, int] = {}
@@ -125,9 +126,8 @@ class AbstractModule(LightningModule):
         """Return the term ``l2`` of the network's kernels, if its weight is not 0."""
         if not self.l2:
             return {}
-        kernels = (
-            kernel for name, kernel in self.network.named_parameters() if name.endswith("weight")
-        )
+        parameters = self.network.named_parameters()
+        kernels = [parameter for name, parameter in parameters if name.endswith("weight")]
         return {"l2": l2_loss(kernels, weight=self.l2)}
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -136,12 +136,13 @@ class AbstractModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         if self.step_graphs.step is not None:
             terms = self.step_graphs.forward(batch, self.step_values)
-        else:
-            with self.metrics.in_place("train") if self.step_graphs.enabled else nullcontext():
+        elif self.step_graphs.enabled:
+            with self.metrics.in_place("train"):
                 terms, _ = self._step(batch, "train")
-        self._count(
-            batch, "train", self.trainer.world_size
-        )  # training batches have equal sizes in all processes
+        else:
+            terms, _ = self._step(batch, "train")
+        # training batches have equal sizes in all processes
+        self._count(batch, "train", self.trainer.world_size)
         if self.trainer.progress_bar_callback is not None:  # its bar reads the loss of every step
             self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
         else:
@@ -169,7 +170,8 @@ class AbstractModule(LightningModule):
         return {"output": output}
 
     def _count(self, batch: Batch, split: str, processes: int = 1) -> None:
-        self.image_counts[split] = self.image_counts.get(split, 0) + len(batch.labels) * processes
+        images = len(batch.labels) * processes
+        self.image_counts[split] = self.image_counts.get(split, 0) + images
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
         """Compute and measure the terms of the loss, with their sum ``loss`` first, and the output."""
@@ -183,9 +185,9 @@ class AbstractModule(LightningModule):
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
         """Return the terms of the loss for a batch, and the network's output."""
         output = self(*self.inputs_of(batch))
-        values: Any = (
-            self.schedule_values() if self.schedule_on_device is None else self.schedule_on_device
-        )
+        values: Any = self.schedule_on_device
+        if values is None:
+            values = self.schedule_values()
         return self.loss_terms(batch, output, values), output
 
     def captured_terms(self, batch: Batch, schedule: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -200,12 +202,16 @@ class AbstractModule(LightningModule):
     @property
     def test_parts(self) -> tuple[str, ...]:
         """Parts of the test set with one loader each, from the DataModule; most data sets have none."""
-        return tuple(getattr(getattr(self.trainer, "datamodule", None), "test_parts", ()))
+        return tuple(getattr(self._data, "test_parts", ()))
 
     @property
     def further_validations(self) -> tuple[str, ...]:
         """Additional validation sets with one loader each, from the DataModule; most data sets have none."""
-        return tuple(getattr(getattr(self.trainer, "datamodule", None), "further_validations", ()))
+        return tuple(getattr(self._data, "further_validations", ()))
+
+    @property
+    def _data(self) -> Any:
+        return getattr(self.trainer, "datamodule", None)
 
     def on_validation_start(self) -> None:
         self.scheduled_routing.set(self.schedule_values())
@@ -223,7 +229,8 @@ class AbstractModule(LightningModule):
         if self.step_graphs.enabled:
             self.metrics.mark_updated("train")
         self._log_epoch("train")
-        self.log_dict({f"schedule/{name}": value for name, value in self.schedule_values().items()})
+        for name, value in self.schedule_values().items():
+            self.log(f"schedule/{name}", value)
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val", *self.further_validations)
@@ -244,26 +251,23 @@ class AbstractModule(LightningModule):
         for split in splits:
             for name, metric in self.metrics.of_split(split):
                 result = metric.compute()  # synchronised by torchmetrics
-                several = (
-                    {f"{split}/{key}": value for key, value in result.items()}
-                    if isinstance(result, dict)
-                    else {}
-                )
-                for quantity, value in (several or {name: result}).items():
-                    self.log(quantity, value, prog_bar=quantity.endswith("/error"))
+                if not isinstance(result, dict):
+                    self.log(name, result, prog_bar=name.endswith("/error"))
+                    continue
+                for quantity, value in result.items():
+                    self.log(f"{split}/{quantity}", value, prog_bar=quantity == "error")
             self.metrics.reset(split)
 
     def test_results(self) -> dict[str, float]:
         """Return the results of the last test: its quantities, and ``<part>/<quantity>`` for every part."""
-        logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
-        parts = {
-            name: value
-            for name, value in logged.items()
-            if name.partition("/")[0] in self.test_parts
-        }
-        return {
-            name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")
-        } | parts
+        of_test, of_parts = {}, {}
+        for name, value in self.trainer.logged_metrics.items():
+            split, _, quantity = name.partition("/")
+            if split == "test":
+                of_test[quantity] = float(value)
+            elif split in self.test_parts:
+                of_parts[name] = float(value)
+        return of_test | of_parts
 
     def test_predictions(self) -> dict[str, Any]:
         """Return arrays with a prediction for each image of the last test; empty for a network without classes."""
@@ -273,7 +277,8 @@ class AbstractModule(LightningModule):
         """Return the values of all schedules by name at ``step``, by default this one; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":
             return {}
-        step = self.global_step if step is None else step
+        if step is None:
+            step = self.global_step
         return {name: value(step) for name, value in self._schedule_of_run.items()}
 
     def configure_optimizers(self) -> Any:
@@ -284,10 +289,8 @@ class AbstractModule(LightningModule):
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=(trainer.max_steps, self.max_steps),
         )
-        self._schedule_of_run = {
-            name: value.for_run(self.steps_per_epoch, self.total_steps)
-            for name, value in self.schedule.items()
-        }
+        for name, schedule in self.schedule.items():
+            self._schedule_of_run[name] = schedule.for_run(self.steps_per_epoch, self.total_steps)
         optimizer = self.build_optimizer(clipped=trainer.gradient_clip_val is not None)
         rate = self._schedule_of_run["learning_rate"]
         # a plain function: LambdaLR would save the attributes of a callable object, and overwrite them on resuming
@@ -303,15 +306,14 @@ class AbstractModule(LightningModule):
         Without weight decay there is one group, whose steps torch computes together. If gradients are ``clipped``, the
         optimizer is not fused, as Lightning cannot clip the gradients of a fused one.
         """
-        optimizer = self.optimizer(self.network.parameters(), lr=1.0)
-        options = {"fused": False} if clipped and optimizer.defaults.get("fused") else {}
-        if options:
-            optimizer = self.optimizer(self.network.parameters(), lr=1.0, **options)
+        build = functools.partial(self.optimizer, lr=1.0)
+        optimizer = build(self.network.parameters())
+        if clipped and optimizer.defaults.get("fused"):
+            build = functools.partial(build, fused=False)
+            optimizer = build(self.network.parameters())
         if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
             return optimizer
-        return self.optimizer(
-            parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options
-        )
+        return build(parameter_groups(self.network, decay_all=self.decay_all))
 
     def on_fit_start(self) -> None:
         self.training_network.check(self.trainer)
@@ -326,13 +328,13 @@ class AbstractModule(LightningModule):
         self._tell_data(False)
 
     def _tell_data(self, graphs: bool) -> None:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if hasattr(data, "use_cuda_graphs"):  # a DataModule of another package has none
-            data.use_cuda_graphs(graphs)
+        if hasattr(self._data, "use_cuda_graphs"):  # a DataModule of another package has none
+            self._data.use_cuda_graphs(graphs)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
-        torch_internals.seed_generators(int(sequence.generate_state(1)[0]), self.device)
+        entropy = (self.seed, batch_index(self.trainer), self.global_rank)
+        (seed,) = np.random.SeedSequence(entropy).generate_state(1)
+        torch_internals.seed_generators(int(seed), self.device)
         self.step_values = self.schedule_values()
         self.scheduled_routing.set(self.step_values)
         self.step_graphs.prepare(batch, self.step_values)
@@ -371,10 +373,9 @@ class AbstractModule(LightningModule):
     def update(self, optimizer: Optimizer) -> None:
         """Clip the gradients and step the optimizer, without hooks; for a graph."""
         trainer = self.trainer
-        if trainer.gradient_clip_val is not None:
-            self.clip_gradients(
-                optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-            )
+        limit = trainer.gradient_clip_val
+        if limit is not None:
+            self.clip_gradients(optimizer, limit, trainer.gradient_clip_algorithm)
         optimizer.step()
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -393,9 +394,8 @@ class AbstractModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")
-        if (
-            self.trainer.world_size > 1
-        ):  # only process 0 writes, but each has seen other images of the epoch
+        if self.trainer.world_size > 1:
+            # only process 0 writes, but each has seen other images of the epoch
             checkpoint["metrics_of_processes"] = self.all_gather(checkpoint["metrics"])
         checkpoint["image_counts"] = dict(self.image_counts)
 
@@ -405,9 +405,8 @@ class AbstractModule(LightningModule):
         if of_processes and self.trainer.world_size > 1:
             metrics = _of_process(of_processes, self.global_rank)
         self.metrics.load_state(metrics, self.device)
-        if (
-            self.trainer.state.fn == "fit"
-        ):  # the weights of a test may be older than the end of training
+        if self.trainer.state.fn == "fit":
+            # not in a test, whose weights may be older than the end of training
             self.image_counts = dict(checkpoint.get("image_counts", {}))
 
 
@@ -415,11 +414,12 @@ def _of_process(
     gathered: Mapping[str, Mapping[str, Tensor]], rank: int
 ) -> dict[str, dict[str, Tensor]]:
     """Return the states of metrics in process ``rank`` from those of all processes, ``(process, ...)``."""
-    states = {}
+    states: dict[str, dict[str, Tensor]] = {}
     for name, of_metric in gathered.items():
-        states[name] = {
-            state: values[rank] for state, values in of_metric.items() if rank < len(values)
-        }
+        states[name] = {}
+        for state, values in of_metric.items():
+            if rank < len(values):
+                states[name][state] = values[rank]
     return states
 
 

@@ -32,7 +32,9 @@ class SynchronisedBatchNorm(LayerSync):
 
 class _OverProcesses(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
-        return batch_norm_of_all_processes(self, input) if self.training else super().forward(input)
+        if self.training:
+            return batch_norm_of_all_processes(self, input)
+        return super().forward(input)
 
 
 class _BatchNorm1d(_OverProcesses, nn.BatchNorm1d):

@@ -17,6 +17,7 @@ from capsule_lab.types import Batch, CapsuleOutput
 
 class CapsNetModule(AbstractClassifierModule):
     """Classification plus reconstruction from the true class's capsule (Sabour 2017, sections 3 and 4.1).
+
     An image of several digits is decoded once per digit and compared with that digit; the terms are added (section 6).
 
     Args:
@@ -39,11 +40,8 @@ class CapsNetModule(AbstractClassifierModule):
     ) -> None:
         super().__init__(network, **options)
         check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
-        if (
-            network.decoder is not None
-            and not network.masked_decoder
-            and options.get("labels_per_image", 1) > 1
-        ):
+        several = options.get("labels_per_image", 1) > 1
+        if several and network.decoder is not None and not network.masked_decoder:
             raise ValueError(
                 "masked_decoder is false, but images have several digits, which only a masked decoder can separate; "
                 "expected model.masked_decoder=true, or model.decoder=null"
@@ -55,18 +53,17 @@ class CapsNetModule(AbstractClassifierModule):
         self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
     ) -> dict[str, Tensor]:
         terms = self.classification_term(batch, output, schedule)
-        if self.reconstruction is not None and self.network.decoder is not None:
-            labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
-            by_label = self.training or self.decode_at_test == "label"
-            classes = labels if by_label else predictions_by_label(output.ranking, labels)
-            parts = batch.parts
-            targets = (
-                in_unit_range(batch.images).unsqueeze(1) if parts is None else parts
-            )  # [b label c h w]
-            pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
-            losses = [
-                self.reconstruction(self.network.reconstruct(output, labels), target)
-                for labels, target in pairs
-            ]
-            terms["reconstruction"] = torch.stack(losses).sum()
+        if self.reconstruction is None or self.network.decoder is None:
+            return terms
+        classes = batch.labels.reshape(len(batch.images), -1)  # [b label]
+        if not self.training and self.decode_at_test == "prediction":
+            classes = predictions_by_label(output.ranking, classes)
+        targets = batch.parts  # [b label c h w]
+        if targets is None:
+            targets = in_unit_range(batch.images).unsqueeze(1)
+        losses = []
+        for of_label, target in zip(classes.unbind(1), targets.unbind(1), strict=True):
+            decoded = self.network.reconstruct(output, of_label)
+            losses.append(self.reconstruction(decoded, target))
+        terms["reconstruction"] = torch.stack(losses).sum()
         return terms

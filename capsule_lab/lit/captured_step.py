@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 UseGraphs = bool | Literal["auto"]
 
-EAGER_STEPS = 3  # ours: they compile kernels, allocate the optimizer's state, and end those of cuda_graphs.Replayed
+# ours: these steps compile kernels, allocate the optimizer's state, and outlast cuda_graphs.EAGER_CALLS
+EAGER_STEPS = 3
 
 
 class CapturedStep:
@@ -38,7 +39,7 @@ class CapturedStep:
 
     Attributes:
         outputs: the other tensors of ``forward``, in memory that the next replay overwrites.
-        without_update: why the update could not be captured; it then runs as it is. Empty if it was.
+        without_update: why the update could not be captured and runs without a graph; empty if it was captured.
 
     Raises:
         RuntimeError: if the forward or the backward pass cannot be captured.
@@ -53,7 +54,9 @@ class CapturedStep:
     ) -> None:
         pool = cuda_graphs.new_pool()
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._forward, self._backward, self._update = (cuda_graphs.Graph(pool) for _ in range(3))
+        self._forward = cuda_graphs.Graph(pool)
+        self._backward = cuda_graphs.Graph(pool)
+        self._update = cuda_graphs.Graph(pool)
         before = [parameter.grad for parameter in self.parameters]
         try:
             self.forget_gradients()
@@ -101,20 +104,20 @@ class CapturedStep:
 class StepGraphs:
     """Decides which training steps of a module are replayed, and replays them.
 
-    The first steps run as they are. A step is then captured for the shapes of its batch and for those options of
-    routings that are whole numbers; another shape or number runs as it is, until it has also been seen several times.
-    Schedules with real values are tensors on the device, which are filled before a replay.
+    The first steps run without graphs. A step is then captured for the shapes of its batch and for those options of
+    routings that are whole numbers. A step with other shapes or numbers runs without graphs until it has been seen as
+    often. Real values of schedules are tensors on the device, which are filled before a replay.
 
     Args:
         module: the ``AbstractModule`` that trains.
-        use: ``"auto"`` on a GPU, where nothing stands against it; ``True`` raises errors instead.
+        use: ``"auto"`` replays where this is possible; with ``True``, an obstacle is an error.
 
     Attributes:
-        step: the captured step that is replayed now; ``None`` in a step that runs as it is.
+        step: the captured step that is replayed now; ``None`` in a step without graphs.
     """
 
     def __init__(self, module: Any, use: UseGraphs) -> None:
-        self._module = [module]  # in a list, as a module would register it as its own part
+        self._module = module
         self.use = use
         self.step: CapturedStep | None = None
         self.enabled = False
@@ -168,45 +171,47 @@ class StepGraphs:
             return f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, so steps differ"
         if trainer.precision == "16-mixed":
             return "trainer.precision is 16-mixed, whose scale the host reads in every step"
-        if self._module[0].training_network.has_graphs:
-            return f"module.compile={self._module[0].training_network.compile} makes its own"
+        if self._module.training_network.has_graphs:
+            return f"module.compile={self._module.training_network.compile} makes its own"
         return ""
 
     def prepare(self, batch: Batch, values: Mapping[str, float]) -> None:
-        """Decide whether the next step is replayed, and capture it if it is time; before its forward pass.
+        """Decide, before the forward pass, whether the next step is replayed; capture it if it has been seen often.
 
         ``values`` are those of the schedules.
         """
         self.step = None
         if not self.enabled:
             return
-        whole = self._module[0].scheduled_routing.whole_numbers(values)
-        if self._captured is None or batch is not self._batch or whole != self._key[1]:
-            key = (cuda_graphs.shapes_of(batch), whole)
-            if self._captured is None or key != self._key:
-                self._seen[key] = self._seen.get(key, 0) + 1
-                if self._seen[key] > EAGER_STEPS:
-                    self._capture(batch, key, values)
-                self._last = batch
-                if key != self._key:
-                    return
-        self.step = self._captured
+        whole = self._module.scheduled_routing.whole_numbers(values)
+        is_captured = self._captured is not None
+        if is_captured and batch is self._batch and whole == self._key[1]:
+            self.step = self._captured
+            return
+        key = (cuda_graphs.shapes_of(batch), whole)
+        if not is_captured or key != self._key:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._seen[key] > EAGER_STEPS:
+                self._capture(batch, key, values)
+            self._last = batch
+        if key == self._key:
+            self.step = self._captured
 
     def _capture(self, batch: Batch, key: tuple[Any, ...], values: Mapping[str, float]) -> None:
         """Capture the step for a batch of this shape, or note that it cannot be captured."""
-        module = self._module[0]
-        self._captured = self.step = None  # frees their memory
+        module = self._module
+        self._captured = None  # frees their memory
+        self.step = None
         is_static = batch is self._last  # the result of cuda_graphs.Replayed
         self._batch = batch if is_static else cuda_graphs.copied(batch)
-        # float64: together with float32 they are rounded where numbers of Python would be
-        on_device = functools.partial(
-            torch.tensor, dtype=torch.float64, device=module.trainer.strategy.root_device
-        )
-        self._schedule = {name: on_device(value) for name, value in values.items()}
+        device = module.trainer.strategy.root_device
+        self._schedule = {}
+        for name, value in values.items():
+            # float64: together with float32 they are rounded where numbers of Python would be
+            self._schedule[name] = torch.tensor(value, dtype=torch.float64, device=device)
         self._values = dict(values)
-        module.scheduled_routing.set(
-            {**values, **module.scheduled_routing.real_numbers(self._schedule)}
-        )
+        on_device = module.scheduled_routing.real_numbers(self._schedule)
+        module.scheduled_routing.set({**values, **on_device})
         try:
             self._captured = self._captured_step()
         except Exception as error:  # of any kind, from a network or a loss of the user's
@@ -215,13 +220,13 @@ class StepGraphs:
         finally:
             module.scheduled_routing.set(values)
         self._key = key
-        if self._captured.without_update:
-            log.info(
-                "the optimizer runs without CUDA graphs: %s", self._captured.without_update[:200]
-            )
+        reason = self._captured.without_update
+        if reason:
+            log.info("the optimizer runs without CUDA graphs: %s", reason[:200])
 
     def _captured_step(self) -> CapturedStep:
-        module, trainer = self._module[0], self._module[0].trainer
+        module = self._module
+        trainer = module.trainer
         if torch_internals.has_hooks(module.network):  # such as those of wandb.watch
             raise RuntimeError("the network has hooks, which a graph would not call")
 
@@ -233,19 +238,18 @@ class StepGraphs:
             return terms["loss"], torch.stack([term.detach() for term in terms.values()])
 
         (optimizer,) = trainer.optimizers
-        update = (
-            functools.partial(module.update, optimizer) if has_device_values(optimizer) else None
-        )
-        return CapturedStep(
-            forward, module.network.parameters(), update, trainer.strategy.root_device
-        )
+        update = None
+        if has_device_values(optimizer):
+            update = functools.partial(module.update, optimizer)
+        parameters = module.network.parameters()
+        return CapturedStep(forward, parameters, update, trainer.strategy.root_device)
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
         reason = one_line(error)
         if self.use is True:
             raise ConfigError(
-                f"a step of {type(self._module[0].network).__name__} cannot be captured as CUDA graphs: "
+                f"a step of {type(self._module.network).__name__} cannot be captured as CUDA graphs: "
                 f"{reason[:300]}; set module.cuda_graphs=false"
             ) from error
         log.info("training steps run without CUDA graphs: %s", reason[:200])

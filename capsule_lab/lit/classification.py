@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
 import torch
@@ -19,6 +19,15 @@ from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 
 Loss = Callable[..., Tensor]
+
+
+class BatchOfTest(NamedTuple):
+    """What is kept of a batch for the predictions of a test."""
+
+    labels: Tensor
+    factors: Any  # None for data without factors
+    ranking: Tensor
+    part: int  # of the test set
 
 
 class AbstractClassifierModule(AbstractModule):
@@ -53,10 +62,9 @@ class AbstractClassifierModule(AbstractModule):
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
         _check_bounded(network, loss)
         self.loss = loss
-        self._tested: list[tuple[Batch, Tensor, int]] = []
-        self.scheduled_arguments = (
-            self.schedule.keys() & inspect.signature(_function(loss)).parameters
-        )
+        self._tested: list[BatchOfTest] = []
+        arguments = inspect.signature(_function(loss)).parameters
+        self.scheduled_arguments = self.schedule.keys() & arguments
 
     def classification_term(
         self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
@@ -92,10 +100,10 @@ class AbstractClassifierModule(AbstractModule):
     def measure(self, split: str, batch: Batch, output: CapsuleOutput) -> None:
         self.metrics.update_errors(split, output.ranking, batch.classes)
         if self.metrics.counts_present(split):
-            logits = self.network.scores_are == "logits"
-            self.metrics.update_present(
-                split, output.scores.sigmoid() if logits else output.scores, batch.classes
-            )
+            scores = output.scores
+            if self.network.scores_are == "logits":
+                scores = scores.sigmoid()
+            self.metrics.update_present(split, scores, batch.classes)
 
     def add_split(self, split: str) -> None:
         self.metrics.add_error(split, self.device)
@@ -106,8 +114,8 @@ class AbstractClassifierModule(AbstractModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         outputs = super().test_step(batch, batch_idx, dataloader_idx)
-        kept = Batch(batch.images.new_empty(0), batch.classes, batch.key, batch.factors)
-        self._tested.append((kept, outputs["output"].ranking, dataloader_idx))
+        ranking = outputs["output"].ranking
+        self._tested.append(BatchOfTest(batch.classes, batch.factors, ranking, dataloader_idx))
         return outputs
 
     def test_predictions(self) -> dict[str, npt.NDArray[Any]]:
@@ -117,50 +125,44 @@ class AbstractClassifierModule(AbstractModule):
         """
         if not self._tested or self.trainer.world_size > 1:
             return {}
-        batches, rankings, parts = zip(*self._tested, strict=True)
-        labels, ranking = (
-            torch.cat([batch.labels for batch in batches]),
-            torch.cat(rankings).float(),
-        )
+        labels = torch.cat([tested.labels for tested in self._tested])
+        ranking = torch.cat([tested.ranking for tested in self._tested]).float()
         several = labels if labels.ndim > 1 else labels.unsqueeze(1)  # [image label]
+        predictions = ranking.topk(several.shape[1]).indices
         is_label = torch.zeros_like(ranking, dtype=torch.bool).scatter(1, several, True)
-        lowest = ranking.masked_fill(~is_label, torch.inf).amin(1)
+        lowest_label = ranking.masked_fill(~is_label, torch.inf).amin(1)
+        highest_other = ranking.masked_fill(is_label, -torch.inf).amax(1)
         found = {
             "label": several.sort(1).values.reshape(labels.shape),
-            "prediction": ranking.topk(several.shape[1])
-            .indices.sort(1)
-            .values.reshape(labels.shape),
-            "margin": lowest - ranking.masked_fill(is_label, -torch.inf).amax(1),
+            "prediction": predictions.sort(1).values.reshape(labels.shape),
+            "margin": lowest_label - highest_other,
         }
         spec = cast(Any, self.trainer).datamodule.spec  # an attribute that test sets
         if "instance" in spec.factors:
-            instance = torch.cat([batch.factors for batch in batches])[
-                :, spec.factors.index("instance")
-            ]
+            factors = torch.cat([tested.factors for tested in self._tested])
+            instance = factors[:, spec.factors.index("instance")]
             found["cluster"] = labels * (int(instance.max()) + 1) + instance
         if self.test_parts:
-            sizes = torch.tensor([len(batch.labels) for batch in batches])
-            found["part"] = torch.tensor(parts).repeat_interleave(sizes)
-        return {
-            name: values.cpu().numpy().astype("float32" if values.is_floating_point() else "int32")
-            for name, values in found.items()
-        }
+            parts = torch.tensor([tested.part for tested in self._tested])
+            sizes = torch.tensor([len(tested.labels) for tested in self._tested])
+            found["part"] = parts.repeat_interleave(sizes)
+        return {name: _as_array(values) for name, values in found.items()}
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:
             return super().terms(batch)
+        losses: dict[str, list[Tensor]] = {}
+        scores: list[Tensor] = []
         # one crop of all images at a time: this takes no more memory than a single crop
-        crops = [
-            AbstractModule.terms(self, batch._replace(images=crop))
-            for crop in batch.images.unbind(1)
-        ]
-        terms = {
-            name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]
-        }
-        scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
-        return terms, CapsuleOutput(
-            combine_crops(scores, logits=self.network.scores_are == "logits")
-        )
+        for crop in batch.images.unbind(1):
+            terms, output = super().terms(batch._replace(images=crop))
+            scores.append(output.scores)
+            for name, value in terms.items():
+                losses.setdefault(name, []).append(value)
+        means = {name: torch.stack(values).mean() for name, values in losses.items()}
+        logits = self.network.scores_are == "logits"
+        combined = combine_crops(torch.stack(scores, 1), logits=logits)  # from [b crop k]
+        return means, CapsuleOutput(combined)
 
 
 class ClassifierModule(AbstractClassifierModule):
@@ -174,10 +176,8 @@ class ClassifierModule(AbstractClassifierModule):
 
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     function = _function(loss)
-    if (
-        not isinstance(network, AbstractCapsuleNetwork)
-        or getattr(function, "expects", None) != "activations"
-    ):
+    bounded = getattr(function, "expects", None) == "activations"
+    if not bounded or not isinstance(network, AbstractCapsuleNetwork):
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
@@ -187,6 +187,11 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )
+
+
+def _as_array(values: Tensor) -> npt.NDArray[Any]:
+    kind = "float32" if values.is_floating_point() else "int32"
+    return values.cpu().numpy().astype(kind)
 
 
 def _function(loss: Loss) -> Any:

@@ -28,13 +28,16 @@ class SplitMetrics(nn.ModuleDict):
         super().__init__()
         self.num_classes = num_classes
         self.labels_per_image = labels_per_image
-        for split in SPLITS if num_classes else ():
+        if num_classes == 0:
+            return
+        for split in SPLITS:
             self.add_error(split)
-            if labels_per_image > 1:
+        if labels_per_image > 1:
+            for split in SPLITS:
                 self[f"{split}/label_error"] = LabelError()
-                if split != "train":
-                    self[f"{split}/present_error"] = PresentError(num_classes)
-                    self[f"{split}/present_f1"] = PresentF1(num_classes)
+            for split in ("val", "test"):
+                self[f"{split}/present_error"] = PresentError(num_classes)
+                self[f"{split}/present_f1"] = PresentF1(num_classes)
 
     def add_error(self, split: str, device: torch.device | None = None) -> None:
         """Add an empty ``<split>/error`` for another split, such as a part of the test set."""
@@ -43,8 +46,9 @@ class SplitMetrics(nn.ModuleDict):
 
     def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
         """Count the predictions of one batch."""
-        for name in {f"{split}/error", f"{split}/label_error"} & self.keys():
-            self._metric(name).update(scores.detach(), labels)
+        for name in (f"{split}/error", f"{split}/label_error"):
+            if name in self:
+                self._metric(name).update(scores.detach(), labels)
 
     def counts_present(self, split: str) -> bool:
         """Whether classes above a threshold are counted: if images have several labels, except in training."""
@@ -58,17 +62,21 @@ class SplitMetrics(nn.ModuleDict):
     def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:
         """Add the scalar terms of one batch, weighted by its number of images."""
         for name, value in terms.items():
+            mean = self._mean(f"{split}/{name}", value.device)
             # repeated, as torchmetrics ignores weight= with nan_strategy="disable"
-            self._mean(f"{split}/{name}", value.device).update(value.detach().expand(images))
+            mean.update(value.detach().expand(images))
 
     def sums(self, split: str) -> Tensor:
         """Return this process's sums since the last reset: loss times images, images, wrong and all predictions.
 
         For a network that does not classify, it returns the first two.
         """
-        loss = self._metric(f"{split}/loss")
-        errors = cast(Any, self[f"{split}/error"]).counts() if f"{split}/error" in self else ()
-        return torch.stack([value.float() for value in (loss.mean_value, loss.weight, *errors)])
+        loss: Any = self[f"{split}/loss"]
+        sums = [loss.mean_value, loss.weight]
+        if f"{split}/error" in self:
+            error: Any = self[f"{split}/error"]
+            sums += error.counts()
+        return torch.stack([value.float() for value in sums])
 
     def of_split(self, split: str) -> list[tuple[str, Metric]]:
         """Return the names and metrics of ``split``."""
@@ -93,7 +101,7 @@ class SplitMetrics(nn.ModuleDict):
                     setattr(self[name], state, tensor.copy_(new))
 
     def mark_updated(self, split: str) -> None:
-        """Tell the metrics of ``split`` that they were updated, also by a replay that they do not see."""
+        """Mark the metrics of ``split`` as updated: a replay changes their states without a call of ``update``."""
         for _, metric in self.of_split(split):
             lightning_internals.mark_updated(metric)
 
@@ -114,7 +122,6 @@ class SplitMetrics(nn.ModuleDict):
 
     def _mean(self, name: str, device: torch.device) -> Metric:
         if name not in self:
-            self[name] = MeanMetric(nan_strategy="disable").to(
-                device
-            )  # NonFiniteGuard stops at NaN
+            # NaN stays: NonFiniteGuard stops at it
+            self[name] = MeanMetric(nan_strategy="disable").to(device)
         return self._metric(name)

@@ -25,19 +25,19 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
         Groups with ``params`` and, for ``Muon``, ``rows``: the number of leading dimensions that are the rows of a
         matrix, or 0 if the parameter is not a matrix: neither a kernel nor a ``weight`` of four dimensions.
     """
-    groups: dict[tuple[int, bool], list[Tensor]] = {}
+    members: dict[tuple[int, bool], list[Tensor]] = {}  # by rows, and whether weights decay
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            decays = name.endswith("weight") and parameter.ndim > 1
-            groups.setdefault(
-                (_rows(module, parameter) if decays else 0, decays or decay_all), []
-            ).append(parameter)
-    return [
-        {"params": parameters, "rows": rows, **({} if decays else {"weight_decay": 0.0})}
-        for (rows, decays), parameters in sorted(
-            groups.items(), key=lambda group: group[0], reverse=True
-        )
-    ]
+            is_kernel = name.endswith("weight") and parameter.ndim > 1
+            rows = _rows(module, parameter) if is_kernel else 0
+            members.setdefault((rows, is_kernel or decay_all), []).append(parameter)
+    groups = []
+    for rows, decays in sorted(members, reverse=True):
+        group: dict[str, Any] = {"params": members[rows, decays], "rows": rows}
+        if not decays:
+            group["weight_decay"] = 0.0
+        groups.append(group)
+    return groups
 
 
 def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
@@ -48,16 +48,15 @@ def use_device_values(optimizer: Optimizer, device: torch.device) -> None:
     """
     for group in optimizer.param_groups:
         rate = float(group["lr"])
-        on_device = cuda_graphs.is_supported(device) and (
-            "capturable" in group or bool(group.get("fused"))
-        )
+        reads_device = "capturable" in group or bool(group.get("fused"))
+        on_device = reads_device and cuda_graphs.is_supported(device)
         group["lr"] = torch.tensor(rate, device=device) if on_device else rate
         if "capturable" in group:
-            group["capturable"] = (
-                on_device and device.type != "cpu"
-            )  # a CPU counts steps on the host
+            # a CPU counts steps on the host
+            group["capturable"] = on_device and device.type != "cpu"
         if group.get("capturable"):
-            for state in (optimizer.state.get(parameter, {}) for parameter in group["params"]):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
                 if "step" in state:
                     state["step"] = state["step"].to(device)
 
@@ -74,6 +73,10 @@ def _rows(module: nn.Module, parameter: Tensor) -> int:
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return 1
     return 2 if parameter.ndim == 4 else 0
+
+
+def _empty_groups() -> list[dict[str, Any]]:
+    return [{"params": []}]
 
 
 class Muon(Optimizer):
@@ -111,9 +114,8 @@ class Muon(Optimizer):
         eps: float = 1e-8,  # Kingma and Ba 2015
     ) -> None:
         check_number("optimizer.ns_steps", ns_steps, 1)
-        empty: list[dict[str, Any]] = [{"params": []}]
         self._muon = torch.optim.Muon(
-            empty,
+            _empty_groups(),
             lr,
             weight_decay,
             momentum,
@@ -121,9 +123,8 @@ class Muon(Optimizer):
             ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,
         )
-        self._adamw = torch.optim.AdamW(
-            [{"params": []}], lr, (betas[0], betas[1]), eps, weight_decay
-        )
+        first, second = betas  # a configuration has a list
+        self._adamw = torch.optim.AdamW(_empty_groups(), lr, (first, second), eps, weight_decay)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -134,24 +135,21 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            with_gradient = [
-                parameter for parameter in group["params"] if parameter.grad is not None
-            ]
-            rows = [group.get("rows", int(parameter.ndim > 1)) for parameter in with_gradient]
-            matrices = [_Matrix(*pair) for pair in zip(with_gradient, rows, strict=True) if pair[1]]
-            others = [
-                parameter
-                for parameter, number in zip(with_gradient, rows, strict=True)
-                if not number
-            ]
-            self._step_of(
-                self._muon,
-                group,
-                {matrix.matrix: self.state[matrix.parameter] for matrix in matrices},
-            )
-            self._step_of(
-                self._adamw, group, {parameter: self.state[parameter] for parameter in others}
-            )
+            matrices: list[_Matrix] = []
+            states_of_matrices: dict[Tensor, Any] = {}
+            states_of_others: dict[Tensor, Any] = {}
+            for parameter in group["params"]:
+                rows = group.get("rows", int(parameter.ndim > 1))
+                if parameter.grad is None:
+                    continue
+                if rows == 0:
+                    states_of_others[parameter] = self.state[parameter]
+                    continue
+                matrix = _Matrix(parameter, rows)
+                matrices.append(matrix)
+                states_of_matrices[matrix.matrix] = self.state[parameter]
+            self._step_of(self._muon, group, states_of_matrices)
+            self._step_of(self._adamw, group, states_of_others)
             for matrix in matrices:
                 matrix.write()
         return loss
@@ -159,8 +157,8 @@ class Muon(Optimizer):
     @staticmethod
     def _step_of(optimizer: Optimizer, group: dict[str, Any], states: dict[Tensor, Any]) -> None:
         if states:
-            given = {name: group[name] for name in ("lr", "weight_decay")}
-            optimizer.param_groups = [{**optimizer.defaults, **given, "params": list(states)}]
+            options = dict(optimizer.defaults, lr=group["lr"], weight_decay=group["weight_decay"])
+            optimizer.param_groups = [{**options, "params": list(states)}]
             optimizer.state = states  # type: ignore[assignment]
             optimizer.step()
 

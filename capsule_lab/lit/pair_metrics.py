@@ -76,7 +76,8 @@ class PresenceMetrics(PairMetric):
     largest: Tensor
 
     def __init__(self, capsules: int) -> None:
-        super().__init__(**dict.fromkeys(("changes", "total", "squares", "energy"), (capsules,)))
+        shape = (capsules,)
+        super().__init__(changes=shape, total=shape, squares=shape, energy=shape)
         self.add_state("largest", torch.zeros(capsules, dtype=WIDEST), "max")
 
     def update(self, presences: PerCapsule, others: PerCapsule, energies: PerCapsule) -> None:
@@ -92,12 +93,10 @@ class PresenceMetrics(PairMetric):
     def compute(self) -> dict[str, Tensor]:
         mean = self.total / self.pairs
         deviation = (self.squares / self.pairs - mean.square()).clamp_min(0).sqrt()
+        change = (self.changes / self.pairs).sum() / deviation.sum().clamp_min(_SMALL)
         used = (self.largest >= 0.01) & (self.energy >= 0.01 * self.energy.mean())
-        return {
-            "presence_change": (self.changes / self.pairs).sum()
-            / deviation.sum().clamp_min(_SMALL),
-            "dead_capsules": 100 * (~used).to(WIDEST).mean(),
-        }
+        dead = 100 * (~used).to(WIDEST).mean()
+        return {"presence_change": change, "dead_capsules": dead}
 
 
 class ShiftMetrics(PairMetric):
@@ -116,7 +115,12 @@ class ShiftMetrics(PairMetric):
     def __init__(self, capsules: int) -> None:
         matrices = (capsules, 2, 2)
         super().__init__(
-            seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=()
+            seen=(capsules,),
+            cross=matrices,
+            moments=matrices,
+            residual=(),
+            total=(2,),
+            squares=(),
         )
 
     def update(
@@ -134,33 +138,32 @@ class ShiftMetrics(PairMetric):
         self.cross += torch.einsum("bk,bki,bj->kij", present, moved, shift)
         self.moments += torch.einsum("bk,bi,bj->kij", present, shift, shift)
         weights = presences.to(WIDEST) * others.to(WIDEST)
-        estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(
-            _SMALL
-        )
+        total_weight = weights.sum(1, keepdim=True).clamp_min(_SMALL)
+        estimate = (weights.unsqueeze(2) * moved).sum(1) / total_weight
         self.residual += (estimate - shift).square().sum()
         self.total += shift.sum(0)
         self.squares += shift.square().sum()
 
     def compute(self) -> dict[str, Tensor]:
         variance = self.squares - self.total.square().sum() / self.pairs
-        results = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
+        results = {}
+        if variance > _SMALL:
+            results["shift_r2"] = 1 - self.residual / variance
         # not solvable if all shifts are along one line
-        solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(
-            dim1=1, dim2=2
-        ).prod(1).clamp_min(1)
+        diagonal = self.moments.diagonal(dim1=1, dim2=2).prod(1)
+        solvable = torch.linalg.det(self.moments) > 1e-9 * diagonal.clamp_min(1)
         chosen = (self.seen >= 0.01 * self.pairs) & (self.seen > 0) & solvable
-        slopes, seen = (
-            torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False),
-            self.seen[chosen],
-        )
+        seen = self.seen[chosen]
+        slopes = torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False)
         results["slope_capsules"] = seen.new_tensor(float(len(seen)))
-        if len(seen):
-            mean = (seen.view(-1, 1, 1) * slopes).sum(0) / seen.sum()
-            away = (
-                (slopes - torch.eye(2, dtype=slopes.dtype, device=slopes.device)).abs().amax((1, 2))
-            )
-            results |= {"slope_right": mean[0, 0], "slope_down": mean[1, 1]}
-            results["slope_error"] = (seen * away).sum() / seen.sum()
+        if len(seen) == 0:
+            return results
+        mean = (seen.view(-1, 1, 1) * slopes).sum(0) / seen.sum()
+        identity = torch.eye(2, dtype=slopes.dtype, device=slopes.device)
+        away = (slopes - identity).abs().amax((1, 2))
+        results["slope_right"] = mean[0, 0]
+        results["slope_down"] = mean[1, 1]
+        results["slope_error"] = (seen * away).sum() / seen.sum()
         return results
 
 
@@ -179,12 +182,11 @@ class MatrixMetrics(PairMetric):
 
     def update(self, poses: Poses, changed: Poses, others: Poses, presences: PerCapsule) -> None:
         """Add pairs: poses of the first image, the same after the change, poses of the second image, and presences."""
-        poses, changed, others, presences = (
-            tensor.to(WIDEST) for tensor in (poses, changed, others, presences)
-        )
-        self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
-        self.unchanged += (presences * torch.linalg.vector_norm(others - poses, dim=2)).sum()
-        self.size += (presences * torch.linalg.vector_norm(poses, dim=2)).sum()
+        poses, changed, others = poses.to(WIDEST), changed.to(WIDEST), others.to(WIDEST)
+        presences = presences.to(WIDEST)
+        self.away += (presences * (others - changed).norm(dim=2)).sum()
+        self.unchanged += (presences * (others - poses).norm(dim=2)).sum()
+        self.size += (presences * poses.norm(dim=2)).sum()
 
     def compute(self) -> dict[str, Tensor]:
         size = self.size.clamp_min(_SMALL)
@@ -196,9 +198,10 @@ def pair_metrics(network: Any) -> dict[str, PairMetric]:
     metrics: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
         metrics["presences"] = PresenceMetrics(network.capsules)
-        metrics["poses"] = (
-            ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
-        )
+        if network.pose == "translation":
+            metrics["poses"] = ShiftMetrics(network.capsules)
+        else:
+            metrics["poses"] = MatrixMetrics()
     return metrics
 
 
@@ -220,10 +223,10 @@ def update_pair_metrics(
     poses, presences = output.poses, output.presences
     others, later = network.recognise(targets)
     changed = network.changed(poses, change)
-    cast(PresenceMetrics, metrics["presences"]).update(
-        presences, later, network.energies(changed, presences)
-    )
-    if isinstance(of_poses := metrics["poses"], ShiftMetrics):
+    energies = network.energies(changed, presences)
+    cast(PresenceMetrics, metrics["presences"]).update(presences, later, energies)
+    of_poses = metrics["poses"]
+    if isinstance(of_poses, ShiftMetrics):
         of_poses.update(others - poses, change, presences, later)
     else:
         cast(MatrixMetrics, of_poses).update(poses, changed, others, presences)

@@ -36,8 +36,9 @@ class PairsModule(AbstractModule):
     @property
     def quantities(self) -> list[str]:
         """Names of the quantities in every validation and test, beside the loss; without the optional slopes."""
-        kinds = pair_metrics.pair_metrics(self.network).values()
-        names = [name for metric in kinds for name in metric.quantities]
+        names: list[str] = []
+        for metric in pair_metrics.pair_metrics(self.network).values():
+            names += metric.quantities
         return [name for name in names if not name.startswith("slope_")]
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -54,7 +55,8 @@ class PairsModule(AbstractModule):
             return
         assert batch.targets is not None
         assert batch.change is not None
-        metrics = {name.partition("/")[2]: metric for name, metric in self.metrics.of_split(split)}
+        of_split = self.metrics.of_split(split)
+        metrics = {name.removeprefix(f"{split}/"): metric for name, metric in of_split}
         with torch.no_grad():
             pair_metrics.update_pair_metrics(
                 metrics, self.network, batch.images, batch.change, batch.targets, output

@@ -28,6 +28,7 @@ class ScheduledRouting:
 
     def __init__(self, network: nn.Module, schedule: Mapping[str, Schedule]) -> None:
         self.names = [name for name in schedule if name.startswith(_PREFIX)]
+        self._options: list[_Option] = []
         routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
         for name in self.names:
             if not routings:
@@ -36,45 +37,45 @@ class ScheduledRouting:
                 )
             for routing in routings:
                 _check(name, schedule[name], routing)
-        self._configured = [
-            (routing, name, routing.scheduled_options()[name.removeprefix(_PREFIX)])
-            for name in self.names
-            for routing in routings
-        ]
+                self._options.append(_Option(routing, name))
 
     def whole_numbers(self, values: Mapping[str, float]) -> tuple[int, ...]:
         """Return the values of integer options."""
-        return tuple(
-            round(values[name])
-            for routing, name, _ in self._configured
-            if routing.scheduled[name.removeprefix(_PREFIX)] is int
-        )
+        return tuple(round(values[option.schedule]) for option in self._options if option.is_whole)
 
     def real_numbers(self, values: Mapping[str, T]) -> dict[str, T]:
         """Return the entries of the other options."""
-        return {
-            name: values[name]
-            for routing, name, _ in self._configured
-            if routing.scheduled[name.removeprefix(_PREFIX)] is not int
-        }
+        names = [option.schedule for option in self._options if not option.is_whole]
+        return {name: values[name] for name in names}
 
     def set(self, values: Mapping[str, float | Tensor]) -> None:
         """Set every option to its value in ``values``, by the schedule's name, or else to the configured one."""
-        for routing, name, configured in self._configured:
-            option = name.removeprefix(_PREFIX)
-            value = values.get(name, configured)
-            routing.scheduled_options()[option] = (
-                round(float(value)) if routing.scheduled[option] is int else value
-            )
+        for option in self._options:
+            option.set(values.get(option.schedule, option.configured))
+
+
+class _Option:
+    """An option of one routing, and the name of the schedule that sets it."""
+
+    def __init__(self, routing: AbstractRouting, schedule: str) -> None:
+        self.routing = routing
+        self.schedule = schedule
+        self.name = schedule.removeprefix(_PREFIX)
+        self.is_whole = routing.scheduled[self.name] is int
+        self.configured = routing.scheduled_options()[self.name]
+
+    def set(self, value: float | Tensor) -> None:
+        if self.is_whole:
+            value = round(float(value))
+        self.routing.scheduled_options()[self.name] = value
 
 
 def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:
-    option, there = name.removeprefix(_PREFIX), routing.scheduled
+    option = name.removeprefix(_PREFIX)
+    there = routing.scheduled
     if option not in there:
-        expected = (
-            " or ".join(f"{_PREFIX}{option}" for option in there)
-            or "null, as it has no such options"
-        )
+        names = [f"{_PREFIX}{other}" for other in there]
+        expected = " or ".join(names) or "null, as it has no such options"
         raise ValueError(
             f"schedule.{name} is set, but {type(routing).__name__} has no {option} that may change during training; "
             f"expected {expected}"

@@ -43,10 +43,9 @@ class TrainingNetwork:
     def _call(self) -> Callable[..., Any]:
         if not self.compile:
             return self.network
+        mode = None if self.compile is True else self.compile
         # the method: compiling the module would rename every weight, or also affect validation
-        return torch.compile(
-            self.network.forward, mode=None if self.compile is True else self.compile
-        )
+        return torch.compile(self.network.forward, mode=mode)
 
     def check(self, trainer: L.Trainer) -> None:
         """Raise a ``ConfigError`` if the options do not work with this Trainer."""

@@ -21,11 +21,12 @@ def compile_kernels(module: Any) -> None:
     computes one step on zeros; weights, statistics and the state of the random numbers do not change.
     """
     batch_size = getattr(module.trainer.datamodule, "batch_size", None)
-    if module.device.type != "cuda" or batch_size is None or isinstance(fused_kernels("cuda"), str):
+    if module.device.type != "cuda" or batch_size is None:
         return
-    from capsule_lab.kernels.gpu.warm_up import (
-        compile_ahead,
-    )  # imports Triton, which only a GPU needs
+    if isinstance(fused_kernels("cuda"), str):  # the reason why there are none
+        return
+    # imports Triton, which only a GPU needs
+    from capsule_lab.kernels.gpu.warm_up import compile_ahead
 
     images = torch.zeros(batch_size, *module.network.image_shape, device=module.device)
     autocast = module.trainer.precision_plugin.forward_context

@@ -23,9 +23,25 @@ from capsule_lab.runs import (
     select_run,
     trust,
 )
-from capsule_lab.runs.open_run import Run, check_has_no_pickles, check_will_open, open  # noqa: A004  # as Image.open
+from capsule_lab.runs.open_run import (
+    Run,
+    check_has_no_pickles,
+    check_will_open,
+    open,  # noqa: A004  # as Image.open
+)
 
 __all__ = [
-    "Run", "check_has_no_pickles", "check_will_open", "checkpoints", "directories", "files", "lock", "open",
-    "predictions", "ready_weights", "results", "select_run", "trust",
-]  # fmt: skip
+    "Run",
+    "check_has_no_pickles",
+    "check_will_open",
+    "checkpoints",
+    "directories",
+    "files",
+    "lock",
+    "open",
+    "predictions",
+    "ready_weights",
+    "results",
+    "select_run",
+    "trust",
+]

@@ -42,21 +42,22 @@ def read(path: Path) -> dict[str, Any]:
         reason = one_line(error).partition(". ")[0] or type(error).__name__
         if not _begins_as_archive(path):  # torch would explain how files are mapped
             reason = "it does not begin as files of torch.save do"
-        others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt") if name != path.name]
-        instead = next(
-            (
-                f"continue from ckpt={checkpoint}, or "
-                for checkpoint in others
-                if checkpoint.is_file()
-            ),
-            "",
-        )
+        other = _other_checkpoint(path)
+        instead = "" if other is None else f"continue from ckpt={other}, or "
         raise RunError(
             f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another kind of "
             f"file: {instead}give a file that `capsule-lab train` wrote, or remove it and train again"
         ) from error
     check(checkpoint.get("capsule_lab") if type(checkpoint) is dict else None, path)
     return checkpoint
+
+
+def _other_checkpoint(path: Path) -> Path | None:
+    for name in ("best.ckpt", "last.ckpt"):
+        other = path.with_name(name)
+        if other != path and other.is_file():
+            return other
+    return None
 
 
 def _begins_as_archive(path: Path) -> bool:
@@ -129,8 +130,10 @@ def read_safetensors(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             _check_header(file.read(_SIZE_OF_LENGTH))
         with safe_open(path, framework="pt") as opened:
-            record = json.loads((opened.metadata() or {}).get("capsule_lab", "null"))
-            weights = {f"network.{name}": opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            metadata = opened.metadata() or {}
+            record = json.loads(metadata.get("capsule_lab", "null"))
+            names = opened.keys()
+            weights = {f"network.{name}": opened.get_tensor(name) for name in names}
     except Exception as error:  # from safetensors or json, depending on the damage
         raise RunError(
             f"{path} cannot be read as weights ({one_line(error)[:200]}); it is truncated, damaged or another kind of "
@@ -142,7 +145,8 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 def _check_header(length: bytes) -> None:
     """Check the length of a header, with which a file of safetensors begins."""
-    if (header := int.from_bytes(length, "little")) > _LARGEST_HEADER:
+    header = int.from_bytes(length, "little")
+    if header > _LARGEST_HEADER:
         raise ValueError(f"its header has {header} bytes; expected at most {_LARGEST_HEADER}")
 
 
@@ -167,19 +171,21 @@ def checkpoint_to_resume(
         raise RunError(
             f"{path} was trained on another split or version of the data; restore it, or start a new run"
         )
-    before, now = record["config"]["model"], to_container(config.model)
-    differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    _check_same_network(path, record["config"]["model"], to_container(config.model))
+    return path
+
+
+def _check_same_network(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    options = [*dict.fromkeys([*before, *now])]
+    differ = [option for option in options if before.get(option) != now.get(option)]
+    if "_target_" in differ:  # another class differs in all options
+        differ = ["_target_"]
     if differ:
-        keys = (
-            ["_target_"] if "_target_" in differ else differ
-        )  # another class differs in all options
-        there, here = (
-            ", ".join(f"{key}={model.get(key)}" for key in keys) for model in (before, now)
-        )
+        there = ", ".join(f"{option}={before.get(option)}" for option in differ)
+        here = ", ".join(f"{option}={now.get(option)}" for option in differ)
         raise RunError(
             f"{path} has another network, {there}; this configuration builds {here}: use the same model=…"
         )
-    return path
 
 
 def checkpoint_to_test(which: str, directory: Path) -> Path | None:

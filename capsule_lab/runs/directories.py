@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """End of the name of a run directory."""
+_OWN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _OVERRIDES = "# overrides: "
 _LONGEST_LINE = 100_000  # ours: bytes of the overrides; those of runs have a hundred
 _WRITTEN = ("analyses", "attacks", "checkpoints", "evaluations", "figures", "train.log")
@@ -54,8 +55,10 @@ def root() -> Path:
 def find_checkpoint(path: str | Path, *names: str) -> Path:
     """Return ``path`` if it is a file, else the first of ``names`` in that run; by default best, then last."""
     path = expanded(path)
-    names = names or ("best.ckpt", "last.ckpt")
-    choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
+    choices = [path]
+    if path.is_dir():
+        names = names or ("best.ckpt", "last.ckpt")
+        choices = [path / "checkpoints" / name for name in names]
     for choice in choices:
         if choice.is_file():
             return choice
@@ -77,12 +80,9 @@ def directory_of(checkpoint: Path) -> Path:
 
 def attempts(fingerprint: str) -> list[Path]:
     """Return the directories of all runs with this ``config_hash``, the latest first."""
-    paths = (
-        path
-        for path in root().glob(f"*-{fingerprint}*")
-        if path.is_dir() and is_attempt(path, fingerprint)
-    )
-    return sorted(paths, key=_number, reverse=True)
+    folders = [path for path in root().glob(f"*-{fingerprint}*") if path.is_dir()]
+    found = [folder for folder in folders if is_attempt(folder, fingerprint)]
+    return sorted(found, key=_number, reverse=True)
 
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
@@ -92,9 +92,10 @@ def is_attempt(directory: Path, fingerprint: str) -> bool:
 
 def continues_another(config: DictConfig) -> bool:
     """Return whether ``ckpt=…`` belongs to another configuration; such a run does not count for its configuration."""
-    return bool(config.ckpt) and not _has_hash(
-        directory_of(find_checkpoint(config.ckpt)), config_hash(config)
-    )
+    if not config.ckpt:
+        return False
+    directory = directory_of(find_checkpoint(config.ckpt))
+    return not _has_hash(directory, config_hash(config))
 
 
 def _has_hash(directory: Path, fingerprint: str) -> bool:
@@ -117,7 +118,9 @@ def _number(directory: Path) -> int:
 
 def own_directory(config: DictConfig) -> Path | None:
     """Return ``train.directory``; ``None`` if it is not set."""
-    return expanded(str(config.train.directory)).absolute() if config.train.directory else None
+    if not config.train.directory:
+        return None
+    return expanded(str(config.train.directory)).absolute()
 
 
 def choose_directory(
@@ -130,16 +133,15 @@ def choose_directory(
     must not be resumed, so that a new one starts.
     """
     own_name = config.get("name")
-    if own_name is not None and not re.fullmatch(
-        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)
-    ):
+    if own_name is not None and not _OWN_NAME.fullmatch(str(own_name)):
         raise RunError(
             f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
         )
-    fingerprint, chosen = config_hash(config), own_directory(config)
-    known, _, shared = os.environ.get(protocol.RUN, "").partition(":")
+    fingerprint = config_hash(config)
+    known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
     if not is_first_process() and known == fingerprint:
         return Path(shared)
+    chosen = own_directory(config)
     if chosen:
         return chosen
     if not is_first_process():
@@ -151,15 +153,25 @@ def choose_directory(
         before = directory_of(find_checkpoint(config.ckpt))
         if hash_in(before) == fingerprint:
             return before
-    ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
-    existing = sorted(  # with any beginning of the name
-        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)),
-        key=_number,
-    )
-    if config.train.resume and existing and not skip(existing[-1]):
-        return existing[-1]
-    base = "-".join(str(part) for part in (own_name, name.replace("/", "_")) if part) + ending
-    return root() / (f"{base}-{_number(existing[-1]) + 1}" if existing else base)
+    ending = f"-{fingerprint}"
+    if continues_another(config):
+        ending += _CONTINUED
+    latest = _latest_with(ending)
+    if config.train.resume and latest is not None and not skip(latest):
+        return latest
+    new = name.replace("/", "_") + ending
+    if own_name:
+        new = f"{own_name}-{new}"
+    if latest is not None:
+        new += f"-{_number(latest) + 1}"
+    return root() / new
+
+
+def _latest_with(ending: str) -> Path | None:
+    """Return the latest of the directories whose names have this ending before their number."""
+    pattern = re.compile(rf"{ending}(-\d+)?$")
+    existing = [path for path in root().glob(f"*{ending}*") if pattern.search(path.name)]
+    return sorted(existing, key=_number)[-1] if existing else None
 
 
 def read_overrides(directory: Path) -> list[str]:
@@ -168,11 +180,10 @@ def read_overrides(directory: Path) -> list[str]:
     try:
         with open_regular(file, inside=directory) as lines:
             first = lines.readline(_LONGEST_LINE).decode()
-        return shlex.split(first.removeprefix(_OVERRIDES)) if first.startswith(_OVERRIDES) else []
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError: of the decoding, or quotes that do not match
+        if first.startswith(_OVERRIDES):
+            return shlex.split(first.removeprefix(_OVERRIDES))
+    # ValueError: of the decoding, or quotes that do not match
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         log.warning("%s cannot be read (%s); its overrides are unknown", file, reason)
     return []
@@ -190,9 +201,9 @@ def check_links(directory: Path) -> None:
 
 def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
     """Create the run's directory, or continue in it; the first process writes the configuration and the overrides."""
-    continues = config.train.resume or (
-        config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory
-    )
+    continues = config.train.resume
+    if config.ckpt and not continues:
+        continues = directory_of(find_checkpoint(config.ckpt)) == directory
     if is_first_process() and not continues and (directory / "config.yaml").exists():
         raise RunError(
             f"{directory} already contains a run; continue it with train.resume=true, or set another train.directory=…"
@@ -200,12 +211,12 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if is_first_process():
-            for leftover in directory.glob(
-                "checkpoints/.*.ckpt"
-            ):  # from a process that was killed while saving
+            # from a process that was killed while saving
+            for leftover in directory.glob("checkpoints/.*.ckpt"):
                 leftover.unlink()
             with atomically(directory / "config.yaml") as temporary:
-                text = f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}"
+                options = OmegaConf.to_yaml(config, resolve=True)
+                text = f"{_OVERRIDES}{shlex.join(overrides)}\n{options}"
                 temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             for name in ("metrics.json", "status.json"):  # from the run that is continued
                 (directory / name).unlink(missing_ok=True)

@@ -72,15 +72,15 @@ def read_record(path: Path, schema: TypeAdapter[Any], inside: Path) -> dict[str,
     Return ``None`` if it is missing or, with a warning, if it is damaged or outside of the folder.
     """
     try:
-        content: dict[str, Any] = cleaned(
-            json.loads(read_regular(path, inside=inside, most=_LARGEST_RECORD))
-        )
+        text = read_regular(path, inside=inside, most=_LARGEST_RECORD)
+        content: dict[str, Any] = cleaned(json.loads(text))
         schema.validate_python(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
+        place = ".".join(str(key) for key in first["loc"])
+        reason = f"{place or 'content'}: {first['msg']}"
     except OSError as error:
         reason = error.strerror or one_line(error)
     except (ValueError, RecursionError) as error:
@@ -99,7 +99,9 @@ def _warn_once(path: Path, reason: str) -> None:
 
 def sha256(path: Path) -> str | None:
     """Return the SHA-256 of a file; ``None`` if it does not exist."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -60,18 +60,19 @@ def train_lock(config: DictConfig) -> Iterator[None]:
     Only the first process of a run locks. Runs that tables do not use have no record: with ``train.directory`` that
     directory is locked; a run that continues another configuration's checkpoint takes no lock.
     """
-    fingerprint, directory = config_hash(config), own_directory(config)
-    lock: AbstractContextManager[None] = nullcontext()
-    if is_first_process():
-        if is_attempt(directory, fingerprint) if directory else not continues_another(config):
-            lock = cell_lock(fingerprint)
-        elif directory:
-            lock = _hold(
-                directory / ".lock",
-                lambda: f"another process already trains in {directory}; wait for it or stop it",
-            )
-    with lock:
+    with _lock_of(config) if is_first_process() else nullcontext():
         yield
+
+
+def _lock_of(config: DictConfig) -> AbstractContextManager[None]:
+    fingerprint = config_hash(config)
+    directory = own_directory(config)
+    if directory is None:
+        return nullcontext() if continues_another(config) else cell_lock(fingerprint)
+    if is_attempt(directory, fingerprint):
+        return cell_lock(fingerprint)
+    refusal = f"another process already trains in {directory}; wait for it or stop it"
+    return _hold(directory / ".lock", lambda: refusal)
 
 
 @contextmanager
@@ -84,7 +85,8 @@ def cell_lock(fingerprint: str) -> Iterator[None]:
 @contextmanager
 def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
     """Hold a lock on a file, which the kernel releases even if this process is killed; remove empty folders."""
-    missing, lock = [folder for folder in path.parents if not folder.exists()], FileLock(path)
+    missing = [folder for folder in path.parents if not folder.exists()]
+    lock = FileLock(path)
     try:
         try:
             lock.acquire(timeout=_TIMEOUT)  # creates the folder
@@ -100,9 +102,8 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # before the release: filelock notices a removed file and tries again
+        # before the release: filelock notices a removed file and tries again
+        path.unlink(missing_ok=True)
         lock.release()
         with suppress(OSError):  # not empty
             for folder in dict.fromkeys((path.parent, *missing)):
@@ -122,11 +123,11 @@ def _is_held(path: Path) -> bool:
 @contextmanager
 def _recorded(fingerprint: str) -> Iterator[None]:
     """Record that this process trains, and if it fails, the reason."""
-    job = (
-        slurm.this_job() if slurm.is_batch_job() else None
-    )  # SLURM requeues a job whose machine fails
+    job = slurm.this_job() if slurm.is_batch_job() else None
     record = LockRecord(
-        f"{os.getpid()} on {socket.gethostname()}", os.environ.get(protocol.LOG), queued=job
+        process=f"{os.getpid()} on {socket.gethostname()}",
+        log=os.environ.get(LOG_VARIABLE),
+        queued=job,  # SLURM requeues a job whose machine fails
     )
     try:
         _write_record(fingerprint, record)
@@ -135,14 +136,10 @@ def _recorded(fingerprint: str) -> Iterator[None]:
     except BaseException as error:
         with suppress(RunError, OSError):  # the disk may be full, which is then the error
             if record.log or attempts(fingerprint):
-                again = (
-                    job
-                    if isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-                    else None
-                )
-                _write_record(
-                    fingerprint, replace(record, error=describe_error(error), queued=again)
-                )
+                is_requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
+                queued = job if is_requeued else None
+                failed = replace(record, error=describe_error(error), queued=queued)
+                _write_record(fingerprint, failed)
             else:  # rejected before anything was written; the terminal shows the reason
                 _record_file(fingerprint).unlink(missing_ok=True)
         raise
@@ -150,14 +147,12 @@ def _recorded(fingerprint: str) -> Iterator[None]:
 
 def record_failure(fingerprint: str, error: str) -> None:
     """Record why a job failed if it could not record this itself: it was killed, or failed before training."""
-    record = read_record(fingerprint)
-    finished = any(
-        read_result(directory, fingerprint) for directory in attempts(fingerprint)
-    )  # by another process
-    if (record is None or record.error is None) and not finished and not is_locked(fingerprint):
-        _write_record(
-            fingerprint, replace(record or LockRecord("unknown", None), error=error, queued=None)
-        )
+    record = read_record(fingerprint) or LockRecord("unknown", None)
+    if record.error is not None or is_locked(fingerprint):
+        return
+    if any(read_result(directory, fingerprint) for directory in attempts(fingerprint)):
+        return  # another process has finished it
+    _write_record(fingerprint, replace(record, error=error, queued=None))
 
 
 def record_queued(fingerprint: str, job: str, log: str) -> None:
@@ -201,10 +196,10 @@ def read_record(fingerprint: str) -> LockRecord | None:
 
 def _trained_by(fingerprint: str) -> str:
     other = read_record(fingerprint) or LockRecord("of another command", None)
-    process, log = f"process {other.process}", f" (log: {other.log})" if other.log else ""
+    log = f" (log: {other.log})" if other.log else ""
     return (
-        f"{process} already trains this configuration{log}; wait for it or stop it, or train in another directory "
-        "with train.directory=…"
+        f"process {other.process} already trains this configuration{log}; wait for it or stop it, or train in another "
+        "directory with train.directory=…"
     )
 
 

@@ -1,4 +1,4 @@
-"""The memory that training needs, estimated before it starts from a step without values."""
+"""An estimate of the memory that training needs, made before it starts by a step on tensors without values."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OF_CUDA = 1e9
 """Ours: bytes of a GPU that each process needs for CUDA, its libraries and compiled kernels."""
 
 _MUCH = 1e9  # ours: bytes that are mentioned however much is free
-_PER_PIXEL = (
-    1500  # ours: numbers for each pixel of a batch; our networks store at most half as many
-)
+# ours: numbers for each pixel of a batch; our networks store at most half as many
+_PER_PIXEL = 1500
 _SMALLEST = 16  # ours: pixels a side; smaller pictures show little
-_MEMINFO, _STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
+_MEMINFO = Path("/proc/meminfo")
+_STATM = Path("/proc/self/statm")
 
 
 class Estimate(NamedTuple):
@@ -39,10 +39,8 @@ class Estimate(NamedTuple):
     activations: int  # all other tensors that exist at the same time during a step
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items() if value
-        )
-        return f"{sum(self) / 1e9:.1f} GB ({parts})"
+        parts = [f"{name} {value / 1e9:.1f}" for name, value in self._asdict().items() if value]
+        return f"{sum(self) / 1e9:.1f} GB ({', '.join(parts)})"
 
 
 def estimate(
@@ -58,22 +56,20 @@ def estimate(
     values raises an error of any kind.
     """
     network = module.network
-    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    weights = sum(value.nbytes for value in state.values())
-    gradients = sum(value.nbytes for value in network.parameters() if value.requires_grad)
+    state = dict(network.named_parameters()) | dict(network.named_buffers())
+    need = _need_without_activations(module)
     peaks: list[int] = []
 
     def step(fake: Any, peak: Any) -> None:
-        fakes = {
-            name: fake(value.detach()).requires_grad_(value.requires_grad)
-            for name, value in state.items()
-        }
+        fakes = {}
+        for name, value in state.items():
+            fakes[name] = fake(value.detach()).requires_grad_(value.requires_grad)
         images = torch.zeros(batch_size, *image_shape)
         with context:
             output = torch.func.functional_call(network, fakes, (images,))
         peaks.append(peak())
         output.ranking.float().sum().backward()
-        peaks.append(peak() - gradients)
+        peaks.append(peak() - need.gradients)
 
     was_training = network.training
     network.train()
@@ -81,7 +77,7 @@ def estimate(
         run_without_values(step)
     finally:
         network.train(was_training)
-    return Estimate(weights, gradients, gradients * _states(module), max(peaks))
+    return need._replace(activations=max(peaks))
 
 
 def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> None:
@@ -94,10 +90,8 @@ def log_need(config: DictConfig, module: Any, spec: DataSpec, trainer: Any) -> N
     free = free_bytes(trainer.strategy.root_device)
     limit = min(_MUCH, free / 4)
     weights = sum(parameter.nbytes for parameter in module.network.parameters())
-    pixels = config.data.batch_size * spec.image_shape[1] * spec.image_shape[2]
-    if (
-        4 * weights + 4 * _PER_PIXEL * pixels < limit
-    ):  # the estimate takes a second; 4 bytes, and Adam's two states
+    with_training = 4 * weights  # with their gradients, and Adam's two states
+    if with_training + _most_activations(config, spec) < limit:  # the estimate takes a second
         return
     try:
         context = trainer.precision_plugin.forward_context()
@@ -123,12 +117,9 @@ def need_of(config: DictConfig, enough: float) -> Estimate | None:
     try:
         with _silently(), torch.random.fork_rng([]):
             spec = build.build_data(config).spec
-            _, height, width = spec.image_shape
-            bound = _need_of_weights(config, spec)
-            if bound is not None:
-                bound = bound._replace(
-                    activations=4 * _PER_PIXEL * config.data.batch_size * height * width
-                )
+            weights = _need_of_weights(config, spec)
+            if weights is not None:
+                bound = weights._replace(activations=_most_activations(config, spec))
                 if sum(bound) <= enough:
                     return bound
             module = build.build_module(config, spec)
@@ -164,15 +155,22 @@ def _need_of_weights(config: DictConfig, spec: DataSpec) -> Estimate | None:
     """Estimate the memory of a module without its activations; ``None`` if it cannot be built without values."""
     try:
         with _silently(), torch.random.fork_rng([]), torch.device("meta"):
-            module = build.build_module(config, spec)
-            states = _states(module)
+            return _need_without_activations(build.build_module(config, spec))
     except Exception:  # of any kind, from a network of the user's; the real one raises it again
         return None
-    weights = sum(
-        value.nbytes for value in (*module.network.parameters(), *module.network.buffers())
-    )
-    gradients = sum(value.nbytes for value in module.network.parameters() if value.requires_grad)
-    return Estimate(weights, gradients, gradients * states, 0)
+
+
+def _need_without_activations(module: Any) -> Estimate:
+    parameters = [*module.network.parameters()]
+    weights = sum(value.nbytes for value in [*parameters, *module.network.buffers()])
+    gradients = sum(value.nbytes for value in parameters if value.requires_grad)
+    return Estimate(weights, gradients, gradients * _states(module), 0)
+
+
+def _most_activations(config: DictConfig, spec: DataSpec) -> int:
+    """Return an upper bound in bytes."""
+    _, height, width = spec.image_shape
+    return int(4 * _PER_PIXEL * config.data.batch_size * height * width)
 
 
 @contextmanager
@@ -189,7 +187,9 @@ def _silently() -> Iterator[None]:
 def _states(module: Any) -> int:
     """Return how many numbers the optimizer stores for each weight: two for Adam's kind, one for momentum."""
     defaults = module.build_optimizer().defaults
-    return 2 if "betas" in defaults else 1 if defaults.get("momentum") else 0
+    if "betas" in defaults:
+        return 2
+    return 1 if defaults.get("momentum") else 0
 
 
 def free_bytes(device: torch.device) -> int:
@@ -198,16 +198,14 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     import resource  # Unix only
 
-    line = next(
-        line
-        for line in _MEMINFO.read_text(encoding="utf-8").splitlines()
-        if line.startswith("MemAvailable:")
-    )
+    facts = _MEMINFO.read_text(encoding="utf-8").splitlines()
+    (line,) = [fact for fact in facts if fact.startswith("MemAvailable:")]
     available = 1024 * int(line.split()[1])  # in kB
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
     if limit == resource.RLIM_INFINITY:
         return available
-    used = resource.getpagesize() * int(_STATM.read_text(encoding="utf-8").split()[0])
+    pages, *_ = _STATM.read_text(encoding="utf-8").split()
+    used = resource.getpagesize() * int(pages)
     return max(0, min(available, limit - used))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch, DataSpec
 
 _MOST_ITERATIONS = 1000  # ours: a hundred times as many as anybody uses; a billion would never end
-_MORE_BYTES = (
-    2**28
-)  # ours: for buffers that are not saved; our networks have at most a thousandth of it
+# ours: for buffers that are not saved; our networks have at most a thousandth of it
+_MORE_BYTES = 2**28
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,9 +62,8 @@ class Run:
     @property
     def network(self) -> AbstractNetwork:
         """The plain ``nn.Module`` in ``module``."""
-        return cast(
-            "AbstractNetwork", self.module.network
-        )  # or a pair network, for commands that support it
+        # or a pair network, for commands that support it
+        return cast("AbstractNetwork", self.module.network)
 
     def check_classifies(self, command: str, instead: str = "") -> None:
         """Check that the network classifies images, as most commands require, and was not trained on pairs.
@@ -122,20 +120,15 @@ class Run:
         data.use_spec(self.spec)
         data.prepare_data()
         if not {"_target_", "path"} & options.keys():  # otherwise the user has chosen other files
+            instead = "choose other data with data=<name>"
             checkpoints.check_same_source(
-                self.checkpoint,
-                self.provenance,
-                data.provenance,
-                "choose other data with data=<name>",
+                self.checkpoint, self.provenance, data.provenance, instead
             )
-        network, other = (
-            (spec.image_shape, spec.num_classes, spec.labels_per_image)
-            for spec in (self.spec, data.spec)
-        )
-        if network != other:
+        takes, has = _Sizes.of(self.spec), _Sizes.of(data.spec)
+        if takes != has:
             raise RunError(
-                f"{self.checkpoint} takes image_shape={network[0]}, num_classes={network[1]}, labels_per_image="
-                f"{network[2]}; the data has {other[0]}, {other[1]}, {other[2]}: choose other data with data=…"
+                f"{self.checkpoint} takes image_shape={takes.image}, num_classes={takes.classes}, labels_per_image="
+                f"{takes.labels}; the data has {has.image}, {has.classes}, {has.labels}: choose other data with data=…"
             )
         return data
 
@@ -155,13 +148,12 @@ class Run:
 
     def number_of_images(self, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
         """Return data options for at most ``images`` images of a split, or fewer if ``options`` limit them further."""
-        recorded = None if "_target_" in options else plain_value(self.config, "data.eval_images")
-        fewer = options.get("eval_images", recorded)
-        return (
-            {}
-            if images is None
-            else {"eval_images": images if fewer is None else min(images, fewer)}
-        )
+        if images is None:
+            return {}
+        limit = options.get("eval_images")
+        if "eval_images" not in options and "_target_" not in options:
+            limit = plain_value(self.config, "data.eval_images")
+        return {"eval_images": images if limit is None else min(images, limit)}
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Yield every ``Batch`` of a split of ``data`` as network input: transformed, not augmented, on the CPU.
@@ -172,6 +164,18 @@ class Run:
         """
         for name, stored in stored_batches(self.data, split):
             yield self.data.transform_batch(stored, "val" if name == "train" else name)
+
+
+class _Sizes(NamedTuple):
+    """What a network and the data that it receives must agree on."""
+
+    image: tuple[int, int, int]
+    classes: int
+    labels: int
+
+    @classmethod
+    def of(cls, spec: DataSpec) -> _Sizes:
+        return cls(spec.image_shape, spec.num_classes, spec.labels_per_image)
 
 
 def check_has_no_pickles(data: AbstractDataModule) -> None:
@@ -186,11 +190,15 @@ def check_has_no_pickles(data: AbstractDataModule) -> None:
 
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
     """Yield the name of the set, which selects the transform, and each stored ``Batch`` of prepared data."""
-    data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
-    dataloaders = getattr(data, f"{split}_dataloader")()
-    loaders = dataloaders if isinstance(dataloaders, list) else [dataloaders]
-    names = {"train": ("train",), "val": data.val_names, "test": data.test_names}[split]
-    for name, loader in list(zip(names, loaders, strict=False))[: 1 if split == "val" else None]:
+    stages = {"train": "fit", "val": "validate", "test": "test"}
+    data.setup(stages[split])
+    loaders = getattr(data, f"{split}_dataloader")()
+    if not isinstance(loaders, list):
+        loaders = [loaders]
+    if split == "val":
+        loaders = loaders[:1]
+    names = {"train": ("train",), "val": data.val_names, "test": data.test_names}
+    for name, loader in zip(names[split], loaders, strict=False):
         for stored in loader:
             yield name, stored
 
@@ -209,11 +217,9 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     """
     file = directories.find_checkpoint(ready_weights.locate(path))
     checkpoints.check_pickles(file, trust)
-    directory = (
-        directories.root() / str(path)
-        if str(path) in ready_weights.index()
-        else directories.directory_of(file)
-    )
+    directory = directories.directory_of(file)
+    if str(path) in ready_weights.index():
+        directory = directories.root() / str(path)
     directories.check_links(directory)
     checkpoint = checkpoints.read_any(file)
     record = checkpoint["capsule_lab"]
@@ -262,10 +268,10 @@ def _parsed(record: dict[str, Any]) -> tuple[DictConfig, DataSpec]:
 
     config = OmegaConf.create(record["config"])
     config.module.compile = False
-    facts: dict[str, Any] = record["spec"]
-    facts = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
-    }
+    facts: dict[str, Any] = dict(record["spec"])
+    for name, value in facts.items():
+        if isinstance(value, list):
+            facts[name] = tuple(value)
     return config, DataSpec(**facts)
 
 
@@ -280,14 +286,13 @@ def _built(
 
     config, spec = _parsed(record)
     stored = checkpoint["state_dict"]
-    if (kind := type(stored)) not in (dict, OrderedDict):
+    if type(stored) not in (dict, OrderedDict):
         raise RunError(
-            f"{file} has weights of type {kind.__name__}; expected a dict: use another checkpoint"
+            f"{file} has weights of type {type(stored).__name__}; expected a dict: use another checkpoint"
         )
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
-    if (
-        sum(value.nbytes for value in weights.values()) > file.stat().st_size
-    ):  # a tensor can repeat one number
+    size = sum(value.nbytes for value in weights.values())
+    if size > file.stat().st_size:  # a tensor can repeat one number
         raise RunError(
             f"{file} is smaller than its weights, so it was changed: use another checkpoint"
         )
@@ -313,12 +318,14 @@ def _check_record(spec: DataSpec, network: torch.nn.Module) -> None:
     from capsule_lab.routing import AbstractRouting
 
     names = spec.classes
-    if names and not (
-        len(names) == spec.num_classes and all(isinstance(name, str) for name in names)
-    ):
+    are_texts = all(isinstance(name, str) for name in names)
+    if names and not (are_texts and len(names) == spec.num_classes):
         raise ValueError(f"{len(names)} names of classes; expected {spec.num_classes} texts")
-    for routing in (part for part in network.modules() if isinstance(part, AbstractRouting)):
-        if (iterations := routing.options.get("iterations", 1)) > _MOST_ITERATIONS:
+    for module in network.modules():
+        if not isinstance(module, AbstractRouting):
+            continue
+        iterations = module.options.get("iterations", 1)
+        if iterations > _MOST_ITERATIONS:
             raise ValueError(
                 f"{iterations} iterations of routing; expected at most {_MOST_ITERATIONS}"
             )
@@ -337,15 +344,18 @@ def _check_weights(
 
     from capsule_lab.config import build
 
-    most_bytes = (
-        2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES
-    )  # ours: a factor of 2 is ample
-    registered, size = 0, 0
+    bytes_in_file = sum(value.nbytes for value in weights.values())
+    most_bytes = 2 * bytes_in_file + _MORE_BYTES  # ours: a factor of 2 is ample
+    most_tensors = 2 * len(weights) + 100  # ours: likewise
+    registered = 0
+    size = 0
 
     def count(_: object, name: str, value: torch.Tensor | None) -> None:
         nonlocal registered, size
-        registered, size = registered + 1, size + (0 if value is None else value.nbytes)
-        if registered > 2 * len(weights) + 100 or size > most_bytes:
+        registered += 1
+        if value is not None:
+            size += value.nbytes
+        if registered > most_tensors or size > most_bytes:
             raise RunError(
                 f"its network has more than the {len(weights)} weights in this file, or a larger {name}"
             )
@@ -359,7 +369,8 @@ def _check_weights(
         parameters.remove()
         buffers.remove()
     for name in (*expected_state, *weights):
-        has, expected = (_described(state.get(name)) for state in (weights, expected_state))
+        has = _described(weights.get(name))
+        expected = _described(expected_state.get(name))
         if has != expected:
             raise RunError(
                 f"{file} has {has} for {name}, but the network in its record has {expected}; its record or its "
@@ -368,8 +379,6 @@ def _check_weights(
 
 
 def _described(weight: torch.Tensor | None) -> str:
-    return (
-        "nothing"
-        if weight is None
-        else f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"
-    )
+    if weight is None:
+        return "nothing"
+    return f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"

@@ -108,10 +108,10 @@ def read(directory: Path, record: Mapping[str, Any]) -> Predictions | None:
         ) from error
 
 
-def _arrays(content: bytes) -> dict[str, Array]:
+def _arrays(archive: bytes) -> dict[str, Array]:
     """Return the arrays in an archive of numpy; raise an error of any kind if it is damaged or too large."""
     arrays: dict[str, Array] = {}
-    with zipfile.ZipFile(io.BytesIO(content)) as packed, warnings.catch_warnings(action="error"):
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed, warnings.catch_warnings(action="error"):
         unpacked = sum(member.file_size for member in packed.infolist())
         if unpacked > _LARGEST:
             raise ValueError(f"{unpacked} bytes unpacked, more than {_LARGEST}")
@@ -119,9 +119,8 @@ def _arrays(content: bytes) -> dict[str, Array]:
             name = member.filename.removesuffix(".npy")
             if name in arrays or name == member.filename:
                 raise ValueError(f"{printable(member.filename)} twice, or no array of numpy")
-            arrays[name] = np.lib.format.read_array(
-                io.BytesIO(packed.read(member)), allow_pickle=False
-            )
+            content = io.BytesIO(packed.read(member))
+            arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
     return arrays
 
 

@@ -39,7 +39,8 @@ def locate(path: str | Path) -> Path:
     entries = index()
     if str(path) in entries:
         return _file(str(path), entries[str(path)])
-    if (found := expanded(path)).exists():
+    found = expanded(path)
+    if found.exists():
         return found
     known = suggest(str(path), entries) if entries else "this version has no ready weights"
     raise RunError(
@@ -51,12 +52,17 @@ def _file(name: str, entry: Mapping[str, Any]) -> Path:
     path = INDEX.with_name(entry["file"])
     if not path.is_file():
         path = _download(name, entry)
-    size, digest = path.stat().st_size, None
-    if size == entry["bytes"] and (digest := sha256(path)) == entry["sha256"]:
-        return path
-    has = f"{size} bytes" if digest is None else f"SHA-256 {digest}"
-    wanted = f"{entry['bytes']} bytes" if digest is None else entry["sha256"]
-    raise RunError(
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise _another_file(path, name, f"{size} bytes", f"{entry['bytes']} bytes")
+    digest = sha256(path)
+    if digest != entry["sha256"]:
+        raise _another_file(path, name, f"SHA-256 {digest}", entry["sha256"])
+    return path
+
+
+def _another_file(path: Path, name: str, has: str, wanted: str) -> RunError:
+    return RunError(
         f"{path} has {has}, but the index expects {wanted} for {name}: remove the file and fetch it again"
     )
 

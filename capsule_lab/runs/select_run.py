@@ -20,37 +20,51 @@ from capsule_lab.runs.directories import attempts, config_hash
 from capsule_lab.runs.results import read_result
 from capsule_lab.runs.trust import plain_value
 
+FinishedRun = tuple[Path, dict[str, Any]]
+"""The directory and the result of a run."""
+
 
 def finished_run(
     config: DictConfig, fingerprint: str = "", *, any_precision: bool = False
-) -> tuple[Path, dict[str, Any]] | None:
+) -> FinishedRun | None:
     """Return directory and result of the run that counts for a configuration: the latest on real data, else the latest.
 
     With ``any_precision``, for reports, a run with another precision than here also counts if there is no better one.
     """
-    finished = [
-        run
-        for run in _finished(fingerprint or config_hash(config))
-        if not real_data_available(run[1], config)
-    ]
-    if any_precision and len({result.get("precision") for _, result in finished}) < 2:
-        return next(iter(finished), None)
-    same_precision = [run for run in finished if not _has_other_precision(run[1], config)]
-    return next(iter(same_precision or (finished if any_precision else [])), None)
+    finished = []
+    for directory, result in _finished(fingerprint or config_hash(config)):
+        if not real_data_available(result, config):
+            finished.append((directory, result))
+    if not finished:
+        return None
+    precisions = {result.get("precision") for _, result in finished}
+    if any_precision and len(precisions) == 1:
+        return finished[0]
+    for directory, result in finished:
+        if not _has_other_precision(result, config):
+            return directory, result
+    return finished[0] if any_precision else None
 
 
-def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
+def finished_with_hash(fingerprint: str) -> FinishedRun | None:
     """Return directory and result of the latest finished run with this hash, preferably on real data."""
-    return next(iter(_finished(fingerprint)), None)
+    finished = _finished(fingerprint)
+    return finished[0] if finished else None
 
 
-def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
+def _finished(fingerprint: str) -> list[FinishedRun]:
     """Return all finished runs, those on real data first, the latest first."""
-    results = (
-        (directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint)
-    )
-    finished = [(directory, result) for directory, result in results if result]
-    return sorted(finished, key=lambda run: run[1]["provenance"]["source"] != "real")
+    on_real_data: list[FinishedRun] = []
+    on_other_data: list[FinishedRun] = []
+    for directory in attempts(fingerprint):
+        result = read_result(directory, fingerprint)
+        if not result:
+            continue
+        if result["provenance"]["source"] == "real":
+            on_real_data.append((directory, result))
+        else:
+            on_other_data.append((directory, result))
+    return on_real_data + on_other_data
 
 
 def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
@@ -65,11 +79,8 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
     from capsule_lab import data  # imports torch
 
     package, _, name = str(plain_value(config, "data._target_")).rpartition(".")
-    if (
-        not f"{package}.".startswith(f"{data.__name__}.")
-        or name not in vars(data)
-        or not name.endswith("DataModule")
-    ):
+    is_ours = f"{package}.".startswith(f"{data.__name__}.") and name in vars(data)
+    if not is_ours or not name.endswith("DataModule"):
         return False
     directory = plain_value(config, "data.directory")
     module = getattr(data, name)(directory=directory and str(directory))

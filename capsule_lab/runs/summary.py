@@ -36,38 +36,53 @@ def summary(
         chosen: the chosen option of each group, such as ``model`` and ``routing``.
         proposals: commands to try next.
     """
-    run = escape(str(as_typed(directory)))
-    routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
-    minutes = result["training_seconds"] / 60
-    is_paused = result["status"] == PAUSED
-    if result["test"]:
-        first, others = describe_metrics("test", result["test"])
-        so_far = f"; {limits_of_test(result)}" if is_paused else ""
-        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights{so_far})"
-    elif result["val"]:
-        first, _ = describe_metrics("validation", {**result["val"]})
-        outcome = f"[bold]{first}[/]  (not tested)"
-    else:
-        outcome = "neither validated nor tested"
-    by = {"callback": "a callback", "trainer.max_time": "trainer.max_time"}.get(
-        result["stopped_by"], f"the {result['stopped_by']} of a callback"
-    )
-    ended = "" if result["stopped_by"] == "steps" else f", ended by {by}"
-    images = result.get("image_counts", {}).get("train")
-    seen = "" if images is None else f", {images:,} images,"
+    routing = f", routing {chosen['routing']}" if _routes(chosen) else ""
+    record = "status.json" if result["status"] == PAUSED else "metrics.json"
     lines = [
-        outcome,
+        _outcome(result),
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
         f"data        {escape(describe_data(result['provenance']))}",
-        f"trained     {result['steps']} of {result['planned_steps']} steps{seen} in {minutes:.1f} min{ended}; "
-        f"{result['parameters']:,} parameters",
-        f"run         {run}",
-        f"            {'status' if is_paused else 'metrics'}.json, metrics.csv, checkpoints, figures",
+        f"trained     {_training(result)}; {result['parameters']:,} parameters",
+        f"run         {escape(str(as_typed(directory)))}",
+        f"            {record}, metrics.csv, checkpoints, figures",
     ]
-    if proposals:
-        lines += ["", "[bold]try next[/]", *(f"  {escape(command)}" for command in proposals)]
+    if overrides is not None:
+        commands = _to_try(result, directory, chosen, overrides)
+        if commands:
+            lines += ["", "[bold]try next[/]", *[escape(command) for command in commands]]
     return "\n".join(lines)
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result["test"]:
+        first, others = describe_metrics("test", result["test"])
+        so_far = f"; {limits_of_test(result)}" if result["status"] == PAUSED else ""
+        return f"[bold]{first}[/]{others}  ({result['weights_tested']} weights{so_far})"
+    if result["val"]:
+        first, _ = describe_metrics("validation", {**result["val"]})
+        return f"[bold]{first}[/]  (not tested)"
+    return "neither validated nor tested"
+
+
+def _training(result: Mapping[str, Any]) -> str:
+    """Return the steps, the images, the duration and, unless all steps were done, what ended the training."""
+    images = result.get("image_counts", {}).get("train")
+    seen = "" if images is None else f", {images:,} images,"
+    minutes = result["training_seconds"] / 60
+    text = f"{result['steps']} of {result['planned_steps']} steps{seen} in {minutes:.1f} min"
+    reason = result["stopped_by"]
+    if reason == "steps":
+        return text
+    if reason == "callback":
+        return f"{text}, ended by a callback"
+    if reason == "trainer.max_time":
+        return f"{text}, ended by trainer.max_time"
+    return f"{text}, ended by the {reason} of a callback"
+
+
+def _routes(chosen: Mapping[str, Any]) -> bool:
+    return chosen["routing"] not in (None, "none")
 
 
 def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, list[bool]]:
@@ -76,18 +91,18 @@ def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, li
     finished_runs = [finished_run(config) for config in configs]
     for name, config, finished in zip(names, configs, finished_runs, strict=True):
         directory, result = finished or _unfinished(config)
-        error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
-        limits = limits_of_test(result)
-        number = "" if error is None else f"{error:.2f} %{f' ({limits})' if limits else ''}"
-        rows.append(
-            (
-                name,
-                number,
-                f"{seconds / 60:.1f}",
-                str(as_typed(directory)) if directory else "not finished",
-            )
-        )
+        minutes = result.get("training_seconds", 0) / 60
+        run = "not finished" if directory is None else str(as_typed(directory))
+        rows.append((name, _test_error(result), f"{minutes:.1f}", run))
     return "\n".join(aligned(rows)), [finished is not None for finished in finished_runs]
+
+
+def _test_error(result: Mapping[str, Any]) -> str:
+    error = result.get("test", {}).get("error")
+    if error is None:
+        return ""
+    limits = limits_of_test(result)
+    return f"{error:.2f} % ({limits})" if limits else f"{error:.2f} %"
 
 
 def _unfinished(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
@@ -102,17 +117,47 @@ def _unfinished(config: DictConfig) -> tuple[Path | None, Mapping[str, Any]]:
 def _times(results: Mapping[str, float | None]) -> list[str]:
     """Return a line for each threshold of ``TimeToAccuracy``."""
     lines = []
-    for threshold in [
-        name.removesuffix("/seconds") for name in results if name.endswith("/seconds")
-    ]:
-        seconds, images, error = (
-            results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error")
-        )
-        outcome = (
-            "not reached"
-            if seconds is None
-            else f"after {seconds:.0f} s of training, {images:,} images"
-        )
-        tested = "" if error is None else f", test error then {error:.2f} %"
-        lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
+    for name, seconds in results.items():
+        threshold, _, quantity = name.partition("/")
+        if quantity != "seconds":
+            continue
+        outcome = "not reached"
+        if seconds is not None:
+            images = results[f"{threshold}/images"]
+            outcome = f"after {seconds:.0f} s of training, {images:,} images"
+        error = results[f"{threshold}/test_error"]
+        if error is not None:
+            outcome += f", test error then {error:.2f} %"
+        lines.append(f"{threshold} %".ljust(_INDENT) + outcome)
     return lines
+
+
+_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
+
+
+def _to_try(
+    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Return commands that analyse the run, and that train the same network without routing."""
+    commands = []
+    if any((directory / "checkpoints").glob("*.ckpt")):
+        commands.append(_look_inside(result, as_typed(directory), chosen))
+    if _routes(chosen) and chosen["routing"] != "uniform":
+        left_out = _NOT_WITH_ANOTHER_ROUTING
+        others = [override for override in overrides if not override.startswith(left_out)]
+        commands.append(f"train {shlex.join([*others, 'routing=uniform'])}")
+    search = "".join(f" {shlex.quote(argument)}" for argument in search_override())
+    # relative for the Python of `make`; any other is on the PATH
+    path = as_typed(Path(sys.executable))
+    python = "python" if path.is_absolute() else shlex.quote(str(path))
+    return [f"  {python} -m capsule_lab {command}{search}" for command in commands]
+
+
+def _look_inside(result: Mapping[str, Any], run: Path, chosen: Mapping[str, Any]) -> str:
+    if chosen["data"] == "multimnist":  # its two labels are not in the analyses
+        return f"figures {as_argument('run', run)}"
+    metrics = result["test"] or result["val"]
+    question = "couplings" if _routes(chosen) else "transforms"
+    if metrics and "error" not in metrics:
+        question = "poses"
+    return f"analyse {as_argument('ckpt', run)} what={question}"

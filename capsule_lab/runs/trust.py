@@ -23,25 +23,37 @@ BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedul
 """Configuration groups in a checkpoint from which objects are built."""
 
 _WITH_CLASSES = (
-    "capsule_lab.data", "capsule_lab.layers", "capsule_lab.lit", "capsule_lab.networks",
-    "capsule_lab.routing", "capsule_lab.schedules", "torch.nn", "torch.optim",
-)  # fmt: skip
+    "capsule_lab.data",
+    "capsule_lab.layers",
+    "capsule_lab.lit",
+    "capsule_lab.networks",
+    "capsule_lab.routing",
+    "capsule_lab.schedules",
+    "torch.nn",
+    "torch.optim",
+)
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
-_COPYING = (
-    "torch.nn.modules.transformer",
-)  # copies one layer many times, before layers can be counted
+# nn.Transformer copies a layer as often as a file asks for. Copies register no parameters, so that the limit in
+# `open_run`, which counts the parameters that are registered, would not stop them.
+_REFUSED = ("torch.nn.modules.transformer",)
 _EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _RECORD: dict[str, Any] = {
-    "config": dict, "config.data": dict, "config.model": dict, "config.module": dict,
-    "provenance": dict, "provenance.source": str, "provenance.name": str,
-    "spec": dict, "seconds": (int, float), "val": dict,
-}  # fmt: skip
+    "config": dict,
+    "config.data": dict,
+    "config.model": dict,
+    "config.module": dict,
+    "provenance": dict,
+    "provenance.source": str,
+    "provenance.name": str,
+    "spec": dict,
+    "seconds": (int, float),
+    "val": dict,
+}
 _PLAIN = (str, bool, int, float, type(None))
 _STANDARD = {*sys.stdlib_module_names, "torch"}
-_MOST_OPTIONS = (
-    10_000  # ours: a configuration has 300; lists that share items can represent billions
-)
+# ours: a configuration has 300; lists that share items can represent billions
+_MOST_OPTIONS = 10_000
 _MOST_FACTS = 1_000_000  # ours: of data; ImageNet has 21,841 classes
 SAFETENSORS = "safetensors"
 """The entry of ``trust`` that refuses every file that must be unpickled, even by a restricted unpickler."""
@@ -54,22 +66,18 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
     """
     packages = [name for name in _entries(trust) if name != SAFETENSORS]
     for name in packages:
-        if (
-            not isinstance(name, str)
-            or not _NAME.fullmatch(name)
-            or name.partition(".")[0] in _STANDARD
-        ):
+        if not _is_name(name) or _top_package(name) in _STANDARD:
             raise ConfigError(
                 f"trust contains {name!r}; expected names of your own packages, such as trust=[mine]"
             )
     for target in targets(config):
-        if not isinstance(target, str) or not _NAME.fullmatch(target):
+        if not _is_name(target):
             raise RunError(
                 f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}"
             )
-        allowed_package = next((package for package in packages if _is_in(target, [package])), None)
+        trusted = [package for package in packages if _is_in(target, [package])]
         try:
-            allowed = _is_of(target, allowed_package) if allowed_package else is_part(target)
+            allowed = _is_of(target, trusted[0]) if trusted else is_part(target)
         except Exception as error:  # from the import
             raise RunError(
                 f"{file} was trained with {target}, which cannot be imported: {one_line(error)}"
@@ -79,6 +87,14 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
                 f"{file} names {target}; expected {_EXPECTED}: if it is from your own package, set "
                 "trust=[<package>], otherwise do not use the file"
             )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def _top_package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _entries(trust: Sequence[str] | str | None) -> list[str]:
@@ -110,7 +126,8 @@ def check_record(record: dict[str, Any], file: Path) -> None:
             )
     for name, expected in _RECORD.items():
         part, _, key = name.partition(".")
-        if not isinstance(record[part].get(key) if key else record.get(part), expected):
+        value = record[part].get(key) if key else record.get(part)
+        if not isinstance(value, expected):
             raise RunError(
                 f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint"
             )
@@ -164,9 +181,8 @@ def targets(config: Any) -> Iterator[Any]:
 
 def packages_of(config: Any) -> list[str]:
     """Return the packages in a configuration, except ours and torch; opening its run requires trust in them."""
-    return sorted(
-        {str(target).partition(".")[0] for target in targets(config)} - {"capsule_lab", "torch"}
-    )
+    packages = {_top_package(str(target)) for target in targets(config)}
+    return sorted(packages - {"capsule_lab", "torch"})
 
 
 def is_part(target: str) -> bool:
@@ -184,23 +200,19 @@ def is_part(target: str) -> bool:
     value = _imported(module, name)
     if inspect.isfunction(value):
         return _is_in(value.__module__, _WITH_FUNCTIONS)
-    if not inspect.isclass(value) or _is_in(value.__module__, _COPYING):
+    if not inspect.isclass(value) or _is_in(value.__module__, _REFUSED):
         return False
-    kinds = (
-        nn.Module,
-        optim.Optimizer,
-        Schedule,
-        LightningDataModule,
-    )  # construction writes and starts nothing
+    # their construction writes and starts nothing
+    kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)
     return issubclass(value, kinds) and _is_in(value.__module__, _WITH_CLASSES)
 
 
 def _is_of(target: str, package: str) -> bool:
     """Return whether it is a class or function defined in ``package``, not imported there, such as ``os.system``."""
-    value = _imported(*target.rpartition(".")[::2])
-    return (inspect.isclass(value) or inspect.isfunction(value)) and _is_in(
-        value.__module__, [package]
-    )
+    module, _, name = target.rpartition(".")
+    value = _imported(module, name)
+    is_of_a_kind = inspect.isclass(value) or inspect.isfunction(value)
+    return is_of_a_kind and _is_in(value.__module__, [package])
 
 
 def _imported(module: str, name: str) -> Any:

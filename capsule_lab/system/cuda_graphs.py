@@ -1,7 +1,7 @@
 """CUDA graphs: work on a GPU that is captured once and then replayed with one launch.
 
 A small network launches hundreds of kernels in a step, and launching them from Python takes longer than they run. A
-graph launches them together, always on the same memory, with the shapes and the numbers of Python of its capture.
+graph launches them together, always on the same memory, and with the shapes and the Python numbers of its capture.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 Tensors = tuple[Tensor | None, ...]
 
-EAGER_CALLS = (
-    2  # ours: the first call compiles kernels, the second one shows that memory does not move
-)
+# ours: the first call compiles kernels, the second one shows that memory does not move
+EAGER_CALLS = 2
 
 
 def is_supported(device: torch.device) -> bool:
@@ -31,7 +30,7 @@ def is_supported(device: torch.device) -> bool:
 
 
 def use_side_stream(device: torch.device) -> None:
-    """Continue on a stream of its own: the default one cannot be captured, and what it has begun must end before."""
+    """Continue on another stream, after the work of the default one, which cannot be captured."""
     if device.type != "cuda":
         return
     _continue_on(torch.cuda.Stream(device), device)
@@ -82,10 +81,10 @@ class Graph:
 
 
 class Replayed:
-    """A function of tensors that runs as it is at first, and later as its CUDA graph.
+    """A function of tensors that is called normally at first and then replayed as a CUDA graph.
 
-    It must do the same work at every call, without random numbers from a generator. The result of a replay is in
-    memory that the next call overwrites, and always the same object. What cannot be captured runs as it is.
+    It must do the same work at every call, without random numbers from a generator. The result of a replay is always
+    the same object, in memory that the next call overwrites. A function that cannot be captured is called normally.
 
     Args:
         what: the name of the function in the log.
@@ -120,7 +119,9 @@ class Replayed:
             log.info("%s runs without CUDA graphs: %s", self.what, one_line(error)[:200])
             self.is_possible = False
             return self.function(inputs)
-        self._graph, self._inputs, self._outputs = graph, static, outputs
+        self._graph = graph
+        self._inputs = static
+        self._outputs = outputs
         self._shapes = shapes_of(inputs)
         return self(inputs)
 

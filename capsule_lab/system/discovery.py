@@ -13,13 +13,12 @@ def classes_in(package: str, *bases: type) -> dict[str, type]:
     For use in the package's ``__init__``, so that a new file with such a class needs no entry there.
     """
     classes: dict[str, type] = {}
-    for file in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if not file.ispkg:
-            module = importlib.import_module(file.name)
-            members = inspect.getmembers(module, inspect.isclass)
-            classes |= {
-                n: value
-                for n, value in members
-                if value.__module__ == file.name and issubclass(value, bases)
-            }
+    folders = importlib.import_module(package).__path__
+    for file in pkgutil.iter_modules(folders, f"{package}."):
+        if file.ispkg:
+            continue
+        module = importlib.import_module(file.name)
+        members = inspect.getmembers(module, inspect.isclass)
+        defined = [(name, value) for name, value in members if value.__module__ == file.name]
+        classes |= {name: value for name, value in defined if issubclass(value, bases)}
     return classes

@@ -31,10 +31,8 @@ def package_version() -> str:
 
 def is_first_process() -> bool:
     """Return whether this is the first or only process of a run, from the ranks of Lightning, torchrun and SLURM."""
-    return all(
-        os.environ.get(name, "0") == "0"
-        for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    )
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
@@ -45,10 +43,12 @@ def hardware(device: torch.device, count: int = 1) -> str:
     """
     import torch  # slow to import
 
-    if device.type == "cuda":
-        runs = runs_per_gpu()
-        return f"{count} x {torch.cuda.get_device_name(device)}{f', shared by {runs} runs' if runs > 1 else ''}"
-    return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
+    if device.type != "cuda":
+        threads = torch.get_num_threads()
+        return f"{_processor()}, {os.cpu_count()} cores, {count} x {threads} threads"
+    name = f"{count} x {torch.cuda.get_device_name(device)}"
+    runs = runs_per_gpu()
+    return f"{name}, shared by {runs} runs" if runs > 1 else name
 
 
 def facts_of_trainer(trainer: Any) -> dict[str, Any]:
@@ -63,33 +63,37 @@ def facts_of_trainer(trainer: Any) -> dict[str, Any]:
 
 
 def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    text = (
-        info.read_text(encoding="utf-8").partition("\n\n")[0] if info.is_file() else ""
-    )  # of the first core
-    facts = {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in text.splitlines())
-    }
-    flags = {*facts.get("flags", "").split()}
-    simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
-    family = (
-        f"family {facts['cpu family']} model {facts['model']}"
-        if {"cpu family", "model"} <= facts.keys()
-        else ""
-    )
-    details = filter(
-        None, (family, simd, "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "")
-    )
+    facts = _facts_of_first_core(info)
+    details = []
+    if "cpu family" in facts and "model" in facts:
+        details.append(f"family {facts['cpu family']} model {facts['model']}")
+    flags = facts.get("flags", "").split()
+    if "avx512f" in flags:
+        details.append("AVX-512")
+    elif "avx2" in flags:
+        details.append("AVX2")
+    if "avx512_bf16" in flags or "amx_bf16" in flags:
+        details.append("bfloat16")
     name = facts.get("model name") or platform.processor() or platform.machine()
-    return f"{name} ({described})" if (described := ", ".join(details)) else name
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def _facts_of_first_core(info: Path) -> dict[str, str]:
+    if not info.is_file():
+        return {}
+    first, _, _ = info.read_text(encoding="utf-8").partition("\n\n")
+    facts = {}
+    for line in first.splitlines():
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
+    return facts
 
 
 def of_this_process() -> dict[str, Any]:
     """Return command, commit and versions, which are needed to repeat a result."""
+    arguments = [each for each in sys.argv[1:] if not each.startswith("train.resume=")]
     return {
-        "command": _as_typed(
-            argument for argument in sys.argv[1:] if not argument.startswith("train.resume=")
-        ),
+        "command": _as_typed(arguments),
         "commit": commit(),
         "versions": {
             "capsule-lab": package_version(),
@@ -104,7 +108,8 @@ def command_line(*more: str) -> str:
     """Return the command of this process, quoted for a shell, with ``more`` arguments unless it has them."""
     if Path(sys.argv[0]).stem == "ipykernel_launcher":
         return f"the same cell with {' '.join(more)}"
-    return _as_typed([*sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
+    added = [argument for argument in more if argument not in sys.argv]
+    return _as_typed([*sys.argv[1:], *added])
 
 
 def set_program(*words: str) -> None:
@@ -116,7 +121,11 @@ _PROGRAM: list[str] = []
 
 
 def _as_typed(arguments: Iterable[str]) -> str:
-    return shlex.join([*(_PROGRAM or [Path(sys.argv[0]).name]), *arguments])
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = [Path(sys.argv[0]).name]
+    if spec:
+        start = ["python", "-m", spec.name.removesuffix(".__main__")]
+    return shlex.join([*start, *arguments])
 
 
 @functools.cache
@@ -126,13 +135,12 @@ def commit() -> str | None:
     if not (tree / ".git").exists():
         return None  # installed from a wheel
     described = _git(tree, "describe", "--always", "--dirty", "--abbrev=12")
-    if (
-        described
-        and not described.endswith("-dirty")
-        and _git(tree, "status", "--porcelain", "--", *_CODE)
-    ):
-        described += "-dirty"  # ``describe`` ignores new files
-    return described or None
+    if not described:
+        return None
+    if described.endswith("-dirty"):
+        return described
+    new_files = _git(tree, "status", "--porcelain", "--", *_CODE)  # ``describe`` ignores them
+    return f"{described}-dirty" if new_files else described
 
 
 _CODE = ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb")

@@ -1,4 +1,4 @@
-"""Expansion of paths, opening of files of others, and files that are written completely or not at all."""
+"""Expansion of paths, safe reading of files that others wrote, and files written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-_READING = (
-    os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-)  # without O_NONBLOCK, opening a FIFO waits for a writer
+# without O_NONBLOCK, opening a FIFO waits for a writer
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 2**28  # ours: bytes; metrics of a million steps have less
 
@@ -24,7 +23,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_regular(path: Path, *, inside: Path | None = None) -> BufferedReader:
-    """Open a regular file for reading; everything that reads a run directory or data of others opens files here.
+    """Open a regular file for reading; files of run directories and of data are opened here only.
 
     Args:
         path: the file, or a link to it.

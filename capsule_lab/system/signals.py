@@ -31,12 +31,13 @@ def install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict[int, 
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return {
-        signum: signal.signal(signum, handler)
-        for signum in SIGNALS
-        if not (ignored and signum is signal.SIGHUP)
-    }
+    previous: dict[int, Any] = {}
+    for signum in SIGNALS:
+        is_ignored = signal.getsignal(signum) is signal.SIG_IGN
+        if signum is signal.SIGHUP and is_ignored:
+            continue
+        previous[signum] = signal.signal(signum, handler)
+    return previous
 
 
 def restore(handlers: dict[int, Any]) -> None:
@@ -55,10 +56,9 @@ def interruptible(message: str = "") -> Iterator[None]:
     received: list[InterruptError] = []
 
     def interrupt(signum: int, _: object) -> None:
-        received.append(
-            InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum)
-        )
-        raise received[-1]
+        error = InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum)
+        received.append(error)
+        raise error
 
     before = install(interrupt)
     try:
@@ -87,18 +87,15 @@ class StopRequest:
         self._before = {}
 
     def _handle(self, signum: int, _: object) -> None:
-        if self.received is not None and is_batch_job():
-            return
-        if self.received is not None:
+        if self.received is None:
+            self.received = signum
+            name = signal.Signals(signum).name
+            log.warning("%s: stopping after this step; repeat the signal to stop immediately", name)
+        elif not is_batch_job():
             self.restore()
             raise InterruptError(
                 "stopped immediately; train.resume=true continues from the last checkpoint", signum
             )
-        self.received = signum
-        log.warning(
-            "%s: stopping after this step; repeat the signal to stop immediately",
-            signal.Signals(signum).name,
-        )
 
 
 def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:

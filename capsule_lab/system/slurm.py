@@ -20,16 +20,15 @@ def was_requeued() -> bool:
 
 def is_batch_job() -> bool:
     """Return whether this process belongs to a job that is not interactive."""
-    return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_NAME", "") not in (
-        "bash",
-        "interactive",
-    )
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    return "SLURM_JOB_ID" in os.environ and name not in ("bash", "interactive")
 
 
 def this_job() -> str:
     """Return the id of this job for ``scontrol``; in an array, the id of the array and the index of the job."""
-    array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
-    return "_".join(array) if all(array) else os.environ["SLURM_JOB_ID"]
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    index = os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else os.environ["SLURM_JOB_ID"]
 
 
 def in_queue(job: str) -> bool:
@@ -44,9 +43,8 @@ def in_queue(job: str) -> bool:
     except subprocess.TimeoutExpired:
         return True  # unknown: the controller is busy
     if process.returncode:
-        return (
-            "Invalid job id" not in process.stderr
-        )  # SLURM's message for a job that ended some time ago
+        # SLURM's message for a job that ended some time ago
+        return "Invalid job id" not in process.stderr
     return bool(process.stdout.strip())
 
 
@@ -64,7 +62,8 @@ def requeue(signum: int) -> None:
     """Requeue this job after a signal if ``goes_back`` returns true."""
     if not goes_back(signum):
         return
-    command = ["scontrol", "requeue", job := this_job()]
+    job = this_job()
+    command = ["scontrol", "requeue", job]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     if answer.returncode:
         log.warning("job %s was not requeued: %s", job, answer.stderr.strip())

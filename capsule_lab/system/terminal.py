@@ -19,18 +19,17 @@ def usable_streams() -> Iterator[None]:
     Characters that a terminal's encoding does not have are written as escapes.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and (
-            stream.errors == "strict" or stream.encoding.lower() != "utf-8"
-        ):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        if stream.errors == "strict" or stream.encoding.lower() != "utf-8":
             stream.reconfigure(errors="backslashreplace")
     logging.raiseExceptions = False  # else a traceback for each line that cannot be written
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes the rest there at exit
+        # Python flushes the rest there at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
 
@@ -41,19 +40,18 @@ def as_typed(path: Path) -> Path:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as lines with aligned columns; words are never broken, and empty columns are left out."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    padded = []
+    for column in zip(*rows, strict=True):
+        if any(column[1:]):
+            width = max(len(cell) for cell in column)
+            padded.append([cell.ljust(width) for cell in column])
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
 def differences(overrides: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Return the overrides that several runs share, and the other overrides of each run."""
-    shared = [
-        entry
-        for entry in overrides[0]
-        if len(overrides) > 1 and all(entry in others for others in overrides)
-    ]
-    return shared, [
-        [entry for entry in arguments if entry not in shared] for arguments in overrides
-    ]
+    first, *others = overrides
+    in_all = set(first).intersection(*others) if others else set()
+    shared = [override for override in first if override in in_all]
+    own = [[override for override in run if override not in in_all] for run in overrides]
+    return shared, own

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
+ToFake = Callable[[torch.Tensor], torch.Tensor]
+Peak = Callable[[], int]
 
 
 def is_transformed() -> bool:
@@ -33,10 +35,11 @@ def constant_when_compiled(function: F) -> F:
 
 def cpu_computes_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 instructions."""
-    native = (
-        getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")
-    )
-    return any(supported() for supported in native if supported)
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        is_supported = getattr(torch.cpu, name, None)
+        if is_supported is not None and is_supported():
+            return True
+    return False
 
 
 def average_lists_(
@@ -54,12 +57,12 @@ def has_hooks(module: torch.nn.Module) -> bool:
     """Return whether Python functions are called in the passes of a module: hooks of modules or of parameters."""
     of_modules = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(
-        getattr(owner, name, None)
-        for owners, names in ((module.modules(), of_modules), (module.parameters(), of_parameters))
-        for owner in owners
-        for name in names
-    )
+    modules_have = any(_has_any(part, of_modules) for part in module.modules())
+    return modules_have or any(_has_any(weight, of_parameters) for weight in module.parameters())
+
+
+def _has_any(owner: object, names: Iterable[str]) -> bool:
+    return any(getattr(owner, name, None) for name in names)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -76,9 +79,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
-def run_without_values(
-    step: Callable[[Callable[[torch.Tensor], torch.Tensor], Callable[[], int]], Any],
-) -> None:
+def run_without_values(step: Callable[[ToFake, Peak], Any]) -> None:
     """Run ``step(fake, peak)`` with torch's ``FakeTensorMode``, which computes shapes only and stores no values.
 
     Random generators do not advance. ``fake(tensor)`` is a tensor like another one, without values; ``peak()`` is the
@@ -87,7 +88,8 @@ def run_without_values(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    live, largest = 0, 0
+    live = 0
+    largest = 0
     known: set[int] = set()
 
     def forget(storage: int, size: int) -> None:
@@ -102,13 +104,13 @@ def run_without_values(
             nonlocal live, largest
             result = function(*args, **(kwargs or {}))
             for value in torch.utils._pytree.tree_leaves(result):
-                if (
-                    isinstance(value, torch.Tensor)
-                    and (pointer := value.untyped_storage())._cdata not in known
-                ):
-                    known.add(pointer._cdata)
-                    live += pointer.nbytes()
-                    weakref.finalize(pointer, forget, pointer._cdata, pointer.nbytes())
+                if not isinstance(value, torch.Tensor):
+                    continue
+                storage = value.untyped_storage()
+                if storage._cdata not in known:
+                    known.add(storage._cdata)
+                    live += storage.nbytes()
+                    weakref.finalize(storage, forget, storage._cdata, storage.nbytes())
             largest = max(largest, live)
             return result
 

@@ -29,13 +29,11 @@ def test_whole_file_is_read(metrics: Path) -> None:
 
 
 def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cases = [content for name, content in damages(CONTENT) if name != "cut in half"]
-    for content in [
-        *cases,
-        CONTENT.replace(b"0.25", b"0.2s"),
-        CONTENT.replace(b"7", b"2"),
-        b"a,b\n1,2\n",
-    ]:
+    damaged = [content for name, content in damages(CONTENT) if name != "cut in half"]
+    not_a_number = CONTENT.replace(b"0.25", b"0.2s")
+    descending = CONTENT.replace(b"7", b"2")
+    without_steps = b"a,b\n1,2\n"
+    for content in [*damaged, not_a_number, descending, without_steps]:
         metrics.write_bytes(content)
         assert list(curves.figures(metrics)) == [], content
         assert f"{metrics} is damaged (" in caplog.messages[-1]
@@ -43,16 +41,21 @@ def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCapture
     assert [name for name, _ in curves.figures(metrics)] == ["curves"]
     figure = curves.curves_of_runs({"whole": metrics, "missing": metrics.with_name("missing.csv")})
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["whole"]
-    for position, byte in enumerate(CONTENT):  # of a finished run, whose checksum is known
-        metrics.write_bytes(
-            CONTENT[:position] + bytes([byte ^ 1 << position % 8]) + CONTENT[position + 1 :]
-        )
-        assert curves.read_curves(metrics, hashlib.sha256(CONTENT).hexdigest()).empty, position
+
+
+def test_every_flipped_bit_is_found_by_the_checksum_of_a_finished_run(metrics: Path) -> None:
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    for position in range(len(CONTENT)):
+        damaged = bytearray(CONTENT)
+        damaged[position] ^= 1 << position % 8
+        metrics.write_bytes(damaged)
+        assert curves.read_curves(metrics, sha256).empty, position
 
 
 def test_no_two_curves_look_the_same() -> None:
-    assert len({tuple(curves.look(number).values()) for number in range(176)}) == 176
-    assert len({curves.look(number)["color"] for number in range(16)}) == 16
+    looks = [curves.look(number) for number in range(176)]
+    assert len({tuple(look.values()) for look in looks}) == 176
+    assert len({look["color"] for look in looks[:16]}) == 16
 
 
 def test_a_legend_is_whole() -> None:
@@ -60,9 +63,8 @@ def test_a_legend_is_whole() -> None:
         figure = Figure(figsize=(width, 3), layout="constrained")
         axis = figure.add_subplot()
         for number in range(13):
-            axis.plot(
-                [0, 1], [0, number], label=f"a routing of a long name (Author 2019), {number}"
-            )
+            label = f"a routing of a long name (Author 2019), {number}"
+            axis.plot([0, 1], [0, number], label=label)
         curves.legend_below(figure)
         figure.draw_without_rendering()
         (legend,) = figure.legends

@@ -47,9 +47,8 @@ def test_couplings_of_all_layers_are_those_of_no_routing() -> None:
 
 
 def test_of_dynamic_routing_is_its_first_iteration() -> None:
-    once = small_capsnet(
-        (1, 17, 17), 3, channels=8, decoder=None, routing=partial(DynamicRouting, iterations=1)
-    )
+    routing = partial(DynamicRouting, iterations=1)
+    once = small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=routing)
     three = small_capsnet((1, 17, 17), 3, channels=8, decoder=None)
     once.load_state_dict(three.state_dict())
     with equal_couplings(three):
@@ -57,13 +56,12 @@ def test_of_dynamic_routing_is_its_first_iteration() -> None:
 
 
 def test_networks_without_equal_couplings() -> None:
-    """Those of children that compete do not come from the normaliser: equal ones would silently be the network's."""
+    """Where children compete, couplings do not come from the normaliser, so replacing it would change nothing."""
+    cnn = SmallCNN((1, 17, 17), 3)
+    attention = small_capsnet((1, 17, 17), 3, channels=8, routing=AttentionOverChildren)
     for network, message in [
-        (SmallCNN((1, 17, 17), 3), "SmallCNN has no couplings; expected a capsule network"),
-        (
-            small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=AttentionOverChildren),
-            "AttentionOverChildren sum to one over the children of a parent",
-        ),
+        (cnn, "SmallCNN has no couplings; expected a capsule network"),
+        (attention, "AttentionOverChildren sum to one over the children of a parent"),
     ]:
         with pytest.raises(ValueError, match=message), equal_couplings(network):
             pass

@@ -51,7 +51,9 @@ def cnn(dropout: float = 0.5) -> BaselineCNN:
 
 
 def loss(network: Any) -> Tensor:
-    return spread_loss(network(images().to(next(network.parameters()).dtype)).scores, LABELS)
+    dtype = next(network.parameters()).dtype
+    output = network(images().to(dtype))
+    return spread_loss(output.scores, LABELS)
 
 
 def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
@@ -59,15 +61,15 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
     network = copy.deepcopy(network)
 
     def gradient() -> Tensor:
-        network.zero_grad()
+        for each in network.parameters():
+            each.grad = torch.zeros_like(each)
         loss(network).backward()
-        found = [
-            torch.zeros_like(each) if each.grad is None else each.grad
-            for each in network.parameters()
-        ]
-        return torch.cat([each.flatten() for each in found]).double()
+        gradients = [each.grad.flatten() for each in network.parameters()]
+        return torch.cat(gradients).double()
 
-    before, generator, cosines = gradient(), torch.Generator().manual_seed(seed), []
+    before = gradient()
+    generator = torch.Generator().manual_seed(seed)
+    cosines = []
     weights = copy.deepcopy([*network.parameters()])
     for _ in range(changes):
         for each, weight in zip(network.parameters(), weights, strict=True):
@@ -83,7 +85,9 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
 def test_cosine_is_that_of_loops(build: Callable[..., nn.Module]) -> None:
     network = build()
     found = measure_gradient(network, loss, changes=2, seed=7)
-    assert (found.norm, found.cosine) == pytest.approx(loops(network, seed=7, changes=2), rel=1e-5)
+    norm, cosine = loops(network, seed=7, changes=2)
+    assert found.norm == pytest.approx(norm, rel=1e-5)
+    assert found.cosine == pytest.approx(cosine, rel=1e-5)
     assert found.loss == pytest.approx(float(loss(copy.deepcopy(network)).detach()))
 
 
@@ -101,19 +105,18 @@ class Wave(nn.Module):
 
 def test_smooth_and_chaotic_gradients_are_told_apart() -> None:
     def cosine(frequency: float, change: float = 0.01) -> float:
-        return measure_gradient(
-            Wave(frequency), lambda network: network(), relative_change=change
-        ).cosine
+        wave = Wave(frequency)
+        return measure_gradient(wave, lambda wave: wave(), relative_change=change).cosine
+
+    def dropped_out(network: Wave) -> Tensor:
+        return nn.functional.dropout(network.weight, training=True).sum()
 
     assert 0.999 <= cosine(0.1) <= 1
     assert abs(cosine(1000.0)) < 0.1
     assert cosine(10.0, 0.001) > cosine(10.0, 0.003) > cosine(10.0, 0.1) > cosine(10.0, 0.3)
-    assert math.isnan(measure_gradient(Wave(0.0), lambda network: 0 * network()).cosine), (
-        "without a gradient"
-    )
-    dropout = measure_gradient(
-        Wave(0.1), lambda network: nn.functional.dropout(network.weight, training=True).sum()
-    )
+    constant = measure_gradient(Wave(0.0), lambda wave: 0 * wave())
+    assert math.isnan(constant.cosine), "without a gradient"
+    dropout = measure_gradient(Wave(0.1), dropped_out)
     assert dropout.cosine == pytest.approx(1), "dropout is the same before and after"
 
 
@@ -146,23 +149,28 @@ def test_measuring_changes_nothing(build: Callable[[], nn.Module]) -> None:
     for training in (True, False):
         network: Any = build().train(training)
         loss(network).backward()
-        before, random = copy.deepcopy(network.state_dict()), torch.get_rng_state()
-        gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+        before = copy.deepcopy(network.state_dict())
+        random = torch.get_rng_state()
+        gradients = copy.deepcopy(gradients_of(network))
         measure_gradient(network, loss)
         if isinstance(network, AbstractCapsuleNetwork):
             measure_layers(network, images())
         assert torch.equal(torch.get_rng_state(), random)
         assert network.training is training
         torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
-        after = [each.grad for each in network.parameters() if each.grad is not None]
-        torch.testing.assert_close(after, gradients, rtol=0, atol=0)
-        assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+        torch.testing.assert_close(gradients_of(network), gradients, rtol=0, atol=0)
+        for module in network.modules():
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
+
+
+def gradients_of(network: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in network.named_parameters()}
 
 
 def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
-    found = measure_layers(
-        em_caps(routing=partial(EMRouting, iterations=2, min_variance=0.25)), images()
-    )
+    routing = partial(EMRouting, iterations=2, min_variance=0.25)
+    found = measure_layers(em_caps(routing=routing), images())
     assert [*found] == ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]
     assert [len(each.iterations) for each in found.values()] == [0, 2, 2, 2]
     assert [each.min_variance for each in found.values()] == [None, 0.25, 0.25, 0.25]
@@ -172,27 +180,34 @@ def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
     for name in ("pose_std", "activation", "activation_std"):
         last = found["classes"].iterations[-1][name]
         assert last == pytest.approx(getattr(found["classes"], name), abs=1e-6)
-    network = em_caps(routing=partial(NormalisedEMRouting, min_variance=0.5), class_routing=None)
+    routing = partial(NormalisedEMRouting, min_variance=0.5)
+    network = em_caps(routing=routing, class_routing=None)
     classes = measure_layers(network, images())["classes"]
     assert (classes.normalised, classes.min_variance) == (True, 0.5)
-    assert [each.keys() for each in classes.iterations] == [{"pose_std", "coupling_entropy"}] * 2
+    assert len(classes.iterations) == 2
+    for iteration in classes.iterations:
+        assert iteration.keys() == {"pose_std", "coupling_entropy"}
+
+
+def test_layer_of_a_routing_without_a_floor() -> None:
     digits = measure_layers(capsnet(), images())["digits"]
-    assert (digits.min_variance, digits.normalised) == (None, False), "there is no floor"
+    assert (digits.min_variance, digits.normalised) == (None, False)
     assert digits.votes_variance is not None
     with torch.no_grad():
         poses, activations, _ = capsnet()(images()).capsules
-    saturated = 100 * ((activations < 0.0257) | (activations > 0.9743)).float().mean()
-    expected = [poses.std(), activations.mean(), activations.std(0).mean(), saturated]
-    found = [digits.pose_std, digits.activation, digits.activation_std, digits.saturated]
-    assert found == pytest.approx([float(each) for each in expected])
+    saturated = (activations < 0.0257) | (activations > 0.9743)
+    assert digits.pose_std == pytest.approx(float(poses.std()))
+    assert digits.activation == pytest.approx(float(activations.mean()))
+    assert digits.activation_std == pytest.approx(float(activations.std(0).mean()))
+    assert digits.saturated == pytest.approx(float(100 * saturated.float().mean()))
 
 
 def variance_by_loops(votes: Tensor, activations: Tensor) -> float:
     batch, _, parents, dim = votes.shape
-    found = [
-        np.cov(votes[b, :, j, d], aweights=activations[b], ddof=0).item()
-        for b, j, d in itertools.product(range(batch), range(parents), range(dim))
-    ]
+    found = []
+    for b, j, d in itertools.product(range(batch), range(parents), range(dim)):
+        variance = np.cov(votes[b, :, j, d], aweights=activations[b], ddof=0)
+        found.append(variance.item())
     return sorted(found)[(len(found) - 1) // 2]  # as torch.median
 
 
@@ -204,48 +219,68 @@ def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> 
     expected = variance_by_loops(dense, activations)
     assert votes_variance(votes, activations) == pytest.approx(expected)
     assert votes_variance(dense, activations) == pytest.approx(expected)
-    assert votes_variance(dense) == pytest.approx(variance_by_loops(dense, torch.ones(2, 5)))
+    expected = variance_by_loops(dense, torch.ones(2, 5))
+    assert votes_variance(dense) == pytest.approx(expected)
     monkeypatch.setattr(learning, "_BYTES_OF_VOTES", 2 * 4 * 5 * 3 * 16)
     many = torch.randn(7, 5, 3, 16)  # of which two rows are measured
-    assert votes_variance(many) == pytest.approx(
-        variance_by_loops(many[[0, 6]], torch.ones(2, 5)), rel=1e-4
-    )
+    expected = variance_by_loops(many[[0, 6]], torch.ones(2, 5))
+    assert votes_variance(many) == pytest.approx(expected, rel=1e-4)
 
 
 def test_quantities_have_names() -> None:
-    layers = {
-        "low": learning.LayerMeasurement(
-            1.0, 0.5, 0.1, 2.0, ({"pose_std": 0.3, "coupling_entropy": 0.9},), 0.7
-        )
+    iterations = ({"pose_std": 0.3, "coupling_entropy": 0.9},)
+    layer = learning.LayerMeasurement(1.0, 0.5, 0.1, 2.0, iterations, 0.7)
+    gradient = learning.GradientMeasurement(0.1, 0.2, 0.99)
+    assert learning.quantities(gradient, {"low": layer}) == {
+        "loss": 0.1,
+        "gradient_norm": 0.2,
+        "gradient_cosine": 0.99,
+        "pose_std_low": 1.0,
+        "activation_low": 0.5,
+        "activation_std_low": 0.1,
+        "saturated_low": 2.0,
+        "votes_variance_low": 0.7,
+        "pose_std_low_iteration_1": 0.3,
+        "coupling_entropy_low_iteration_1": 0.9,
     }
-    assert learning.quantities(learning.GradientMeasurement(0.1, 0.2, 0.99), layers) == {
-        "loss": 0.1, "gradient_norm": 0.2, "gradient_cosine": 0.99,
-        "pose_std_low": 1.0, "activation_low": 0.5, "activation_std_low": 0.1, "saturated_low": 2.0,
-        "votes_variance_low": 0.7, "pose_std_low_iteration_1": 0.3, "coupling_entropy_low_iteration_1": 0.9,
-    }  # fmt: skip
+
+
+CLASSES = learning.LayerMeasurement(
+    pose_std=0.6,
+    activation=0.5,
+    activation_std=0.2,
+    saturated=10.0,
+    iterations=({"pose_std": 0.5}, {"pose_std": 0.6}),
+    votes_variance=0.1,
+    min_variance=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"min_variance": 5e-4, "iterations": CLASSES.iterations[:1]},
+        {"min_variance": 20.0, "normalised": True},
+        {"min_variance": None},
+        {"min_variance": 0.0},
+        {"votes_variance": 0.0},
+        {"min_variance": 0.0011},
+        {"min_variance": 0.011, "normalised": True},
+        {"min_variance": 9.0},
+    ],
+)
+def test_harmless_floor_is_not_warned_of(changes: dict[str, Any]) -> None:
+    assert floor_warnings({"classes": replace(CLASSES, **changes)}) == []
 
 
 def test_floor_is_warned_of_where_it_does_harm() -> None:
-    iterations = ({"pose_std": 0.5}, {"pose_std": 0.6})
-    classes = learning.LayerMeasurement(
-        0.6, 0.5, 0.2, 10.0, iterations, votes_variance=0.1, min_variance=0.1
-    )
-    harmless: tuple[dict[str, Any], ...] = (
-        {}, {"min_variance": 5e-4, "iterations": iterations[:1]}, {"min_variance": 20.0, "normalised": True},
-        {"min_variance": None}, {"min_variance": 0.0}, {"votes_variance": 0.0}, {"min_variance": 0.0011},
-        {"min_variance": 0.011, "normalised": True}, {"min_variance": 9.0},
-    )  # fmt: skip
-    assert [floor_warnings({"classes": replace(classes, **each)}) for each in harmless] == [
-        []
-    ] * len(harmless)
-    (normalised,) = floor_warnings({"a": replace(classes, min_variance=0.008, normalised=True)})
-    assert "far below the variance of the votes: a (0.008 beside 0.1);" in normalised
-    low = replace(classes, min_variance=5e-4)
-    below, above = floor_warnings({"a": low, "b": replace(classes, min_variance=20.0), "c": low})
-    assert (
-        "far below the variance of the votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or"
-        in below
-    )
-    assert (
-        "far above the variance of the votes: b (20 beside 0.1); activations then hardly" in above
-    )
+    normalised = replace(CLASSES, min_variance=0.008, normalised=True)
+    (warning,) = floor_warnings({"a": normalised})
+    assert "far below the variance of the votes: a (0.008 beside 0.1);" in warning
+    low = replace(CLASSES, min_variance=5e-4)
+    high = replace(CLASSES, min_variance=20.0)
+    below, above = floor_warnings({"a": low, "b": high, "c": low})
+    assert "votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or" in below
+    assert "far below the variance of the votes: " in below
+    assert "far above the variance of the votes: b (20 beside 0.1); activations then" in above

@@ -27,21 +27,24 @@ from tests.helpers.fakes import (
 )
 
 CLASSES = torch.tensor([4, 0])
-OUTPUT = fake_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
+# the second is not recognised: its label is perturbed, and not its prediction
+OUTPUT = fake_output([[4], [2]])
+IN_UNITS = Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))
 
 
-@pytest.mark.parametrize("steps", [PAPER, Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))])
+@pytest.mark.parametrize("steps", [PAPER, IN_UNITS])
 def test_offset_is_added_to_one_component_of_the_label(steps: Steps) -> None:
     """The sum is not squashed again; all other classes are zeroed."""
     units = torch.ones(3) if steps.units is None else steps.units
-    decoded = perturbation.perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
+    network = FakeCapsNet(OUTPUT)
+    decoded = perturbation.perturbed_reconstructions(network, OUTPUT, CLASSES, steps)
     assert decoded.shape == (2, 3, len(steps.values), 1, 5, 3)
-    for image, dim, (offset, added) in itertools.product(
-        range(2), range(3), enumerate(steps.values)
-    ):
-        expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))
-        expected[CLASSES[image], dim] += added * float(units[dim])
-        np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
+    for image, dim in itertools.product(range(2), range(3)):
+        label = int(CLASSES[image])
+        for offset, added in enumerate(steps.values):
+            expected = decoded_picture(OUTPUT, image, label)
+            expected[label, dim] += added * float(units[dim])
+            np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
 
 
 def test_change_is_measured_from_the_middle() -> None:
@@ -52,73 +55,72 @@ def test_change_is_measured_from_the_middle() -> None:
 
 
 def test_steps_of_poses_that_are_lengths_and_of_others() -> None:
-    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [1.0, 10.0, 0.1]
-    )
-    assert steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER
-    steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
+    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0))
+    poses *= torch.tensor([1.0, 10.0, 0.1])
+    scores = torch.zeros(50, 4)
+    lengths = Capsules(poses, poses.norm(dim=2))
+    assert steps_of(CapsuleOutput(scores, lengths)) == PAPER
+    others = Capsules(poses, torch.full((50, 4), 0.5))
+    steps = steps_of(CapsuleOutput(scores, others))
     assert (steps.values[5], steps.values[-1]) == pytest.approx((0, 2))
     torch.testing.assert_close(steps.units, poses.flatten(0, 1).std(0))
 
 
 def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> None:
-    figure = perturbation.perturbation_sheet(
-        FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0
-    )
+    output = select_images(OUTPUT, torch.tensor([1]))
+    figure = perturbation.perturbation_sheet(FakeCapsNet(OUTPUT), output, 0)
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
-    for dim, (column, added) in itertools.product(range(3), [(0, -0.25), (5, 0.0), (9, 0.2)]):
+    offsets = [(0, -0.25), (5, 0.0), (9, 0.2)]
+    for dim, (column, offset) in itertools.product(range(3), offsets):
         expected = decoded_picture(OUTPUT, 1, 0)
-        expected[0, dim] += added
+        expected[0, dim] += offset
         np.testing.assert_allclose(grey_at(figure, dim, column), expected, atol=1e-6)
-    assert captions(figure) == [
-        "-0.25", "-0.20", "-0.15", "-0.10", "-0.05", "0", "+0.05", "+0.10", "+0.15", "+0.20", "+0.25"
-    ]  # fmt: skip
+    subtracted = ["-0.25", "-0.20", "-0.15", "-0.10", "-0.05"]
+    added = ["+0.05", "+0.10", "+0.15", "+0.20", "+0.25"]
+    assert captions(figure) == [*subtracted, "0", *added]
     assert texts(figure)[:3] == ["subtracted", "unchanged", "added"]
     assert figure.get_suptitle().startswith("class 0")
 
 
 LABELS = torch.tensor([3, 0, 2, 0, 3])
 PREDICTED = fake_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
-WEIGHT = torch.tensor(
-    [[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]]
-)  # (class, dimension) in the picture
+# of each class and dimension in the picture
+WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])
 
 
 def test_figure_has_the_rows_that_change_most() -> None:
+    network = FakeCapsNet(PREDICTED, WEIGHT)
     for rows, expected in (
         (6, ["class 0, dimension 1", "class 2, dimension 0", "class 3, dimension 2"]),
         (2, ["class 0, dimension 1", "class 2, dimension 0"]),
         (1, ["class 2, dimension 0"]),
     ):
-        figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=rows)
+        figure = perturbation_figure(network, PREDICTED, LABELS, rows=rows)
         assert row_names(figure) == expected
         assert len(captions(figure)) == 11
     names = ("cat", "dog", "ship", "car", "bird")
-    named = perturbation_figure(
-        FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names
-    )
+    named = perturbation_figure(network, PREDICTED, LABELS, rows=1, names=names)
     assert row_names(named) == ["class ship, dimension 0"]
 
 
 def test_figure_shows_the_rows_named() -> None:
-    figure = perturbation_figure(
-        FakeCapsNet(PREDICTED, WEIGHT / 10), PREDICTED, LABELS
-    )  # in [0, 1]
-    places = itertools.product(
-        [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)], [(2, -0.15), (5, 0.0), (6, 0.05)]
-    )
-    for (row, image, label, dim), (column, added) in places:
+    weight = WEIGHT / 10  # pictures in [0, 1]
+    figure = perturbation_figure(FakeCapsNet(PREDICTED, weight), PREDICTED, LABELS)
+    rows = [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)]
+    columns = [(2, -0.15), (5, 0.0), (6, 0.05)]
+    for (row, image, label, dim), (column, added) in itertools.product(rows, columns):
         expected = decoded_picture(PREDICTED, image, label)
         expected[label, dim] += added
-        np.testing.assert_allclose(
-            grey_at(figure, row, column), expected * WEIGHT.numpy() / 10, atol=1e-6
-        )
+        expected *= weight.numpy()
+        np.testing.assert_allclose(grey_at(figure, row, column), expected, atol=1e-6)
 
 
 def test_examples_are_recognised_if_any_is() -> None:
-    for output, labels, expected in [
-        (PREDICTED, LABELS, [1, 2, 4]),
-        (fake_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
-        (fake_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
+    for predictions, labels, expected in [
+        ([[1], [0], [2], [0], [3]], [3, 0, 2, 0, 3], [1, 2, 4]),
+        ([[1], [1], [1]], [2, 1, 2], [1, 0]),
+        ([[1, 2], [2, 1], [4, 3]], [[1, 3], [1, 2], [3, 4]], [1, 2]),
     ]:
-        assert list(perturbation.example_of_each_class(output, labels).values()) == expected
+        output = fake_output(predictions)
+        examples = perturbation.example_of_each_class(output, torch.tensor(labels))
+        assert [*examples.values()] == expected

@@ -111,13 +111,8 @@ def test_predictions_stand_under_their_images() -> None:
     ]:
         ranking = fake_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
         figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
-        *below, _, note = figure.axes[0].texts
-        found = [f"{text.get_text()} {text.get_color()}" for text in below]
-        assert [
-            text.replace("true ", "").replace("\npredicted", ",") for text in found
-        ] == expected[:-1]
-        assert (
-            note.get_text().replace("\n", " ")
-            == f"not recognised: {expected[-1]} of the 4 images looked at"
-        )
+        *below, failed = expected
+        found = [f"{text.get_text()} {text.get_color()}" for text in figure.axes[0].texts]
+        assert [text.replace("true ", "").replace("\npredicted", ",") for text in found] == below
+        assert texts(figure)[-1] == f"not recognised: {failed} of the 4 images looked at"
         np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)

@@ -13,14 +13,12 @@ from capsule_lab.analysis.segmentation import Case, choose_cases, overlap, segme
 from tests.helpers import fakes
 
 LABELS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, 1], [1, 3], [2, 0]])
-OUTPUT = fakes.fake_output(
-    [[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]]
-)  # images 2 and 4 are not recognised
+# images 2 and 4 are not recognised
+OUTPUT = fakes.fake_output([[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]])
 OVERLAPS = torch.tensor([0.1, 0.2, 0.99, 0.9, 0.99, 0.3, 0.8])
 IMAGES = torch.rand(7, 1, 5, 3, generator=torch.Generator().manual_seed(0))
-PARTS = torch.zeros(
-    7, 2, 1, 5, 3
-)  # the first is in the first column only, the second there as far as they overlap
+# the first digit is in the first column only, the second is there as far as they overlap
+PARTS = torch.zeros(7, 2, 1, 5, 3)
 PARTS[:, 0, :, :, 0] = 1
 PARTS[:, 1, :, :, 0] = OVERLAPS.reshape(7, 1, 1)
 PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
@@ -66,18 +64,28 @@ def test_cases_of_each_group_are_as_many_as_asked_for() -> None:
     }
     assert [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **ALL).values()] == [*groups.values()]
     for (group, name), count in itertools.product(enumerate(groups), [0, 1]):
-        found = [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, name: count}).values()][
-            group
-        ]
-        assert len(found) == count * (2 if name == "failures" else 1)
+        counts = {**ALL, name: count}
+        found = [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **counts).values()]
+        assert len(found[group]) == count * (2 if name == "failures" else 1)
+
+
+def assert_decoded(picture: np.ndarray, image: int, first: int, second: int) -> None:
+    """The first class is red, the second is green."""
+    red, green = (fakes.decoded_picture(OUTPUT, image, label) for label in (first, second))
+    expected = np.stack([red, green, np.zeros_like(red)], 2)
+    np.testing.assert_allclose(picture, expected, atol=1e-6)
 
 
 def test_figure_decodes_what_is_captioned() -> None:
     counts = {"correct": 1, "overlapping": 1, "controls": 1, "failures": 1}
     figure = segmentation_figure(fakes.FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, **counts)
     assert fakes.captions(figure) == [
-        "L:(0,1)\nR:(0,1)", "L:(3,0)\nR:(3,0)", "L:(1,2)\nR:(1,4)*", "L:(2,3)\nR:(2,3)", "L:(2,3)\nR:(2,0)(P)"
-    ]  # fmt: skip
+        "L:(0,1)\nR:(0,1)",
+        "L:(3,0)\nR:(3,0)",
+        "L:(1,2)\nR:(1,4)*",
+        "L:(2,3)\nR:(2,3)",
+        "L:(2,3)\nR:(2,0)(P)",
+    ]
     assert fakes.colours(figure) == ["black"] * 4 + ["tab:blue"]
     assert fakes.row_names(figure) == ["input", "output"]
     assert fakes.texts(figure)[:4] == [
@@ -94,20 +102,10 @@ def test_figure_decodes_what_is_captioned() -> None:
         (3, 2, 2, 3),
         (4, 2, 2, 0),
     ]:
-        composite, decoded = (
-            fakes.picture_at(figure, 0, column),
-            fakes.picture_at(figure, 1, column),
-        )
-        np.testing.assert_allclose(
-            composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6
-        )  # on black
-        np.testing.assert_allclose(
-            decoded[..., 0], fakes.decoded_picture(OUTPUT, image, first), atol=1e-6
-        )
-        np.testing.assert_allclose(
-            decoded[..., 1], fakes.decoded_picture(OUTPUT, image, second), atol=1e-6
-        )
-        assert (decoded[..., 2] == 0).all()
+        composite = fakes.picture_at(figure, 0, column)
+        on_black = IMAGES[image, 0, :, :, None].expand(-1, -1, 3)
+        np.testing.assert_allclose(composite, on_black, atol=1e-6)
+        assert_decoded(fakes.picture_at(figure, 1, column), image, first, second)
 
 
 def test_note_when_all_or_none_is_recognised() -> None:
@@ -116,9 +114,8 @@ def test_note_when_all_or_none_is_recognised() -> None:
         ([2, 4], ["not recognised"], "2 of the 2"),
     ]:
         output = select_images(OUTPUT, torch.tensor(images))
-        drawn = segmentation_figure(
-            fakes.FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images]
-        )
+        network = fakes.FakeCapsNet(output)
+        drawn = segmentation_figure(network, output, IMAGES[images], LABELS[images], PARTS[images])
         *names, note = fakes.texts(drawn)
         assert names == groups
         assert note.endswith(f"not recognised: {ends} images looked at")
@@ -129,17 +126,9 @@ def test_sheet_decodes_the_predictions() -> None:
     for column, decoded in enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]):
         wrong = column in (2, 4)
         first, second = LABELS[column].tolist()
-        assert (
-            fakes.captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
-        )
+        caption = f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+        assert fakes.captions(figure)[column] == caption
         assert fakes.colours(figure)[column] == ("tab:blue" if wrong else "black")
-        np.testing.assert_allclose(
-            fakes.picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6
-        )
-        picture = fakes.picture_at(figure, 1, column)
-        np.testing.assert_allclose(
-            picture[..., 0], fakes.decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6
-        )
-        np.testing.assert_allclose(
-            picture[..., 1], fakes.decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6
-        )
+        composite = fakes.picture_at(figure, 0, column)
+        np.testing.assert_allclose(composite[..., 1], IMAGES[column, 0], atol=1e-6)
+        assert_decoded(fakes.picture_at(figure, 1, column), column, *decoded)

@@ -17,16 +17,13 @@ from capsule_lab.routing import (
     NormalisedEMRouting,
     ScaledDistanceAgreement,
 )
-from capsule_lab.types import Votes
+from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.networks import small_capsnet, small_em_caps
 
-ROUTINGS = [
-    each
-    for name in routings.__all__
-    if isinstance(each := getattr(routings, name), type)
-    and issubclass(each, AbstractRouting)
-    and each is not AbstractRouting
-]
+PUBLIC = [getattr(routings, name) for name in routings.__all__]
+CLASSES = [each for each in PUBLIC if isinstance(each, type)]
+ROUTINGS = [each for each in CLASSES if issubclass(each, AbstractRouting)]
+ROUTINGS.remove(AbstractRouting)
 
 
 @pytest.fixture
@@ -36,9 +33,8 @@ def images() -> Tensor:
 
 def random_network(**options: Any) -> EMCaps:
     torch.manual_seed(1)
-    network = small_em_caps(
-        (1, 24, 24), 4, **{"class_routing": None, "conv_weight_std": 0.5, **options}
-    ).eval()
+    options = {"class_routing": None, "conv_weight_std": 0.5, **options}
+    network = small_em_caps((1, 24, 24), 4, **options).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -50,18 +46,21 @@ def by_name(network: nn.Module, images: Tensor) -> dict[str, LayerTrace]:
 
 
 def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tensor) -> None:
-    network, heard = random_network(), []
+    network = random_network()
     expected = network(images)
-    layer = network.classes
-    hook = layer.register_forward_pre_hook(
-        lambda _, inputs, options: (inputs, {**options, "on_iteration": heard.append}),
-        with_kwargs=True,
-    )
+    heard: list[RoutingTrace] = []
+
+    def with_callback(_: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
+        return inputs, {**options, "on_iteration": heard.append}
+
+    hook = network.classes.register_forward_pre_hook(with_callback, with_kwargs=True)
     output, layers = trace(network, images)
     hook.remove()
     torch.testing.assert_close(tuple(heard), layers["classes"].iterations)
     torch.testing.assert_close(output, expected)
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    for module in network.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
     assert [*layers] == ["conv_capsules_1", "conv_capsules_2", "classes"]
     assert [layer.child_grid for layer in layers.values()] == [
         (10, 10, 2, False),
@@ -72,16 +71,17 @@ def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tens
 
 def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
     for kind in ROUTINGS:
-        options = {"conv_types": (), "conv_strides": ()} if kind.competing == "children" else {}
+        options: dict[str, Any] = {}
+        if kind.competing == "children":  # it does not route in convolutional layers
+            options = {"conv_types": (), "conv_strides": ()}
         layers = by_name(random_network(routing=kind, **options), images)
         for layer in layers.values():
-            last = layer.iterations[-1]
+            last, parents = layer.iterations[-1], layer.parents
             if kind is EMRouting:
-                torch.testing.assert_close(
-                    last.poses.reshape(layer.parents.poses.shape), layer.parents.poses
-                )
-            activations = last.activations.reshape(layer.parents.activations.shape)
-            torch.testing.assert_close(activations, layer.parents.activations)
+                poses = last.poses.reshape(parents.poses.shape)
+                torch.testing.assert_close(poses, parents.poses)
+            activations = last.activations.reshape(parents.activations.shape)
+            torch.testing.assert_close(activations, parents.activations)
 
 
 def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
@@ -92,8 +92,10 @@ def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
     ]:
         layers = by_name(random_network(routing=routing).double(), images.double())
         for name, iteration in itertools.product(["conv_capsules_1", "classes"], range(2)):
-            layer, found = layers[name], layers[name].iterations[iteration]
-            votes, weights = layer.votes(), found.couplings * layer.present.unsqueeze(2)
+            layer = layers[name]
+            votes = layer.votes()
+            found = layer.iterations[iteration]
+            weights = found.couplings * layer.present.unsqueeze(2)
             mass = weights.sum(1)
             seen = mass > 0.1  # to a smaller mass, mass_eps adds too much
             assert seen.any()
@@ -104,41 +106,38 @@ def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
             floor = (found.variances - variances)[seen]
             assert (floor > 0).all()
             if name == "classes":
-                torch.testing.assert_close(
-                    floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5
-                )
+                equal = floor.mean().expand_as(floor)
+                torch.testing.assert_close(floor, equal, rtol=1e-2, atol=1e-5)
 
 
 def test_votes_have_the_coordinates_and_transformations_have_not(images: Tensor) -> None:
     network = random_network()
     layers = by_name(network, images)
-    layer, weight = (
-        layers["classes"],
-        network.classes.weight.repeat(network.classes.positions, 1, 1, 1),
-    )
+    conv = layers["conv_capsules_1"]
+    torch.testing.assert_close(conv.transformations, network.conv_capsules[0].weight)
+    layer, classes = layers["classes"], network.classes
+    weight = classes.weight.repeat(classes.positions, 1, 1, 1)
     torch.testing.assert_close(layer.transformations, weight)
-    torch.testing.assert_close(
-        layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight
-    )
     plain = dense_votes(layer.given.child_poses, weight)
-    added = (layer.votes() - plain)[0].unflatten(0, (network.classes.positions, -1))
-    expected = network.classes.coordinates[:, None, None].expand_as(added)
+    added = (layer.votes() - plain)[0].unflatten(0, (classes.positions, -1))
+    expected = classes.coordinates[:, None, None].expand_as(added)
     torch.testing.assert_close(added, expected, rtol=0, atol=1e-5)
 
 
 def test_votes_of_scaled_distances_are_shortened(images: Tensor) -> None:
-    layer = by_name(random_network(routing=ScaledDistanceAgreement, class_weight_std=3.0), images)[
-        "classes"
-    ]
+    network = random_network(routing=ScaledDistanceAgreement, class_weight_std=3.0)
+    layer = by_name(network, images)["classes"]
     longest = layer.present.unsqueeze(2).expand(-1, -1, 4)
     assert (layer.votes().norm(dim=3) <= longest * 1.001).all()
-    assert (dense_votes(layer.given.poses, layer.given.weight).norm(dim=3) > longest).any()
+    votes = dense_votes(layer.given.poses, layer.given.weight)
+    assert (votes.norm(dim=3) > longest).any()
 
 
 def test_couplings_of_a_layer_sum_to_one_per_child_and_make_its_parents(images: Tensor) -> None:
     layer = by_name(random_network(), images)["conv_capsules_1"]
     couplings = layer.couplings()
-    assert couplings.shape == (2, layer.children.poses.shape[1], layer.parents.poses.shape[1])
+    children, parents = layer.children.poses.shape[1], layer.parents.poses.shape[1]
+    assert couplings.shape == (2, children, parents)
     seen = layer.windows.child.unique()
     torch.testing.assert_close(couplings[:, seen].sum(2), torch.ones(2, len(seen)))
     chosen = torch.tensor([7, 0, 30])
@@ -150,14 +149,12 @@ def test_couplings_of_a_layer_sum_to_one_per_child_and_make_its_parents(images: 
 
 
 def test_other_networks() -> None:
-    for network in [EfficientCapsNet, HeinsenNet]:
-        images = torch.rand(2, 1, 96, 96)
-        built = network((1, 96, 96), 3).eval()
-        layers = by_name(built, images)
-        assert set(layers) <= set(built.capsule_layers())
-        assert all(
-            layer.couplings().shape[2] == layer.parents.poses.shape[1] for layer in layers.values()
-        )
+    for kind in [EfficientCapsNet, HeinsenNet]:
+        network = kind((1, 96, 96), 3).eval()
+        layers = by_name(network, torch.rand(2, 1, 96, 96))
+        assert set(layers) <= set(network.capsule_layers())
+        for layer in layers.values():
+            assert layer.couplings().shape[2] == layer.parents.poses.shape[1]
 
 
 def test_a_routing_that_does_not_tell(images: Tensor) -> None:
@@ -190,17 +187,19 @@ def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     black = torch.zeros(1, 1, 24, 24)
     corner = black.clone()
     corner[:, :, :4, -4:] = 1
-    (before,), (after,) = (by_name(network, each).values() for each in (black, corner))
+    (before,) = by_name(network, black).values()
+    (after,) = by_name(network, corner).values()
     assert before.child_grid == (4, 4, 3, True)
-    changed = before.child_grid.at_positions(
-        (after.children.activations - before.children.activations).abs()
-    )
+    change = after.children.activations - before.children.activations
+    changed = before.child_grid.at_positions(change.abs())
     assert changed.shape == (1, 3, 4, 4)
     assert changed[0, :, 0, -1].max() > 0
     assert changed[0, :, -1, 0].max() == 0
     assert [each.iteration for each in before.iterations] == [0, 1, 2]
-    torch.testing.assert_close(before.couplings(0), torch.full_like(before.couplings(0), 0.25))
+    initial = before.couplings(0)
+    torch.testing.assert_close(initial, torch.full_like(initial, 0.25))
     by_position = small_capsnet((1, 24, 24), 4, types=3, decoder=None, transformation="shared")
     (layer,) = by_name(by_position, black).values()
     assert layer.child_grid == (4, 4, 3, False)
-    assert layer.child_grid.at_positions(torch.arange(48.0))[:, 0, 1].tolist() == [3, 4, 5]
+    numbers = layer.child_grid.at_positions(torch.arange(48.0))
+    assert numbers[:, 0, 1].tolist() == [3, 4, 5]

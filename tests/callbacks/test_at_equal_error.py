@@ -15,10 +15,10 @@ from tests.helpers.training import curves
 
 
 def test_value_of_the_line_at_the_level() -> None:
-    errors = [(x, 5 + 2 * x) for x in (40.0, 30.0, 22.0, 18.0, 15.0, 9.0)]
-    assert at_level(errors, 20) == pytest.approx(45)
-    far = [(x, 1000.0) if x in (40.0, 9.0) else (x, y) for x, y in errors]  # outside of 13.3 to 30
-    assert at_level(far, 20) == pytest.approx(45)
+    near = [(x, 5 + 2 * x) for x in (30.0, 22.0, 18.0, 15.0)]
+    assert at_level(near, 20) == pytest.approx(45)
+    outside_of_the_window = [(40.0, 1000.0), (9.0, 1000.0)]  # 13.3 to 30
+    assert at_level([*near, *outside_of_the_window], 20) == pytest.approx(45)
 
 
 def test_least_squares_of_noisy_validations() -> None:
@@ -26,25 +26,24 @@ def test_least_squares_of_noisy_validations() -> None:
     generator = np.random.default_rng(0)
     x = generator.uniform(14, 29, 12)
     y = 30 + x + generator.normal(size=12)
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    deviation = x - x.mean()
+    slope = (deviation * (y - y.mean())).sum() / (deviation**2).sum()
     expected = y.mean() + slope * (20 - x.mean())
     assert at_level([*zip(x, y, strict=True)], 20) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "errors",
-    [
-        pytest.param([], id="no validation"),
-        pytest.param([(21.0, 1.0), (19.0, 1.0)], id="two validations"),
-        pytest.param([(29.0, 1.0), (25.0, 1.0), (21.0, 1.0)], id="not reached"),
-        pytest.param(
-            [(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)], id="reached before the first validation"
-        ),
-        pytest.param([(20.0, 1.0), (20.0, 2.0), (20.0, 3.0)], id="no line"),
-    ],
-)
-def test_levels_without_a_result(errors: list[tuple[float, float]]) -> None:
-    assert at_level(errors, 20) is None
+WITHOUT_RESULT = {
+    "no validation": [],
+    "two validations": [(21.0, 1.0), (19.0, 1.0)],
+    "not reached": [(29.0, 1.0), (25.0, 1.0), (21.0, 1.0)],
+    "reached before the first validation": [(19.0, 1.0), (18.0, 1.0), (17.0, 1.0)],
+    "no line": [(20.0, 1.0), (20.0, 2.0), (20.0, 3.0)],
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_RESULT)
+def test_levels_without_a_result(name: str) -> None:
+    assert at_level(WITHOUT_RESULT[name], 20) is None
 
 
 def test_levels_are_checked() -> None:
@@ -57,39 +56,38 @@ def test_levels_are_checked() -> None:
 OVERRIDES = [
     *TINY_CNN,
     *NO_PICTURES,
-    *[
-        "data=affnist",
-        "data.source=standin",
-        "data.validation=stratified",
-        "data.affine_validation=true",
-    ],
-    *["data.eval_images=60", "trainer.max_epochs=-1", "trainer.max_steps=8"],
-    *["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=1"],
+    "data=affnist",
+    "data.source=standin",
+    "data.validation=stratified",
+    "data.affine_validation=true",
+    "data.eval_images=60",
+    "trainer.max_epochs=-1",
+    "trainer.max_steps=8",
+    "trainer.check_val_every_n_epoch=null",
+    "trainer.val_check_interval=1",
     "+callbacks.at_equal_error={_target_: capsule_lab.callbacks.AtEqualError, levels: [80, 1], other: affine/error}",
 ]
 
 
 def test_a_run_records_the_errors_of_its_validations(tmp_path: Path) -> None:
     result = train(compose("train", OVERRIDES), tmp_path / "run")
-    rows = curves(tmp_path / "run")
-    errors = [
-        (float(row["val/error"]), float(row["affine/error"]))
-        for row in rows
-        if row.get("val/error") not in (None, "") and row.get("affine/error") not in (None, "")
-    ]
+    errors = []
+    for row in curves(tmp_path / "run"):
+        first, other = row.get("val/error"), row.get("affine/error")
+        if first and other:
+            errors.append((float(first), float(other)))
     assert len(errors) == 8
-    assert result["at_equal_error"].keys() == {"80", "1", "end"}
-    assert result["at_equal_error"]["end"] == pytest.approx(errors[-1][1], rel=1e-4)
-    assert result["at_equal_error"]["1"] is None
+    found = result["at_equal_error"]
+    assert found.keys() == {"80", "1", "end"}
+    assert found["end"] == pytest.approx(errors[-1][1], rel=1e-4)
+    assert found["1"] is None
     expected = at_level(errors, 80)
-    got = result["at_equal_error"]["80"]
-    assert (got is None) == (expected is None)
-    assert got is None or math.isclose(got, expected, rel_tol=1e-4)
+    assert (found["80"] is None) == (expected is None)
+    assert found["80"] is None or math.isclose(found["80"], expected, rel_tol=1e-4)
 
 
 def test_an_error_that_is_not_logged(tmp_path: Path) -> None:
     overrides = [each.replace("affine/error", "affin/error") for each in OVERRIDES]
-    with pytest.raises(
-        ValueError, match=r"does not log affin/error.*expected some of affine/error, val/error"
-    ):
+    message = r"does not log affin/error.*expected some of affine/error, val/error"
+    with pytest.raises(ValueError, match=message):
         train(compose("train", overrides), tmp_path / "run")

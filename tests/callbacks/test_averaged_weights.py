@@ -42,10 +42,8 @@ class Recorder(Callback):
 
 
 def state_of(module: Any) -> Weights:
-    return {
-        f"network.{name}": value.detach().clone()
-        for name, value in module.network.state_dict().items()
-    }
+    state = module.network.state_dict()
+    return {f"network.{name}": value.detach().clone() for name, value in state.items()}
 
 
 def averaged(tiny: Tiny, *overrides: str) -> DictConfig:
@@ -56,22 +54,21 @@ def average(steps: list[Weights], decay: float | None) -> Weights:
     """Transcribed from the definitions, in float64."""
     found = {name: value.double() for name, value in steps[0].items()}
     for count, step in enumerate(steps[1:], start=1):
-        share = 1 / (count + 1) if decay is None else 1 - min(decay, (1 + count) / (10 + count))
-        found = {
-            name: value + share * (step[name].double() - value) for name, value in found.items()
-        }
+        share = 1 / (count + 1)
+        if decay is not None:
+            share = 1 - min(decay, (1 + count) / (10 + count))
+        for name, value in found.items():
+            found[name] = value + share * (step[name].double() - value)
     return found
 
 
 def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> None:
-    names = [
-        name for name in expected if not name.endswith("num_batches_tracked")
-    ]  # a whole number, never used
-    for name in names:
-        tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(
-            found[name], expected[name].to(found[name].dtype), msg=name, **tolerance
-        )
+    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
+    for name, value in expected.items():
+        if name.endswith("num_batches_tracked"):  # a whole number, never used
+            continue
+        value = value.to(found[name].dtype)
+        torch.testing.assert_close(found[name], value, msg=name, **tolerance)
 
 
 @pytest.mark.parametrize(
@@ -91,19 +88,14 @@ def test_average_is_validated_saved_and_tested(
     saved = checkpoint(tmp_path / "run")
     assert_same(saved["state_dict"], expected, exact=False)
     assert_same(saved["current_model_state"], recorder.steps[-1])
-    assert not saved["state_dict"]["network.features.0.weight"].equal(
-        recorder.steps[-1]["network.features.0.weight"]
-    )
+    kernel = "network.features.0.weight"
+    assert not saved["state_dict"][kernel].equal(recorder.steps[-1][kernel])
     assert_same(recorder.validated[6], saved["state_dict"])
     at_4 = average(recorder.steps[first:4], decay)
     assert_same(recorder.validated[4], at_4, exact=False)
-    assert_same(
-        state_of(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module),
-        saved["state_dict"],
-    )
-    tested = evaluate(
-        runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt"), trainer=config.trainer
-    )
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert_same(state_of(runs.open(last).module), saved["state_dict"])
+    tested = evaluate(runs.open(last), trainer=config.trainer)
     assert result["test"] == tested["test"]
 
 
@@ -117,23 +109,26 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path) -> N
     assert_same(recorder.validated[4], recorder.steps[3])
 
 
+FROM_THE_BEGINNING = ("null", [1, 4])
+FROM_THE_MIDDLE = ("1/2 run", [2, 5])
+
+
 @pytest.mark.parametrize(
-    ("start", "stops"), whole_but([("null", [1, 4]), ("1/2 run", [2, 5])], ("1/2 run", [2, 5]))
+    ("start", "stops"), whole_but([FROM_THE_BEGINNING, FROM_THE_MIDDLE], FROM_THE_MIDDLE)
 )
 def test_run_with_averaged_weights_resumes_exactly(
     tiny: Tiny, tmp_path: Path, start: str, stops: list[int]
 ) -> None:
-    config = averaged(
-        tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9"
-    )
+    options = [f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9"]
+    config = averaged(tiny, *options)
     whole = train(config, tmp_path / "whole")
     assert results(interrupted_and_resumed(config, tmp_path / "run", *stops)) == results(whole)
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    found, expected = (checkpoint(tmp_path / name) for name in ("run", "whole"))
+    found = checkpoint(tmp_path / "run")
+    expected = checkpoint(tmp_path / "whole")
     assert_same(found["current_model_state"], expected["current_model_state"])
-    assert torch.equal(
-        found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"]
-    )
+    updates = found["averaging_state"]["n_averaged"]
+    assert torch.equal(updates, expected["averaging_state"]["n_averaged"])
 
 
 @pytest.mark.whole

@@ -35,13 +35,18 @@ def embed() -> EmbedConfig:
 
 def trainer_for(stage: str, device: str = "cpu", **metrics: float) -> Any:
     return SimpleNamespace(
-        state=SimpleNamespace(fn=stage), strategy=SimpleNamespace(root_device=torch.device(device)), loggers=[],
-        logged_metrics=metrics, global_step=7, precision="32-true",
-    )  # fmt: skip
+        state=SimpleNamespace(fn=stage),
+        strategy=SimpleNamespace(root_device=torch.device(device)),
+        loggers=[],
+        logged_metrics=metrics,
+        global_step=7,
+        precision="32-true",
+    )
 
 
 def saved(callback: EmbedConfig) -> dict[str, Any]:
-    callback.on_save_checkpoint(trainer_for("fit"), None, checkpoint := {"global_step": 7})
+    checkpoint: dict[str, Any] = {"global_step": 7}
+    callback.on_save_checkpoint(trainer_for("fit"), None, checkpoint)
     return checkpoint
 
 
@@ -63,11 +68,8 @@ def test_another_number_of_threads_is_said(
 
 @pytest.mark.usefixtures("seconds")
 def test_training_seconds_add_up_over_interruptions_and_a_test_changes_nothing() -> None:
-    first, second, fit = (
-        embed(),
-        embed(),
-        trainer_for("fit", **{"val/error": 3.0, "train/error": 4.0}),
-    )
+    first, second = embed(), embed()
+    fit = trainer_for("fit", **{"val/error": 3.0, "train/error": 4.0})
     first.on_train_start(fit, None)
     checkpoint = saved(first)
     second.on_load_checkpoint(fit, None, checkpoint)
@@ -114,10 +116,15 @@ class Trainer(SimpleNamespace):
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         facts = {
-            "default_root_dir": str(folder), "global_step": 0, "accumulate_grad_batches": 1, "world_size": 1,
-            "should_stop": False, "max_epochs": -1, "current_epoch": 0,
-            "breaks": (),  # steps between which and the next batch something else comes
-        }  # fmt: skip
+            "default_root_dir": str(folder),
+            "global_step": 0,
+            "accumulate_grad_batches": 1,
+            "world_size": 1,
+            "should_stop": False,
+            "max_epochs": -1,
+            "current_epoch": 0,
+            "breaks": (),  # steps that are followed by something else than a batch
+        }
         super().__init__(**{**facts, **changes}, saved=[])
 
     def save_checkpoint(self, path: Path) -> None:
@@ -182,20 +189,17 @@ def test_processes_ask_each_other_once_per_step_unless_there_is_something(
         return value
 
     saver = LastCheckpoint()
-    saver.saved_at, saver.signals.received = time.monotonic(), signal.SIGTERM if received else None
-    trainer: Any = Trainer(
-        tmp_path, world_size=2, strategy=SimpleNamespace(reduce_boolean_decision=reduce)
-    )
+    saver.saved_at = time.monotonic()
+    saver.signals.received = signal.SIGTERM if received else None
+    strategy = SimpleNamespace(reduce_boolean_decision=reduce)
+    trainer: Any = Trainer(tmp_path, world_size=2, strategy=strategy)
     assert saver._is_due(trainer, 60) is received
-    assert (saver.stopping, saver.pausing, len(questions)) == (
-        received,
-        False,
-        3 if received else 1,
-    )
+    assert saver.stopping is received
+    assert saver.pausing is False
+    count = 3 if received else 1
+    assert len(questions) == count
     saver.on_test_batch_end(trainer, None)
-    assert len(questions) == (3 if received else 1), (
-        "processes may have different numbers of batches to test"
-    )
+    assert len(questions) == count, "processes may have different numbers of batches to test"
     trainer.strategy.reduce_boolean_decision = lambda value, **_: True
     with pytest.raises(PauseError):
         saver.on_train_start(trainer, None)

@@ -51,12 +51,9 @@ def test_numbers_that_plateaus_of_capsnets_show() -> None:
 def test_spread_loss_has_its_closed_form(classes: int, margin: float) -> None:
     """Equal scores: every wrong class costs the square of the margin; ``sum`` adds the images of a batch."""
     expected = (classes - 1) * margin**2
-    assert best_constant_loss(partial(spread_loss, margin=margin), even(classes)) == pytest.approx(
-        expected, rel=1e-3
-    )
-    of_batch = best_constant_loss(
-        partial(spread_loss, margin=margin, reduction="sum"), even(classes), 64
-    )
+    loss = partial(spread_loss, margin=margin)
+    assert best_constant_loss(loss, even(classes)) == pytest.approx(expected, rel=1e-3)
+    of_batch = best_constant_loss(partial(loss, reduction="sum"), even(classes), 64)
     assert of_batch == pytest.approx(64 * expected, rel=1e-3)
 
 
@@ -96,19 +93,17 @@ def test_loss_of_a_constant_is_that_of_a_batch_with_these_labels(loss: Any) -> N
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.95, 0.05), (0.6, 0.3, 0.1)])
 def test_no_other_constant_is_better(shares: tuple[float, ...]) -> None:
     """Each component of the best answer is varied; the losses are those of slow loops."""
-    labels = torch.eye(len(shares))
     best = best_constant_loss(margin_loss, torch.tensor(shares))
     grid = torch.cartesian_prod(*[torch.linspace(0, 1, 41)] * len(shares))
-    losses = sum(
-        share * torch.tensor([margin_loss_loops(row[None], truth[None]) for row in grid])
-        for share, truth in zip(shares, labels, strict=True)
-    )
+    losses = torch.zeros(len(grid))
+    for share, truth in zip(shares, torch.eye(len(shares)), strict=True):
+        of_class = [margin_loss_loops(answer[None], truth[None]) for answer in grid]
+        losses += share * torch.tensor(of_class)
     assert best <= losses.min() + 1e-6
     assert best == pytest.approx(losses.min().item(), abs=2e-3)
 
 
 def test_several_labels_per_image_add_up() -> None:
     shares = torch.full((10,), 0.2)  # two of ten classes in each image
-    assert best_constant_loss(margin_loss, shares) == pytest.approx(
-        10 * margin_of_one_class(0.2), rel=1e-4
-    )
+    expected = 10 * margin_of_one_class(0.2)
+    assert best_constant_loss(margin_loss, shares) == pytest.approx(expected, rel=1e-4)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.figures import show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
-from tests.helpers.fakes import FakeCapsNet, captions, fake_output, texts
+from tests.helpers.fakes import FakeCapsNet, captions, fake_output
 
 ONE = fake_output([[3], [1], [4]])
 TWO = fake_output([[3, 1], [1, 0], [4, 2]])
@@ -22,13 +22,19 @@ def batch_of(*, two: bool) -> Batch:
 
 
 def trainer(tmp_path: Path, classes: tuple[str, ...] = (), **changes: Any) -> Any:
+    data = SimpleNamespace(
+        spec=DataSpec((1, 5, 3), 5, classes=classes),
+        provenance={"name": "stand-in for MNIST: small digits"},
+    )
     facts = {
-        "default_root_dir": str(tmp_path), "loggers": [], "global_step": 0, "state": SimpleNamespace(fn="fit"),
-        "is_global_zero": True, "sanity_checking": False,
-        "datamodule": SimpleNamespace(
-            spec=DataSpec((1, 5, 3), 5, classes=classes), provenance={"name": "stand-in for MNIST: small digits"}
-        ),
-    }  # fmt: skip
+        "default_root_dir": str(tmp_path),
+        "loggers": [],
+        "global_step": 0,
+        "state": SimpleNamespace(fn="fit"),
+        "is_global_zero": True,
+        "sanity_checking": False,
+        "datamodule": data,
+    }
     return SimpleNamespace(**{**facts, **changes})
 
 
@@ -41,42 +47,70 @@ def lit(output: CapsuleOutput, images: int = 3) -> Any:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     found: list[tuple[str, Figure]] = []
-    module = "capsule_lab.callbacks.figures"
-    monkeypatch.setattr(
-        f"{module}.show_figure", lambda _, name, figure: found.append((name, figure))
-    )
+
+    def keep(trainer: Any, name: str, figure: Figure) -> None:
+        found.append((name, figure))
+
+    monkeypatch.setattr("capsule_lab.callbacks.figures.show_figure", keep)
     return found
 
 
-def test_reconstructions_and_predictions(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
-    without: Any = SimpleNamespace(network=torch.nn.Identity())
-    names = ("animal", "human", "plane", "truck", "car")
-    for output, two, classes, expected, first in (
-        (ONE, False, (), ["3 → 3", "1 → 1"], "true 3"),
-        (ONE, False, names, ["truck\n→ truck", "human\n→ human"], "true truck"),
-        (TWO, True, (), ["L:(1,3)\nR:(1,3)", "L:(0,1)\nR:(0,1)"], "true 1, 3"),
-    ):
-        figures.clear()
-        run, found, batch = trainer(tmp_path, classes), {"output": output}, batch_of(two=two)
-        Reconstructions(images=2).on_validation_batch_end(run, lit(output, 2), found, batch, 0)
-        assert [name for name, _ in figures] == [
-            "val/reconstructions",
-            *(["val/predictions"] if two else []),
-        ]
-        assert captions(figures[0][1]) == expected
-        figures.clear()
-        Reconstructions().on_validation_batch_end(run, without, found, batch, 0)
-        ((name, figure),) = figures
-        assert name == "val/predictions", "of networks without a decoder"
-        assert texts(figure)[0].startswith(first)
+NAMES = ("animal", "human", "plane", "truck", "car")
+
+
+@pytest.mark.parametrize(
+    ("output", "two", "classes", "expected"),
+    [
+        (ONE, False, (), ["3 → 3", "1 → 1"]),
+        (ONE, False, NAMES, ["truck\n→ truck", "human\n→ human"]),
+        (TWO, True, (), ["L:(1,3)\nR:(1,3)", "L:(0,1)\nR:(0,1)"]),
+    ],
+)
+def test_reconstructions_of_the_first_images(
+    tmp_path: Path,
+    figures: list[tuple[str, Figure]],
+    output: CapsuleOutput,
+    two: bool,
+    classes: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    run, batch = trainer(tmp_path, classes), batch_of(two=two)
+    callback = Reconstructions(images=2)
+    callback.on_validation_batch_end(run, lit(output, 2), {"output": output}, batch, 0)
+    drawn = ["val/reconstructions", "val/predictions"] if two else ["val/reconstructions"]
+    assert [name for name, _ in figures] == drawn
+    assert captions(figures[0][1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "two", "classes", "first"),
+    [
+        (ONE, False, (), "true 3"),
+        (ONE, False, NAMES, "true truck"),
+        (TWO, True, (), "true 1, 3"),
+    ],
+)
+def test_predictions_of_a_network_without_a_decoder(
+    tmp_path: Path,
+    figures: list[tuple[str, Figure]],
+    output: CapsuleOutput,
+    two: bool,
+    classes: tuple[str, ...],
+    first: str,
+) -> None:
+    run, batch = trainer(tmp_path, classes), batch_of(two=two)
+    module: Any = SimpleNamespace(network=torch.nn.Identity())
+    Reconstructions().on_validation_batch_end(run, module, {"output": output}, batch, 0)
+    ((name, figure),) = figures
+    assert name == "val/predictions"
+    assert figure.axes[0].texts[0].get_text().startswith(first)
 
 
 def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
-    for batch, loader, changes in ((1, 0, {}), (0, 1, {}), (0, 0, {"is_global_zero": False})):
+    batch, callback = batch_of(two=False), Reconstructions(images=3)
+    for number, loader, changes in ((1, 0, {}), (0, 1, {}), (0, 0, {"is_global_zero": False})):
         run = trainer(tmp_path, **changes)
-        Reconstructions(images=3).on_validation_batch_end(
-            run, lit(ONE), {}, batch_of(two=False), batch, loader
-        )
+        callback.on_validation_batch_end(run, lit(ONE), {}, batch, number, loader)
         assert figures == []
 
 
@@ -85,11 +119,10 @@ def test_confusion_is_of_the_first_set_and_of_single_labels(
 ) -> None:
     for output, two, loaders in ((ONE, False, [0]), (ONE, False, [0, 1, 2]), (TWO, True, [0, 0])):
         figures.clear()
-        callback, network, run = ConfusionMatrix(), lit(output), trainer(tmp_path)
+        callback = ConfusionMatrix()
+        network, run, batch = lit(output), trainer(tmp_path), batch_of(two=two)
         for loader in loaders:
-            callback.on_validation_batch_end(
-                run, network, {"output": output}, batch_of(two=two), 0, loader
-            )
+            callback.on_validation_batch_end(run, network, {"output": output}, batch, 0, loader)
         callback.on_validation_epoch_end(run, network)
         assert len(figures) == (not two)
         for name, figure in figures:

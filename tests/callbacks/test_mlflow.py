@@ -54,12 +54,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip(
         "mlflow", reason="mlflow is not installed: pip install 'capsule-lab[mlflow]'"
     )
-    program = shutil.which("mlflow", path=str(Path(sys.executable).parent)) or shutil.which(
-        "mlflow"
-    )
+    beside_python = shutil.which("mlflow", path=str(Path(sys.executable).parent))
+    program = beside_python or shutil.which("mlflow")
     if program is None:
         pytest.skip("there is no mlflow command to start a server with")
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    folder = tmp_path_factory.mktemp("mlflow")
+    port = free_port()
     command = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", "sqlite:///ml.db", "--artifacts-destination", "art"]
     log = folder / "server.log"
@@ -98,9 +98,12 @@ def client(address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 @pytest.fixture
 def found(client: Any, request: pytest.FixtureRequest) -> Callable[[], list[Any]]:
     """All runs of that experiment."""
-    return lambda: list(
-        client.search_runs([client.get_experiment_by_name(request.node.name).experiment_id])
-    )
+
+    def search() -> list[Any]:
+        experiment = client.get_experiment_by_name(request.node.name)
+        return list(client.search_runs([experiment.experiment_id]))
+
+    return search
 
 
 of_a_server = pytest.mark.slow  # ours: it takes ten seconds to start, and twenty at worst
@@ -118,9 +121,8 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
     assert run.data.params["config/model/primary/types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
-    assert [
-        point.step for point in client.get_metric_history(run.info.run_id, "train/loss_step")
-    ] == [2]
+    (point,) = client.get_metric_history(run.info.run_id, "train/loss_step")
+    assert point.step == 2
     expected = {
         "model": "CapsNet",
         "data": "MNIST",
@@ -140,26 +142,23 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
         seen.append(client.get_run(self.run_id).info.status)
 
     monkeypatch.setattr(MLflow, "log_hyperparams", look)
-    train(
-        tiny("trainer.max_epochs=2", f"ckpt={directory}", "logger=mlflow", *NO_PICTURES), directory
-    )
+    options = ["trainer.max_epochs=2", f"ckpt={directory}", "logger=mlflow", *NO_PICTURES]
+    train(tiny(*options), directory)
     (run,) = found()
     assert (seen, run.info.status) == (["RUNNING"], "FINISHED")
     steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "val/error")]
     assert len(steps) == 2
     assert steps == sorted({*steps})
+    # parameters cannot change, so a file says what holds now
     path = client.download_artifacts(run.info.run_id, "config.json", str(tmp_path))
-    assert '"max_epochs": 2' in Path(path).read_text(), (
-        "parameters cannot change, so a file says what holds now"
-    )
+    assert '"max_epochs": 2' in Path(path).read_text()
 
 
 @of_a_server
 def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found) -> None:
     for folder, learning_rate in (("a", 0.001), ("b", 1e30)):
-        config = tiny(
-            "logger=mlflow", *NO_PICTURES, f"schedule.learning_rate.initial={learning_rate}"
-        )
+        rate = f"schedule.learning_rate.initial={learning_rate}"
+        config = tiny("logger=mlflow", *NO_PICTURES, rate)
         with pytest.raises(NonFiniteError) if folder == "b" else nullcontext():
             train(config, tmp_path / folder / "run")
     assert [run.info.run_name.partition(" model.")[0] for run in found()] == ["run", "run"]
@@ -170,11 +169,12 @@ def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found)
 def test_table_has_a_run_for_each_cell(cli: Cli, tmp_path: Path, found) -> None:
     ended = cli("sweep", f"table={write_table(tmp_path)}", "logger=mlflow")
     assert ended.out.splitlines()[-1] == "mine: 2 done"
-    shown = [
-        (run.info.run_name, *(run.data.tags[tag] for tag in ("table", "row", "seed")))
-        for run in found()
-    ]
-    assert sorted(shown) == [("one", "mine", "one", "0"), ("one", "mine", "one", "1")]
+    runs = sorted(found(), key=lambda run: run.data.tags["seed"])
+    assert [run.data.tags["seed"] for run in runs] == ["0", "1"]
+    for run in runs:
+        assert run.info.run_name == "one"
+        assert run.data.tags["table"] == "mine"
+        assert run.data.tags["row"] == "one"
 
 
 @of_a_server

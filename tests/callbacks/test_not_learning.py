@@ -27,10 +27,13 @@ ALL_TOO_FAST = ["schedule=constant", "schedule.learning_rate.value=0.3"]
 
 
 def trainer_of(first: bool = True, several: int = 1) -> Any:
+    spec = DataSpec((1, 4, 4), 10, labels_per_image=several)
     return SimpleNamespace(
-        is_global_zero=first, global_step=0, callback_metrics={},
-        datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10, labels_per_image=several)),
-    )  # fmt: skip
+        is_global_zero=first,
+        global_step=0,
+        callback_metrics={},
+        datamodule=SimpleNamespace(spec=spec),
+    )
 
 
 def batch_of(labels: torch.Tensor = LABELS) -> Batch:
@@ -62,17 +65,13 @@ def warnings(
             for step, loss in enumerate(torch.linspace(start, end, steps) + deviations):
                 callback.on_train_batch_start(trainer, module, batch, step)
                 trainer.global_step += 1
-                terms = {
-                    "loss": loss - 0.01 * step,
-                    "margin": loss,
-                    "reconstruction": torch.tensor(-0.01 * step),
-                }
+                decoder = torch.tensor(-0.01 * step)
+                terms = {"loss": loss + decoder, "margin": loss, "reconstruction": decoder}
                 callback.on_train_batch_end(trainer, module, terms, batch, step)
-            trainer.callback_metrics = {
-                f"{name}/error": torch.tensor(value) for name, value in errors.items()
-            }
+            for name, value in errors.items():
+                trainer.callback_metrics[f"{name}/error"] = torch.tensor(value)
         callback.on_train_end(trainer, module)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,9 +262,7 @@ def test_runs_that_stay_at_chance_are_named(
         "batch_size": 32,
     }
     train(config, tmp_path / "run")
-    found = [
-        record.getMessage() for record in caplog.records if "not learning" in record.getMessage()
-    ]
+    found = [message for message in caplog.messages if "not learning" in message]
     assert len(found) == (expected is not None)
     assert expected is None or expected in found[0]
 

@@ -36,9 +36,8 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
     """What is logged in a run of two epochs of four steps."""
     module, callback = classifier(), ProgressLines(60.0)
     module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(
-        global_step=0, current_epoch=0, logged_metrics={}, **OF_EVERY_TRAINER
-    )
+    trainer: Any = SimpleNamespace(global_step=0, current_epoch=0, **OF_EVERY_TRAINER)
+    trainer.logged_metrics = {}
     with caplog.at_level(logging.INFO, "capsule_lab"):
         callback.on_train_start(trainer, module)
         for epoch in range(2):
@@ -51,7 +50,7 @@ def lines(caplog: pytest.LogCaptureFixture, clock: Clock, seconds_per_step: floa
             trainer.logged_metrics = METRICS
         trainer.current_epoch = 2
         callback.on_train_end(trainer, module)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
@@ -84,11 +83,14 @@ def test_time_left_is_not_more_than_a_timer_leaves(
         timer, module, callback = Timer(timedelta(seconds=900)), classifier(), ProgressLines()
         monkeypatch.setattr(timer, "time_remaining", lambda limit=limit: limit)
         module.total_steps = STEPS
-        trainer: Any = SimpleNamespace(global_step=0, **OF_EVERY_TRAINER | {"callbacks": [timer]})
+        trainer: Any = SimpleNamespace(global_step=0, **OF_EVERY_TRAINER)
+        trainer.callbacks = [timer]
         callback.on_train_start(trainer, module)
-        trainer.global_step, clock.now = 2, clock.now + 500
+        trainer.global_step = 2
+        clock.now += 500
         callback.left.count(trainer)
-        trainer.global_step, clock.now = 4, clock.now + 60
+        trainer.global_step = 4
+        clock.now += 60
         assert callback.left.text(trainer) == f"left {left}"
 
 
@@ -107,15 +109,23 @@ def draw(callback: ProgressBar, clock: Clock) -> None:
     module: Any = classifier()
     module.total_steps = 120_036
     trainer: Any = SimpleNamespace(
-        global_step=120_000, current_epoch=0, max_epochs=3, sanity_checking=False, logged_metrics={},
-        num_training_batches=12, num_val_batches=[2], num_test_batches=[3], **OF_EVERY_TRAINER,
-    )  # fmt: skip
+        global_step=120_000,
+        current_epoch=0,
+        max_epochs=3,
+        sanity_checking=False,
+        logged_metrics={},
+        num_training_batches=12,
+        num_val_batches=[2],
+        num_test_batches=[3],
+        **OF_EVERY_TRAINER,
+    )
     callback.on_train_start(trainer, module)
     for epoch in range(2):
         trainer.current_epoch = epoch
         callback.on_train_epoch_start(trainer, module)
         for batch in range(12):
-            trainer.global_step, clock.now = trainer.global_step + 1, clock.now + 400
+            trainer.global_step += 1
+            clock.now += 400
             callback.on_train_batch_end(trainer, module, {"loss": 0.25123456}, None, batch)
         callback.on_validation_batch_end(trainer, module, None, None, 0)
         clock.now += 400
@@ -133,39 +143,41 @@ def draw(callback: ProgressBar, clock: Clock) -> None:
 def test_bar_is_one_line_and_epochs_stay_above_it(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    terminal, root = Terminal(), logging.getLogger()
+    terminal = Terminal()
+    handler = logging.StreamHandler(terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(root, "handlers", [handler := logging.StreamHandler(terminal)])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)
+    draw(ProgressBar(), clock)
+    assert sys.stdout is handler.stream is terminal
+    drawn = terminal.drawn()
+    assert max(len(line) for line in drawn) <= columns
+    has_descriptions = columns >= 80
+    epoch = "epoch 2/3 " if has_descriptions else ""
+    last_of_epoch = [line for line in drawn if re.match(rf"{epoch}.*120024/120036.* left ", line)]
+    assert last_of_epoch, "\n".join(drawn)
+    assert last_of_epoch[0].endswith("left 1:23:38")
+    if has_descriptions:
+        assert "━━━━" in last_of_epoch[0]
+        assert "120024/120036 loss 0.2512  val error 12.35 %" in last_of_epoch[0]
+        line_of_epoch = "epoch 2  step 120024/120036  loss 0.5  error 44.00 %"
+        assert sum(line.startswith(line_of_epoch) for line in drawn) == 1
+    validation = "validation 2/2" if has_descriptions else ""
+    assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
+    assert drawn[-1].startswith("test" if has_descriptions else "")
+    assert drawn[-1].endswith("3/3")
+
+
+def test_bar_of_a_run_that_fails_gives_the_output_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
     failing = ProgressBar()
     failing.on_test_start(SimpleNamespace(is_global_zero=True), None)
     assert sys.stdout is not terminal
     failing.on_exception(SimpleNamespace(is_global_zero=False), None, KeyboardInterrupt())
     assert sys.stdout is terminal
-    draw(ProgressBar(), clock)
-    assert sys.stdout is handler.stream is terminal
-    drawn = terminal.drawn()
-    assert all(len(line) <= columns for line in drawn)
-    epoch, validation, test = (
-        ("epoch 2/3 ", "validation 2/2", "test") if columns >= 80 else ("", "", "")
-    )
-    last_of_epoch = [line for line in drawn if re.match(rf"{epoch}.*120024/120036.* left ", line)]
-    assert last_of_epoch, "\n".join(drawn)
-    assert last_of_epoch[0].endswith("left 1:23:38")
-    if columns >= 80:
-        assert "━━━━" in last_of_epoch[0]
-        assert "120024/120036 loss 0.2512  val error 12.35 %" in last_of_epoch[0]
-        kept = [
-            line
-            for line in drawn
-            if line.startswith("epoch 2  step 120024/120036  loss 0.5  error 44.00 %")
-        ]
-        assert len(kept) == 1
-    assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
-    assert drawn[-1].startswith(test)
-    assert drawn[-1].endswith("3/3")
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,8 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def on_train_start(self) -> None:
-        self.trainer.should_stop = lightning_internals.stopped_at_threshold(
-            self.trainer
-        )  # as AbstractClassifierModule
+        # as AbstractModule
+        self.trainer.should_stop = lightning_internals.stopped_at_threshold(self.trainer)
 
 
 class Batches(list):
@@ -116,9 +115,15 @@ def fit(
     callback = TimeToAccuracy(**options)
     clock.now += START_UP
     run = trainer(
-        default_root_dir=folder, enable_checkpointing=True, logger=Kept(), callbacks=[callback, *more],
-        val_check_interval=2, check_val_every_n_epoch=None, num_sanity_val_steps=0, log_every_n_steps=1,
-    )  # fmt: skip
+        default_root_dir=folder,
+        enable_checkpointing=True,
+        logger=Kept(),
+        callbacks=[callback, *more],
+        val_check_interval=2,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+    )
     run.fit(
         Timed(clock, errors),
         Batches(clock, 10),
@@ -143,17 +148,14 @@ def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock)
     saved = torch.load(tmp_path / "checkpoints" / "reached_99.ckpt", weights_only=True)
     assert (saved["global_step"], saved["state_dict"]["weight"].item()) == (4, pytest.approx(-0.4))
 
-    training = (
-        8 * STEP + 4 * LOADING
-    )  # four of eight batches follow a step; Lightning loads a batch ahead
+    # four of eight batches follow a step; Lightning loads a batch ahead
+    training = 8 * STEP + 4 * LOADING
     assert second["seconds"] == pytest.approx(training, abs=2 * LOADING)
     assert callback.seconds["validation"] == pytest.approx(4 * VALIDATION, abs=2 * LOADING)
     assert START_UP <= callback.seconds["start_up"] <= START_UP + 2 * LOADING
     assert 2 * SAVE <= callback.seconds["checkpoints"] <= 2 * SAVE + 4 * LOADING
     assert sum(callback.seconds.values()) == clock.now, "all of the time is accounted for"
-    assert second["wall_seconds"] == clock.now - SAVE, (
-        "at the last validation, before its checkpoint"
-    )
+    assert second["wall_seconds"] == clock.now - SAVE, "before the checkpoint of that validation"
 
     logged = run.logger.logged
     assert logged["time_to_accuracy/99/images"] == (4 * len(BATCH.labels), 3)
@@ -162,31 +164,34 @@ def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock)
 
     run.save_checkpoint(tmp_path / "last.ckpt")
     again, run = fit(tmp_path, clock, ERRORS, ckpt_path=tmp_path / "last.ckpt")
-    assert (run.global_step, again.reached) == (8, callback.reached), (
-        "a run that has ended is not trained on"
-    )
+    assert run.global_step == 8, "a run that has ended is not trained on"
+    assert again.reached == callback.reached
 
 
-def test_two_at_once_none_and_all_without_an_end(tmp_path: Path, clock: Clock) -> None:
+def test_two_accuracies_in_one_validation(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [50.0, *[0.4] * 4])
     first, second = callback.reached["99"], callback.reached["99.5"]
-    assert all(first[name] == second[name] for name in ("step", "seconds", "images"))
+    for name in ("step", "seconds", "images", "error"):
+        assert first[name] == second[name]
     assert run.global_step == 4
-    assert sorted(file.name for file in tmp_path.glob("checkpoints/*")) == [
-        "reached_99.5.ckpt",
-        "reached_99.ckpt",
-    ]
+    files = sorted(file.name for file in tmp_path.glob("checkpoints/*"))
+    assert files == ["reached_99.5.ckpt", "reached_99.ckpt"]
 
+
+def test_accuracy_that_is_not_reached_has_no_numbers(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [50.0, 1.0, 0.7, 0.8, 0.6])
     found = callback.results()
     assert found["99/seconds"] == callback.reached["99"]["seconds"]
-    assert [
-        found[f"99.5/{name}"] for name in ("seconds", "wall_seconds", "images", "step", "error")
-    ] == [None] * 5
-    assert (run.global_step, lightning_internals.stop_reason(run, 10)) == (10, "steps")
+    for name in ("seconds", "wall_seconds", "images", "step", "error"):
+        assert found[f"99.5/{name}"] is None
+    assert run.global_step == 10
+    assert lightning_internals.stop_reason(run, 10) == "steps"
 
+
+def test_run_that_goes_on_after_all_accuracies(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [0.1] * 5, stop=False)
-    assert (run.global_step, [each["step"] for each in callback.reached.values()]) == (10, [2, 2])
+    assert run.global_step == 10
+    assert [each["step"] for each in callback.reached.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
@@ -201,11 +206,10 @@ def test_interrupted_run_records_what_a_whole_one_does(
     again, run = fit(folder, clock, ERRORS, ckpt_path=file)
     for threshold, expected in whole.reached.items():
         found = again.reached[threshold]
-        assert all(found[name] == expected[name] for name in ("step", "images", "error"))
+        for name in ("step", "images", "error"):
+            assert found[name] == expected[name]
         assert found["seconds"] == pytest.approx(expected["seconds"], abs=2 * LOADING)
-    assert 2 * START_UP <= again.seconds["start_up"] < 2 * START_UP + 10, (
-        "both commands had to start"
-    )
+    assert 2 * START_UP <= again.seconds["start_up"] < 2 * START_UP + 10, "both commands start"
     assert run.global_step == 8
 
 
@@ -214,9 +218,8 @@ def test_exactly_the_accuracy_is_reached(tmp_path: Path, clock: Clock) -> None:
     labels = torch.zeros(10_000, dtype=torch.long)
     for wrong, reached in ((50, True), (51, False)):
         error = ErrorRate(10)
-        error.update(
-            torch.nn.functional.one_hot((torch.arange(10_000) < wrong).long(), 10).float(), labels
-        )
+        predictions = (torch.arange(10_000) < wrong).long()
+        error.update(torch.nn.functional.one_hot(predictions, 10).float(), labels)
         callback, _ = fit(tmp_path, clock, [float(error.compute())] * 5)
         assert ("99.5" in callback.reached) is reached
 
@@ -240,32 +243,26 @@ RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, CALLBACK, "trainer.max_epochs=1", "t
 
 def test_result_has_times_and_the_test_of_the_weights_that_reached_it(tmp_path: Path) -> None:
     """A run that reaches 1 % and not 99.9 %."""
-    result = train(
-        compose("train", [*RUN, "callbacks.time_to_accuracy.thresholds=[1, 99.9]"]),
-        tmp_path / "run",
-    )
+    thresholds = "callbacks.time_to_accuracy.thresholds=[1, 99.9]"
+    result = train(compose("train", [*RUN, thresholds]), tmp_path / "run")
     found = result["time_to_accuracy"]
-    assert (found["1/step"], found["1/images"], found["1/error"]) == (
-        4,
-        256,
-        result["val"]["error"],
-    )
+    assert found["1/step"] == 4
+    assert found["1/images"] == 256
+    assert found["1/error"] == result["val"]["error"]
     assert 0 < found["1/seconds"] < found["1/wall_seconds"]
     assert found["1/test_error"] == result["test"]["error"], "of the same step"
     assert found["99.9/seconds"] is found["99.9/test_error"] is None
     assert result["weights_tested"] == "last"
 
     rows = curves(tmp_path / "run")
-    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [
-        result["test"]["error"]
-    ]
+    (test,) = [row for row in rows if row["test/error"]]
+    assert float(test["test/error"]) == result["test"]["error"]
     (validation,) = [row for row in rows if row["val/error"]]
     assert float(validation["time_to_accuracy/images"]) == 256
 
     lines = summary(result, tmp_path / "run", CHOSEN).splitlines()
-    assert lines[1].startswith(
-        f"1 %         after {found['1/seconds']:.0f} s of training, 256 images, test error then "
-    )
+    seconds = f"{found['1/seconds']:.0f} s of training"
+    assert lines[1].startswith(f"1 %         after {seconds}, 256 images, test error then ")
     assert lines[2] == "99.9 %      not reached"
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor, nn
 
 from capsule_lab.layers import PrimaryCapsules
@@ -41,9 +42,8 @@ class FakeCapsNet(CapsNet):
 
 def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
     """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
-    scores = torch.linspace(0.1, 0.2, classes).repeat(
-        len(predictions), 1
-    )  # the highest class comes next
+    # of the classes that are not predicted, the last ranks highest
+    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
     poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
@@ -59,11 +59,15 @@ def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndar
 
 
 def captions(figure: Figure) -> list[str]:
-    return [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    return [label.get_text() for label in _caption_labels(figure)]
 
 
 def colours(figure: Figure) -> list[str]:
-    return [str(label.get_color()) for label in figure.axes[0].get_xticklabels()]
+    return [str(label.get_color()) for label in _caption_labels(figure)]
+
+
+def _caption_labels(figure: Figure) -> list[Text]:
+    return [label for axes in figure.axes for label in axes.get_xticklabels()]
 
 
 def row_names(figure: Figure) -> list[str]:
@@ -72,23 +76,19 @@ def row_names(figure: Figure) -> list[str]:
 
 def texts(figure: Figure) -> list[str]:
     """Names of groups, from left to right, then the note below."""
-    return [text.get_text().replace("\n", " ") for text in figure.axes[0].texts]
+    names = [axes.get_title() for axes in figure.axes]
+    return [text.replace("\n", " ") for text in [*names, figure.get_supxlabel()]]
 
 
-def picture_at(
-    figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)
-) -> np.ndarray:
+def picture_at(figure: Figure, row: int, column: int) -> np.ndarray:
     """The picture at this place of the grid, in red, green and blue."""
-    (image,) = figure.axes[0].images
-    mosaic = np.asarray(image.get_array())
-    height, width = shape
-    top = round(float(figure.axes[0].get_yticks()[row]) - (height - 1) / 2)
-    left = round(float(figure.axes[0].get_xticks()[column]) - (width - 1) / 2)
-    return mosaic[top : top + height, left : left + width]
+    images = [image for axes in figure.axes for image in axes.images]
+    rows = len(row_names(figure))
+    return np.asarray(images[column * rows + row].get_array())
 
 
-def grey_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+def grey_at(figure: Figure, row: int, column: int) -> np.ndarray:
     """The picture at this place of the grid, drawn dark on white: 1 is black."""
-    picture = picture_at(figure, row, column, shape)
+    picture = picture_at(figure, row, column)
     assert (picture == picture[..., :1]).all()
     return 1 - picture[..., 0]

@@ -57,9 +57,8 @@ class Saturated(AbstractNetwork):
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         labels = (4 * images.flatten(1)[:, :1]).long()
-        logits = (
-            30 + torch.zeros(len(images), 4).scatter(1, labels, 1.0) + 0 * self.linear.weight.sum()
-        )
+        of_labels = torch.zeros(len(images), 4).scatter(1, labels, 1.0)
+        logits = 30 + of_labels + 0 * self.linear.weight.sum()
         return CapsuleOutput(logits.sigmoid(), None, logits)
 
 
@@ -81,22 +80,25 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
 
 
 def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
-    every = dict.fromkeys(["margin", "present", "absent", "temperature"], Constant(0.5))
-    losses = [functools.partial(spread_loss, margin=0.9), margin_loss, cross_entropy_loss]
-    found = [classifier(loss, schedule={**RATE, **every}).scheduled_arguments for loss in losses]
-    assert found == [{"margin"}, {"present", "absent"}, set()]
+    names = ["margin", "present", "absent", "temperature"]
+    schedule = RATE | dict.fromkeys(names, Constant(0.5))
+    for loss, arguments in (
+        (functools.partial(spread_loss, margin=0.9), {"margin"}),
+        (margin_loss, {"present", "absent"}),
+        (cross_entropy_loss, set()),
+    ):
+        assert classifier(loss, schedule=schedule).scheduled_arguments == arguments
     assert classifier(schedule={**RATE, "margin": None}).schedule == RATE
 
-    lit = classifier(
-        functools.partial(spread_loss, margin=0.7), schedule={**RATE, "margin": Constant(0.3)}
-    )
-    output = lit(batch().images)
-    for schedule, margin in (
-        ({"margin": 0.3, "learning_rate": 1e-3}, 0.3),
-        ({}, 0.7),
-    ):  # within fit, outside
-        (term,) = lit.classification_term(batch(), output, schedule).items()
-        assert term == ("spread", spread_loss(output.scores, batch().labels, margin=margin))
+
+def test_scheduled_argument_holds_within_fit_and_the_configured_one_outside() -> None:
+    loss = functools.partial(spread_loss, margin=0.7)
+    lit = classifier(loss, schedule={**RATE, "margin": Constant(0.3)})
+    output, labels = lit(batch().images), batch().labels
+    in_fit = {"margin": 0.3, "learning_rate": 1e-3}
+    for values, margin in ((in_fit, 0.3), ({}, 0.7)):
+        terms = lit.classification_term(batch(), output, values)
+        assert terms == {"spread": spread_loss(output.scores, labels, margin=margin)}
 
 
 def test_l2_is_a_term_of_its_own() -> None:
@@ -105,12 +107,9 @@ def test_l2_is_a_term_of_its_own() -> None:
         lit = classifier(cross_entropy_loss, l2=weight)
         (found,) = trainer().test(lit, loader(batch()), verbose=False)
         assert ("test/l2" in found) is bool(weight)
-        assert found.get("test/l2", 0) == pytest.approx(
-            l2_loss(lit.network.parameters(), weight=weight).item()
-        )
-        assert found["test/loss"] == pytest.approx(
-            found["test/cross_entropy"] + found.get("test/l2", 0)
-        )
+        l2 = found.get("test/l2", 0)
+        assert l2 == pytest.approx(l2_loss(lit.network.parameters(), weight=weight).item())
+        assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + l2)
         trainer().fit(lit, loader(*[batch()] * 4), loader(batch()))
         sizes.append(l2_loss(lit.network.parameters(), weight=1.0).item())
     assert sizes[1] < sizes[0], "it shrinks the kernels"
@@ -120,11 +119,14 @@ def test_l2_is_a_term_of_its_own() -> None:
 
 def test_loss_is_a_mean_over_images_of_any_batches() -> None:
     whole = batch(9)
-    parts = [Batch(*(value[cut] for value in whole[:3])) for cut in (slice(0, 7), slice(7, 9))]
+    images, labels, keys, *_ = whole
+    first = Batch(images[:7], labels[:7], keys[:7])
+    second = Batch(images[7:], labels[7:], keys[7:])
     expected, _ = outcome_of(classifier(cross_entropy_loss), whole)
-    found, _ = outcome_of(classifier(cross_entropy_loss), *parts)
+    found, _ = outcome_of(classifier(cross_entropy_loss), first, second)
     assert found == pytest.approx(expected)
-    assert found != pytest.approx(outcome_of(classifier(cross_entropy_loss), parts[0])[0])
+    of_first, _ = outcome_of(classifier(cross_entropy_loss), first)
+    assert found != pytest.approx(of_first)
 
 
 def test_metric_whose_state_was_loaded_counts_as_updated() -> None:
@@ -137,32 +139,32 @@ def test_metric_whose_state_was_loaded_counts_as_updated() -> None:
 
 def test_each_process_continues_its_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 0 writes the checkpoint; without the sums of the other, it would count its own images twice."""
-    modules = [classifier(cross_entropy_loss), classifier(cross_entropy_loss)]
-    for number, lit in enumerate(modules):
-        lit.metrics.update_means("train", {"loss": torch.tensor(number + 1.0)}, images=3)
-        lit._trainer = SimpleNamespace(
-            world_size=2, global_rank=number, state=SimpleNamespace(fn="fit")
-        )
-    states = [lit.metrics.state_of("train") for lit in modules]
+    first, second = in_process(0), in_process(1)
+    first.metrics.update_means("train", {"loss": torch.tensor(1.0)}, images=3)
+    second.metrics.update_means("train", {"loss": torch.tensor(2.0)}, images=3)
+    states = [lit.metrics.state_of("train") for lit in (first, second)]
     gathered = torch.utils._pytree.tree_map(lambda *values: torch.stack(values), *states)
+    monkeypatch.setattr(first, "all_gather", lambda own: gathered if own == states[0] else None)
     saved: dict[str, Any] = {}
-    monkeypatch.setattr(
-        modules[0], "all_gather", lambda own: gathered if own == states[0] else None
-    )
-    modules[0].on_save_checkpoint(saved)
+    first.on_save_checkpoint(saved)
 
-    ranks = (0, 1, 2)  # the last is one more than there were
-    restored = [classifier(cross_entropy_loss) for _ in ranks]
-    for rank, lit in zip(ranks, restored, strict=True):
-        lit._trainer = SimpleNamespace(
-            world_size=2, global_rank=rank, state=SimpleNamespace(fn="fit")
-        )
-        lit.on_load_checkpoint(saved)
-    assert [float(lit.metrics.sums("train")[0]) for lit in restored] == [3, 6, 0]
-    alone = classifier(cross_entropy_loss)
-    alone._trainer = SimpleNamespace(world_size=1, global_rank=0, state=SimpleNamespace(fn="fit"))
-    alone.on_load_checkpoint(saved)
-    assert alone.metrics.sums("train")[0] == 3
+    for rank, processes, loss in (
+        (0, 2, 3.0),
+        (1, 2, 6.0),
+        (2, 3, 0.0),  # one process more than there were
+        (0, 1, 3.0),
+    ):
+        restored = in_process(rank, processes)
+        restored.on_load_checkpoint(saved)
+        assert restored.metrics.sums("train")[0] == loss
+
+
+def in_process(rank: int, processes: int = 2) -> ClassifierModule:
+    """A module in one of several processes that train."""
+    lit = classifier(cross_entropy_loss)
+    state = SimpleNamespace(fn="fit")
+    lit._trainer = SimpleNamespace(world_size=processes, global_rank=rank, state=state)
+    return lit
 
 
 def outcome_of(
@@ -188,17 +190,15 @@ def test_crops_are_one_prediction_and_their_losses_a_mean(
     found, (output,) = outcome_of(lit, images)
     crops = [images._replace(images=crop) for crop in images.images.unbind(1)]
     with torch.no_grad():
-        expected = combine_crops(
-            torch.stack([lit(crop.images).scores for crop in crops], 1), logits=logits
-        )
+        scores = [lit(crop.images).scores for crop in crops]
+    expected = combine_crops(torch.stack(scores, 1), logits=logits)
     torch.testing.assert_close(output.scores, expected)
     assert output.capsules is None
     error = 100 * (expected.argmax(1) != images.labels).float().mean()
     assert found.pop("test/error") == pytest.approx(error.item())
-    each = [outcome_of(build(), crop)[0] for crop in crops]
-    assert found == pytest.approx(
-        {name: sum(one[name] for one in each) / 3 for name in found}, rel=1e-5
-    )
+    alone = [outcome_of(build(), crop)[0] for crop in crops]
+    for name, value in found.items():
+        assert value == pytest.approx(sum(each[name] for each in alone) / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -206,21 +206,18 @@ def test_crops_are_one_prediction_and_their_losses_a_mean(
     [(CapsNet, spread_loss), (functools.partial(EMCaps, class_routing=None), margin_loss)],
 )
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
-    build = functools.partial(
-        ClassifierModule, optimizer=torch.optim.Adam, schedule=RATE, num_classes=3
-    )
-    with torch.device("meta"):
-        unbounded, bounded = (
-            network((1, 28, 28), 3, routing=functools.partial(DynamicRouting, squash=squash))
-            for squash in ("none", "exponential")
-        )
-    with pytest.raises(
-        ValueError,
-        match=r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo",
-    ):
-        build(unbounded, loss=loss)
-    build(unbounded, loss=logits_cross_entropy_loss)
-    build(bounded, loss=loss)
+    def build(squash: str, loss: Any) -> ClassifierModule:
+        routing = functools.partial(DynamicRouting, squash=squash)
+        with torch.device("meta"):
+            built = network((1, 28, 28), 3, routing=routing)
+        options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
+        return ClassifierModule(built, loss=loss, **options)
+
+    message = r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo"
+    with pytest.raises(ValueError, match=message):
+        build("none", loss)
+    build("none", logits_cross_entropy_loss)
+    build("exponential", loss)
 
 
 class InParts(MNISTDataModule):
@@ -264,13 +261,15 @@ def test_parts_of_the_test_set(tmp_path: Path) -> None:
 
 def stopping(*overrides: str) -> DictConfig:
     options = [
+        *TINY_CNN,
+        *TINY_DATA,
+        *NO_PICTURES,
         "callbacks=stop_at_error",
         "callbacks.stop_at_error.stopping_threshold=101",
         "train.test=last",
+        "trainer.max_epochs=3",
     ]
-    return compose(
-        "train", [*TINY_CNN, *TINY_DATA, *options, "trainer.max_epochs=3", *overrides, *NO_PICTURES]
-    )
+    return compose("train", [*options, *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +281,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps: int) -> None:
     last, best = checkpoint(directory), checkpoint(directory, "best")
-    assert (found["weights_tested"], found["steps"], found["planned_steps"]) == ("last", steps, 12)
+    assert found["weights_tested"] == "last"
+    assert found["steps"] == steps
+    assert found["planned_steps"] == 12
     assert last["global_step"] == best["global_step"] == steps
     assert last["capsule_lab"]["val"] == found["val"]
 

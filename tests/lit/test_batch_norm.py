@@ -21,9 +21,13 @@ class OwnNorm(nn.BatchNorm2d):
 
 
 def network() -> nn.Sequential:
-    residual = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
     return nn.Sequential(
-        residual, nn.BatchNorm2d(2), OwnNorm(2), BatchNorm(3), nn.BatchNorm1d(4), nn.BatchNorm3d(5)
+        nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)),
+        nn.BatchNorm2d(2),
+        OwnNorm(2),
+        BatchNorm(3),
+        nn.BatchNorm1d(4),
+        nn.BatchNorm3d(5),
     )
 
 
@@ -31,9 +35,12 @@ def test_every_batch_norm_of_torch_is_synchronised_in_training_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[nn.Module] = []
-    monkeypatch.setattr(
-        batch_norm, "batch_norm_of_all_processes", lambda norm, values: calls.append(norm) or values
-    )
+
+    def note(norm: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        calls.append(norm)
+        return values
+
+    monkeypatch.setattr(batch_norm, "batch_norm_of_all_processes", note)
     model = network()
     (_, first), second, own, capsules, rows, types = model
     assert SynchronisedBatchNorm().apply(model) is model
@@ -54,12 +61,14 @@ def test_every_batch_norm_of_torch_is_synchronised_in_training_only(
 
 def test_weights_keep_names_and_memory_and_classes_return() -> None:
     model = network()
-    before, kinds = model.state_dict(keep_vars=True), [type(module) for module in model.modules()]
+    before = model.state_dict(keep_vars=True)
+    kinds = [type(module) for module in model.modules()]
     plugin = SynchronisedBatchNorm()
     plugin.apply(model)
     after = model.state_dict(keep_vars=True)
     assert [*after] == [*before]
-    assert all(after[name] is before[name] for name in before)
+    for name, value in before.items():
+        assert after[name] is value
     assert isinstance(copy.deepcopy(model)[1], nn.BatchNorm2d)
     plugin.revert(model)
     assert [type(module) for module in model.modules()] == kinds

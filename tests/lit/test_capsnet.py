@@ -10,9 +10,14 @@ from capsule_lab.types import Batch
 from tests.helpers.modules import capsnet
 
 SMALL = [
-    "model=em_caps", "module=capsnet", "data=smallnorb", "data.source=standin", "model.stem=[[4,3,2],[4,3,2]]",
-    "model.primary.types=2", "model.decoder=[8]",
-]  # fmt: skip
+    "model=em_caps",
+    "module=capsnet",
+    "data=smallnorb",
+    "data.source=standin",
+    "model.stem=[[4,3,2],[4,3,2]]",
+    "model.primary.types=2",
+    "model.decoder=[8]",
+]
 
 
 def test_standardised_images_are_decoded_in_the_unit_range_and_train_the_capsules() -> None:
@@ -22,9 +27,8 @@ def test_standardised_images_are_decoded_in_the_unit_range_and_train_the_capsule
     batch = Batch(torch.randn(4, 2, 32, 32), torch.tensor([0, 3, 1, 4]), torch.arange(4))
     output = lit(batch.images)
     terms = lit.loss_terms(batch, output, {})
-    expected = reconstruction_loss(
-        lit.network.reconstruct(output, batch.labels), in_unit_range(batch.images)
-    )
+    decoded = lit.network.reconstruct(output, batch.labels)
+    expected = reconstruction_loss(decoded, in_unit_range(batch.images))
     torch.testing.assert_close(terms["reconstruction"], expected)
     assert {*terms} == {"logits_cross_entropy", "reconstruction"}
     terms["reconstruction"].backward()
@@ -40,6 +44,5 @@ def test_images_of_a_capsnet_are_decoded_as_they_are() -> None:
     batch = Batch(images, torch.arange(3), torch.arange(3))
     output = lit(images)
     expected = (lit.network.reconstruct(output, batch.labels) - images).square().mean()
-    torch.testing.assert_close(
-        lit.loss_terms(batch, output, {})["reconstruction"], expected, rtol=0, atol=0
-    )
+    terms = lit.loss_terms(batch, output, {})
+    torch.testing.assert_close(terms["reconstruction"], expected, rtol=0, atol=0)

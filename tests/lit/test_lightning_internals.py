@@ -50,35 +50,39 @@ class At(L.Callback):
 
     def __init__(self, hook: str, look: Callable[..., Any]) -> None:
         self.seen: list[Any] = []
-        setattr(
-            self,
-            hook,
-            lambda trainer, _, *arguments, **__: self.seen.append(look(trainer, *arguments)),
-        )
+
+        def note(trainer: L.Trainer, _: Any, *arguments: Any, **__: Any) -> None:
+            self.seen.append(look(trainer, *arguments))
+
+        setattr(self, hook, note)
 
 
 def fit(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
     """Train on 8 batches of one point per epoch."""
-    quiet: dict[str, Any] = {
+    options = {
+        "max_epochs": 2,
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(each, ModelCheckpoint) for each in callbacks),
         "logger": False,
+        "accelerator": "cpu",
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+        **options,
     }
-    quiet |= {"accelerator": "cpu", "num_sanity_val_steps": 0, "default_root_dir": folder}
-    if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
-        quiet["enable_checkpointing"] = False
-    trainer = L.Trainer(**{"max_epochs": 2, **quiet, **options}, callbacks=list(callbacks))
+    trainer = L.Trainer(**options, callbacks=list(callbacks))
     points = torch.utils.data.DataLoader(torch.arange(8.0).reshape(8, 1))
     trainer.fit(Line(), points, points)
     return trainer
 
 
 def test_batch_index_counts_over_epochs(tmp_path: Path) -> None:
-    started = At(
-        "on_train_batch_start", lambda trainer, *_: lightning_internals.batch_index(trainer)
-    )
-    fit(tmp_path, started)
-    assert started.seen == list(range(16))
+    def look(trainer: L.Trainer, *_: Any) -> int:
+        return lightning_internals.batch_index(trainer)
+
+    at_start = At("on_train_batch_start", look)
+    fit(tmp_path, at_start)
+    assert at_start.seen == list(range(16))
 
 
 def test_next_batch_follows_where_lightning_neither_validates_nor_ends(tmp_path: Path) -> None:
@@ -146,24 +150,23 @@ def test_why_training_ended(
 
 
 def test_relocated_state_keeps_the_best_score(tmp_path: Path) -> None:
-    before, after = (
-        ModelCheckpoint(
-            tmp_path / folder, filename="best", monitor="val", enable_version_counter=False
-        )
-        for folder in ("before", "after")
-    )
+    options: dict[str, Any] = {
+        "filename": "best",
+        "monitor": "val",
+        "enable_version_counter": False,
+    }
+    before = ModelCheckpoint(tmp_path / "before", **options)
+    after = ModelCheckpoint(tmp_path / "after", **options)
     path = str(tmp_path / "after" / "best.ckpt")
-    assert (
-        lightning_internals.relocated_state(before.state_dict(), path, "after")["best_k_models"]
-        == {}
-    )
+    initial = lightning_internals.relocated_state(before.state_dict(), path, "after")
+    assert initial["best_k_models"] == {}
     fit(tmp_path, before)
     (tmp_path / "before").rename(tmp_path / "after")
+    directory = str(after.dirpath)
+    state = lightning_internals.relocated_state(before.state_dict(), path, directory)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Lightning warns if it forgets the score
-        after.load_state_dict(
-            lightning_internals.relocated_state(before.state_dict(), path, str(after.dirpath))
-        )
+        after.load_state_dict(state)
     assert after.best_model_score == before.best_model_score == 0.5
     assert (after.best_model_path, after.best_k_models) == (path, {path: torch.tensor(0.5)})
 
@@ -195,9 +198,8 @@ def test_processes_wait_five_minutes_for_each_other_unless_configured(
         )
         lightning_internals.limit_waiting(trainer)
         assert trainer.strategy._timeout == timedelta(seconds=seconds)
-    assert logging.getLogger(subprocess_script.__name__).isEnabledFor(logging.INFO), (
-        "says which process has ended"
-    )
+    launcher = logging.getLogger(subprocess_script.__name__)
+    assert launcher.isEnabledFor(logging.INFO), "says which process has ended"
     assert not ended
     monkeypatch.setenv("LOCAL_RANK", "1")
     lightning_internals.limit_waiting(trainer)
@@ -205,13 +207,11 @@ def test_processes_wait_five_minutes_for_each_other_unless_configured(
 
 
 def test_harmless_warnings_are_ignored_and_others_are_not() -> None:
+    harmless = "The 'val_dataloader' does not have many workers which may be a bottleneck."
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         quiet_lightning_logs()
-        warnings.warn(
-            "The 'val_dataloader' does not have many workers which may be a bottleneck.",
-            stacklevel=1,
-        )
+        warnings.warn(harmless, stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in given] == ["something else"]
 
@@ -241,7 +241,8 @@ def test_only_hooks_that_do_nothing_are_skipped(
 ) -> None:
     idle: list[str] = []
     monkeypatch.setattr(L.Callback, "on_before_zero_grad", lambda *_: idle.append("called"))
-    own, at = OwnHook(), At("on_before_backward", lambda trainer, _: trainer.global_step)
+    own = OwnHook()
+    at = At("on_before_backward", lambda trainer, _: trainer.global_step)
     monkeypatch.setitem(globals(), "Line", Skipping)
     fit(tmp_path, own, at, max_epochs=1)
     assert idle == []
@@ -263,11 +264,8 @@ def test_arguments_of_a_step_are_those_of_lightning(
     theirs = loop._build_kwargs(OrderedDict(), "batch", 3)
     monkeypatch.setitem(globals(), "Line", Skipping)
     loop = fit(tmp_path, max_epochs=1).fit_loop.epoch_loop
-    assert (
-        loop._build_kwargs(OrderedDict(), "batch", 3)
-        == theirs
-        == {"batch": "batch", "batch_idx": 3}
-    )
+    ours = loop._build_kwargs(OrderedDict(), "batch", 3)
+    assert ours == theirs == {"batch": "batch", "batch_idx": 3}
 
 
 def test_shown_metric_is_one_of_the_callback_metrics(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ SHORT = [
     "trainer.max_epochs=1",
     "data.eval_images=4",
     "train.test=none",
+    "trainer.accelerator=cuda",
+    "trainer.devices=1",
 ]
-SHORT += ["trainer.accelerator=cuda", "trainer.devices=1"]
 
 
 class NeverWaits(Callback):
@@ -68,9 +69,8 @@ def fit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(
-    ("graphs", "first"), [("false", 1), ("true", 5)]
-)  # 5: capturing a step waits
+# 5: capturing a step waits
+@pytest.mark.parametrize(("graphs", "first"), [("false", 1), ("true", 5)])
 @pytest.mark.parametrize("model", SMALL_MODELS)
 def test_steps_with_all_default_callbacks_never_wait(
     model: str, graphs: str, first: int, fit: Any
@@ -80,5 +80,7 @@ def test_steps_with_all_default_callbacks_never_wait(
 
 @pytest.mark.parametrize("model", SMALL_MODELS)
 def test_cuda_graphs_come_to_the_same_bits(model: str, fit: Any) -> None:
-    plain, graphs = fit(model, "module.cuda_graphs=false"), fit(model, "module.cuda_graphs=true")
-    assert all(torch.equal(one, other) for one, other in zip(plain, graphs, strict=True))
+    plain = fit(model, "module.cuda_graphs=false")
+    graphs = fit(model, "module.cuda_graphs=true")
+    for one, other in zip(plain, graphs, strict=True):
+        assert torch.equal(one, other)

@@ -22,8 +22,8 @@ SHORT = [
     "data.batch_size=32",
     "data.eval_images=40",
     "trainer.max_epochs=2",
+    "trainer.limit_test_batches=1",
 ]
-SHORT += ["trainer.limit_test_batches=1"]
 AFFINE = [
     "model.pose=matrix",
     "model.output_bias=per_capsule",
@@ -62,9 +62,7 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     for split in ("val", "test"):
         assert {*result[split]} >= OF_SHIFTS
         assert "error" not in result[split]
-    assert result["best"]["val"]["loss"] == min(
-        result["best"]["val"]["loss"], result["val"]["loss"]
-    )
+    assert result["best"]["val"]["loss"] <= result["val"]["loss"]
     assert (directory / "figures" / "val_pairs.png").is_file()
     chosen = {"model": "transforming_autoencoder", "routing": "none", "data": "mnist_pairs"}
     proposed = proposals(FinishedRun(result, directory, True, chosen, []))
@@ -88,19 +86,16 @@ def test_other_networks_on_pairs(model: list[str], quantity: str, tmp_path: Path
 
 def test_stereo_pairs(toynorb: Path, tmp_path: Path) -> None:
     overrides = [
-        *("experiment=hinton2011/stereo", "data.source=standin"),
-        *(
-            f"data.directory={toynorb}",
-            "model.recognition=[4]",
-            "model.generation=4",
-            "model.shared=true",
-        ),
-        *(
-            "data.batch_size=2",
-            "data.eval_images=4",
-            "trainer.max_epochs=1",
-            "trainer.accelerator=cpu",
-        ),
+        "experiment=hinton2011/stereo",
+        "data.source=standin",
+        f"data.directory={toynorb}",
+        "model.recognition=[4]",
+        "model.generation=4",
+        "model.shared=true",
+        "data.batch_size=2",
+        "data.eval_images=4",
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
     ]
     result = train(compose("train", overrides), tmp_path / "run")
     assert {"matrix_error", "matrix_error_unchanged", "copying"} <= {*result["test"]}
@@ -116,9 +111,8 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
 def test_a_monitor_of_poses_and_callbacks_for_classes(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")
     assert result["best"]["val"]["shift_r2"] >= result["val"]["shift_r2"]
-    with pytest.raises(
-        ConfigError, match="BestCheckpoint: monitor is val/error; Options: schedule/learning_rate"
-    ):
+    message = "BestCheckpoint: monitor is val/error; Options: schedule/learning_rate"
+    with pytest.raises(ConfigError, match=message):
         trained(tmp_path / "other", "callbacks.best.monitor=val/error")
     trained(tmp_path / "default", "callbacks=default", "callbacks.best.monitor=val/loss")
 

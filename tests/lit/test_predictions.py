@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from capsule_lab.lit import ClassifierModule
+from capsule_lab.lit.classification import BatchOfTest
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.types import Batch, CapsuleOutput, DataSpec
+from capsule_lab.types import CapsuleOutput, DataSpec
 from tests.helpers.modules import RATE
 
 SPEC = DataSpec((1, 2, 2), 3, factors=("instance", "azimuth"))
@@ -33,44 +34,52 @@ def predictions_of(
     """Predictions of a module after a test of these images in two batches, of the first and of the second part."""
     several = torch.tensor(labels).ndim > 1
     spec = SPEC if factors else DataSpec((1, 2, 2), 3, labels_per_image=2 if several else 1)
-    module = ClassifierModule(
-        Given(), loss=cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=3,
-        labels_per_image=spec.labels_per_image,
-    )  # fmt: skip
+    module = module_of(labels_per_image=spec.labels_per_image)
     data = SimpleNamespace(spec=spec, test_parts=trainer.pop("test_parts", ()))
-    module._trainer = SimpleNamespace(
-        world_size=1, datamodule=data, state=SimpleNamespace(fn="test"), **trainer
-    )
+    state = SimpleNamespace(fn="test")
+    module._trainer = SimpleNamespace(world_size=1, datamodule=data, state=state, **trainer)
     for part, rows in enumerate((slice(0, 2), slice(2, None))):
         images = torch.tensor(scores)[rows]
         images = torch.cat([images, images[:, :1]], 1).view(-1, 1, 2, 2)
-        given = None if factors is None else torch.tensor(factors)[rows]
-        batch = Batch(images, torch.tensor(labels)[rows], torch.arange(len(images)), given)
-        module._tested.append((batch, module.network(images).ranking.detach(), part))
+        ranking = module.network(images).ranking.detach()
+        of_rows = None if factors is None else torch.tensor(factors)[rows]
+        batch = BatchOfTest(torch.tensor(labels)[rows], of_rows, ranking, part)
+        module._tested.append(batch)
     return module.test_predictions()
 
 
+def module_of(labels_per_image: int = 1) -> ClassifierModule:
+    return ClassifierModule(
+        Given(),
+        loss=cross_entropy_loss,
+        optimizer=torch.optim.SGD,
+        schedule=RATE,
+        num_classes=3,
+        labels_per_image=labels_per_image,
+    )
+
+
 def test_margin_is_negative_where_the_label_is_not_predicted() -> None:
-    found = predictions_of([[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.3]], [0, 1, 1])
+    scores = [[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.3]]
+    found = predictions_of(scores, [0, 1, 1])
     assert found["prediction"].tolist() == [0, 2, 1]
     torch.testing.assert_close(torch.from_numpy(found["margin"]), torch.tensor([0.3, -0.3, 0.1]))
     assert found.keys() == {"label", "prediction", "margin"}
 
 
 def test_two_labels_are_the_two_highest_scores() -> None:
-    found = predictions_of(
-        [[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.2]], [[1, 0], [0, 2], [1, 0]]
-    )
+    scores = [[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.2]]
+    found = predictions_of(scores, [[1, 0], [0, 2], [1, 0]])
     assert found["label"].tolist() == [[0, 1], [0, 2], [0, 1]]
     assert found["prediction"].tolist() == [[0, 1], [1, 2], [0, 1]]
     torch.testing.assert_close(torch.from_numpy(found["margin"]), torch.tensor([0.1, -0.5, 0.1]))
 
 
 def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> None:
+    scores = [[1.0, 0.0, 0.0]] * 4
     factors = [[4, 30], [4, 31], [9, 30], [9, 30]]
-    found = predictions_of(
-        [[1.0, 0.0, 0.0]] * 4, [0, 1, 1, 1], factors, test_parts=("familiar", "novel")
-    )
+    parts = ("familiar", "novel")
+    found = predictions_of(scores, [0, 1, 1, 1], factors, test_parts=parts)
     clusters = found["cluster"].tolist()
     assert len({*clusters}) == 3
     assert clusters[2] == clusters[3]
@@ -78,11 +87,7 @@ def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> No
 
 
 def test_one_of_several_processes_keeps_none() -> None:
-    module = ClassifierModule(
-        Given(), loss=cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=3
-    )
+    module = module_of()
     module._trainer = SimpleNamespace(world_size=2)
-    module._tested.append(
-        (Batch(torch.zeros(1, 1, 2, 2), torch.tensor([0]), torch.tensor([0])), torch.zeros(1, 3), 0)
-    )
+    module._tested.append(BatchOfTest(torch.tensor([0]), None, torch.zeros(1, 3), 0))
     assert module.test_predictions() == {}

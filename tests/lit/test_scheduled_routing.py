@@ -23,8 +23,14 @@ from tests.helpers.training import curves, interrupted_and_resumed, results, wei
 RISING = (
     "_target_: capsule_lab.schedules.Staircase, start: 1, increment: 1, every: 2 steps, limit: 3"
 )
-SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", "routing.iterations=5", *NO_PICTURES]
-SCHEDULED += ["trainer.max_epochs=1", "trainer.max_steps=6", "trainer.val_check_interval=2"]
+CONSTANT = [
+    *NO_PICTURES,
+    "routing.iterations=5",
+    "trainer.max_epochs=1",
+    "trainer.max_steps=6",
+    "trainer.val_check_interval=2",
+]
+SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", *CONSTANT]
 
 
 def em_caps(**options: Any) -> EMCaps:
@@ -68,35 +74,51 @@ def test_all_routings_get_the_value_and_then_their_own(
 def test_scheduled_option_changes_the_output(
     build_network: Any, option: str, low: float, high: float
 ) -> None:
-    network, images, found = build_network().eval(), batch(size=24).images, []
-    options = ScheduledRouting(network, {f"routing_{option}": Constant(1)})
-    for value in (low, high):
-        options.set({f"routing_{option}": value})
-        found.append(network(images).scores)
-    assert not found[0].equal(found[1])
+    network, images = build_network().eval(), batch(size=24).images
+    name = f"routing_{option}"
+    options = ScheduledRouting(network, {name: Constant(1)})
+    options.set({name: low})
+    of_low = network(images).scores
+    options.set({name: high})
+    assert not network(images).scores.equal(of_low)
 
 
-def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
-    return lambda: small_capsnet(
-        (1, 9, 9), 3, kernel_size=3, class_dim=4, decoder=(), routing=routing
-    )
+def dynamic() -> AbstractNetwork:
+    sizes: dict[str, Any] = {"kernel_size": 3, "class_dim": 4, "decoder": ()}
+    return small_capsnet((1, 9, 9), 3, routing=DynamicRouting, **sizes)
+
+
+def without_routing() -> AbstractNetwork:
+    return classifier().network
 
 
 @pytest.mark.parametrize(
     ("build_network", "name", "schedule", "message"),
     [
-        (lambda: classifier().network, "iterations", Constant(1), "is set, but BaselineCNN does not route; expected"),
         (
-            of_routing(DynamicRouting), "temperature", Constant(1),
+            without_routing,
+            "iterations",
+            Constant(1),
+            "is set, but BaselineCNN does not route; expected",
+        ),
+        (
+            dynamic,
+            "temperature",
+            Constant(1),
             "is set, but DynamicRouting has no temperature that may change during training; expected routing_iter",
         ),
-        (em_caps, "cost", Constant(1), "is set, but EMRouting has no cost that .* expected routing_iterations or"),
-        (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
-        (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
+        (
+            em_caps,
+            "cost",
+            Constant(1),
+            "is set, but EMRouting has no cost that .* expected routing_iterations or",
+        ),
+        (dynamic, "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
+        (dynamic, "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
         (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_schedule_that_cannot_work_is_named(
     build_network: Callable[[], AbstractNetwork], name: str, schedule: Schedule, message: str
 ) -> None:
@@ -106,26 +128,22 @@ def test_schedule_that_cannot_work_is_named(
 
 def test_cuda_graphs_of_torch_compile_are_refused() -> None:
     schedule = {**RATE, "routing_iterations": Constant(2)}
-    with pytest.raises(
-        ValueError,
-        match=r"schedule\.routing_iterations changes the routing, which the CUDA graphs of",
-    ):
-        module_of(of_routing(DynamicRouting)(), schedule, compile="reduce-overhead")
+    message = r"schedule\.routing_iterations changes the routing, which the CUDA graphs of"
+    with pytest.raises(ValueError, match=message):
+        module_of(dynamic(), schedule, compile="reduce-overhead")
 
 
 def module_of(network: Any, schedule: Any, **options: Any) -> CapsNetModule:
     """One that cannot be trained, as it has no loss."""
-    loss = functools.partial(lambda *_: None)
-    return CapsNetModule(
-        network, loss=loss, optimizer=torch.optim.Adam, schedule=schedule, num_classes=3, **options
-    )
+    options |= {"loss": functools.partial(lambda *_: None), "optimizer": torch.optim.Adam}
+    return CapsNetModule(network, schedule=schedule, num_classes=3, **options)
 
 
 def test_configured_option_holds_after_a_fit_that_failed() -> None:
-    network = of_routing(DynamicRouting)()
+    network = dynamic()
     lit = module_of(network, {**RATE, "routing_iterations": Constant(1)})
     with pytest.raises((AttributeError, TypeError)):
-        trainer().fit(lit, *(loader(batch(size=9)) for _ in range(2)))
+        trainer().fit(lit, loader(batch(size=9)), loader(batch(size=9)))
     assert options_of(network, "iterations") == [1]
     lit.on_test_start()
     assert options_of(network, "iterations") == [3]
@@ -145,21 +163,18 @@ def test_schedule_holds_in_training_and_its_validations_only(
 
     monkeypatch.setattr(CapsNetModule, "loss_terms", terms)
     train(tiny(*SCHEDULED), tmp_path / "run")
-    assert [one for one in seen if one[0] == "train"] == [
-        ("train", n, min(1 + n // 2, 3)) for n in range(6)
-    ]
-    validations = {one for one in seen if one[0] == "validate"}
-    assert validations == {("validate", n, min(1 + n // 2, 3)) for n in (2, 4, 6)}
+    steps = [(step, iterations) for stage, step, iterations in seen if stage == "train"]
+    assert steps == [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3)]
+    validations = {(step, iterations) for stage, step, iterations in seen if stage == "validate"}
+    assert validations == {(2, 2), (4, 3), (6, 3)}
     assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
     assert runs.open(tmp_path / "run").network.digits.routing.options["iterations"] == 5  # type: ignore[union-attr]
-    logged = {
-        int(row["step"]): row["schedule/routing_iterations"] for row in curves(tmp_path / "run")
-    }
-    assert {step: float(value) for step, value in logged.items() if value} == {
-        2: 2,
-        3: 3,
-        5: 3,
-    }  # 3: of the next epoch
+    logged = {}
+    for row in curves(tmp_path / "run"):
+        iterations = row["schedule/routing_iterations"]
+        if iterations:
+            logged[int(row["step"])] = float(iterations)
+    assert logged == {2: 2, 3: 3, 5: 3}  # at step 3 that of the next epoch
 
 
 @pytest.mark.whole
@@ -167,8 +182,7 @@ def test_run_that_is_resumed_has_the_iterations_of_its_step(tiny: Tiny, tmp_path
     config = tiny(*SCHEDULED, "trainer.val_check_interval=null")
     whole = train(config, tmp_path / "whole")
     assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
-    torch.testing.assert_close(
-        weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0
-    )
-    constant = train(tiny(*SCHEDULED[1:], "trainer.val_check_interval=null"), tmp_path / "constant")
+    expected = weights(tmp_path / "whole")
+    torch.testing.assert_close(weights(tmp_path / "run"), expected, rtol=0, atol=0)
+    constant = train(tiny(*CONSTANT, "trainer.val_check_interval=null"), tmp_path / "constant")
     assert results(constant) != results(whole)

@@ -26,20 +26,34 @@ from tests.helpers.tiers import whole_but
 from tests.helpers.training import SMALL_MODELS
 
 OPERATORS = {  # they return numbers to the host, or tensors shaped by numbers
-    *(
-        "_local_scalar_dense",
-        "equal",
-        "nonzero",
-        "masked_select",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-    ),
-    *("bincount", "repeat_interleave", "_linalg_check_errors"),
+    "_local_scalar_dense",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+    "repeat_interleave",
+    "_linalg_check_errors",
 }
 READERS = {Tensor.cpu, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.new_tensor}
 ON_THE_HOST = ("callbacks/host_copy.py", "torch/optim/adam.py")
 """Files whose tensors are the host's when training on a GPU, too; Adam counts steps there, unless it is fused."""
+
+
+def has_mask(indices: Any) -> bool:
+    if not isinstance(indices, list | tuple):
+        return False
+    return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
+
+
+def copies_to_or_from_the_host(function: Any, args: Any, named: dict[str, Any]) -> bool:
+    if function is Tensor.to:
+        return args[1:2] == ("cpu",) and not named.get("non_blocking")
+    if function in (torch.tensor, torch.as_tensor):
+        return named.get("device") is not None and not isinstance(args[0], Tensor)
+    return False
 
 
 class Watch(ExitStack):
@@ -55,15 +69,7 @@ class Watch(ExitStack):
                 self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 name = operator.overloadpacket.__name__
-                masks = (
-                    args[1]
-                    if name.startswith("index") and isinstance(args[1], list | tuple)
-                    else []
-                )
-                by_mask = any(
-                    isinstance(each, Tensor) and each.dtype == torch.bool for each in masks
-                )
-                note(name in OPERATORS or by_mask)
+                note(name in OPERATORS or (name.startswith("index") and has_mask(args[1])))
                 return operator(*args, **(kwargs or {}))
 
         class Methods(TorchFunctionMode):
@@ -71,29 +77,20 @@ class Watch(ExitStack):
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 named = kwargs or {}
-                to_host = (
-                    function is Tensor.to
-                    and args[1:2] == ("cpu",)
-                    and not named.get("non_blocking")
-                )
-                made = function in (torch.tensor, torch.as_tensor) and not isinstance(
-                    args[0], Tensor
-                )
-                note(function in READERS or to_host or (made and named.get("device") is not None))
+                note(function in READERS or copies_to_or_from_the_host(function, args, named))
                 return function(*args, **named)
 
         self.modes = Operators(), Methods()
 
     def note(self, waits: bool) -> None:
-        lines = (
-            [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_stack()]
-            if waits
-            else []
-        )
-        if waits and not any(file in line for line in lines for file in ON_THE_HOST):
-            self.found.append(
-                next(line for line in lines[::-1] if "/torch/" not in line and __file__ not in line)
-            )
+        if not waits:
+            return
+        frames = traceback.extract_stack()
+        if any(frame.filename.endswith(ON_THE_HOST) for frame in frames):
+            return
+        ours = [frame for frame in frames if "/torch/" not in frame.filename]
+        ours = [frame for frame in ours if frame.filename != __file__]
+        self.found.append(f"{ours[-1].filename}:{ours[-1].lineno}")
 
     def __enter__(self) -> "Watch":
         for mode in self.modes:
@@ -134,9 +131,8 @@ def test_ten_steps_with_all_default_callbacks_never_wait(
         "data.eval_images=4",
         "train.test=none",
     ]
-    few += ["routing.backend=matmul"] * (
-        model != "cnn_small"
-    )  # fused kernels of a CPU read its memory
+    if model != "cnn_small":
+        few.append("routing.backend=matmul")  # fused kernels of a CPU read its memory
     train(tiny(*few, model=[f"model={model}", *SMALL_MODELS[model]]), tmp_path / "run")
     assert (ten.watched, ten.watch.found) == (10, [])
 
@@ -147,29 +143,42 @@ def copied() -> None:
     assert [*copies.read(wait=False)] == [("numbers", [0.0, 1.0, 2.0, 3.0])]
 
 
-NUMBERS, ONE = torch.arange(4.0), torch.tensor(1.0)
-WAITING: list[Callable[[], Any]] = [
-    *(
+NUMBERS = torch.arange(4.0)
+ONE = torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
         ONE.item,
         lambda: 1 if ONE > 2 else 0,
         NUMBERS.tolist,
         NUMBERS.numpy,
         lambda: NUMBERS.to("cpu"),
         NUMBERS.nonzero,
-    ),
-    *(lambda: NUMBERS[NUMBERS > 2], NUMBERS.unique, lambda: torch.linalg.inv(torch.eye(2))),
-    *(lambda: torch.tensor([1.0, 2.0], device="cpu"), lambda: NUMBERS.new_tensor([1.0])),
-]
-FREE: list[Callable[[], Any]] = [
-    *(lambda: NUMBERS[torch.arange(2)], lambda: torch.where(NUMBERS > 2, NUMBERS, 0.0)),
-    *(lambda: torch.as_tensor(NUMBERS, device="cpu"), copied),
-]
+        lambda: NUMBERS[NUMBERS > 2],
+        NUMBERS.unique,
+        lambda: torch.linalg.inv(torch.eye(2)),
+        lambda: torch.tensor([1.0, 2.0], device="cpu"),
+        lambda: NUMBERS.new_tensor([1.0]),
+    ],
+)
+def test_what_waits_is_noticed(call: Callable[[], Any]) -> None:
+    with Watch() as watch:
+        call()
+    assert watch.found
 
 
 @pytest.mark.parametrize(
-    ("call", "waits"), [*((call, True) for call in WAITING), *((call, False) for call in FREE)]
+    "call",
+    [
+        lambda: NUMBERS[torch.arange(2)],
+        lambda: torch.where(NUMBERS > 2, NUMBERS, 0.0),
+        lambda: torch.as_tensor(NUMBERS, device="cpu"),
+        copied,
+    ],
 )
-def test_what_waits_is_noticed_and_nothing_else(call: Callable[[], Any], waits: bool) -> None:
+def test_nothing_else_is_noticed(call: Callable[[], Any]) -> None:
     with Watch() as watch:
         call()
-    assert bool(watch.found) == waits
+    assert watch.found == []

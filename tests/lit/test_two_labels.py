@@ -24,9 +24,15 @@ def module(masked_decoder: bool = True, **options: Any) -> CapsNetModule:
     torch.manual_seed(0)
     network = small_capsnet((1, 20, 20), 5, class_dim=4, decoder=[8], masked_decoder=masked_decoder)
     return CapsNetModule(
-        network, loss=margin_loss, reconstruction=reconstruction_loss, optimizer=torch.optim.Adam,
-        schedule={"learning_rate": Constant(1e-3)}, num_classes=5, labels_per_image=2, **options,
-    )  # fmt: skip
+        network,
+        loss=margin_loss,
+        reconstruction=reconstruction_loss,
+        optimizer=torch.optim.Adam,
+        schedule={"learning_rate": Constant(1e-3)},
+        num_classes=5,
+        labels_per_image=2,
+        **options,
+    )
 
 
 def batch(images: int = 6) -> Batch:
@@ -38,10 +44,12 @@ def batch(images: int = 6) -> Batch:
 
 def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
     """0.0005 times the squared error of each digit, added, averaged over images (Sabour 2017, section 6)."""
-    output, total = lit.network(given.images), torch.zeros(())
-    for n in range(2):
-        decoded = lit.network.reconstruct(output, classes[:, n])
-        total = total + 0.0005 * (decoded - given.parts[:, n]).square().sum() / len(given.images)
+    output = lit.network(given.images)
+    total = torch.zeros(())
+    for digit in range(2):
+        decoded = lit.network.reconstruct(output, classes[:, digit])
+        squared = (decoded - given.parts[:, digit]).square().sum()
+        total = total + 0.0005 * squared / len(given.images)
     return total
 
 
@@ -79,7 +87,6 @@ def test_a_run_reports_pairs_and_single_labels(
 
 
 def test_decoder_that_sees_all_capsules_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="masked_decoder is false, but images have several digits, "
-    ):
+    message = "masked_decoder is false, but images have several digits, "
+    with pytest.raises(ValueError, match=message):
         module(masked_decoder=False)

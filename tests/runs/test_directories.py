@@ -30,35 +30,52 @@ def create(config: DictConfig, *overrides: str, model: str = "capsnet") -> Path:
     return directory
 
 
+SAME_RESULT = [
+    "name=first",
+    "ckpt=runs/a",
+    "train.resume=true",
+    "train.directory=here",
+    "trainer.max_time=00:00:09:00",
+    "trainer.max_time={minutes: 9}",
+    "logger=wandb",
+    "data.directory=here",
+    "data.on_device=false",
+    "callbacks.not_learning=null",
+    "callbacks.step_metrics=null",
+    "trainer.log_every_n_steps=7",
+]
+OTHER_RESULT = [
+    "seed=1",
+    "routing.squash=none",
+    "model.transformation=shared",
+    "model.decoder=[8,16]",
+    "model.hidden=[[4,8]]",
+    "callbacks.best.monitor=val/loss",
+    "data.batch_size=3",
+    "trainer.max_epochs=3",
+    "callbacks.confusion=null",
+    "loss.classification.present=0.8",
+    "schedule=constant",
+    "optimizer.eps=1e-7",
+    "train.test=last",
+    "trainer.precision=bf16-mixed",
+]
+
+
 def test_hash_covers_every_option_that_changes_the_result(
     config: DictConfig, composed: dict[str, Any]
 ) -> None:
     fingerprint = config_hash(config)
     assert fingerprint == config_hash(composed), "of plain containers, too"
-    same = (
-        "name=first", "ckpt=runs/a", "train.resume=true", "train.directory=here", "trainer.max_time=00:00:09:00",
-        "trainer.max_time={minutes: 9}", "logger=wandb", "data.directory=here", "data.on_device=false",
-        "callbacks.not_learning=null", "callbacks.step_metrics=null", "trainer.log_every_n_steps=7",
-    )  # fmt: skip
-    different = (
-        "seed=1", "routing.squash=none", "model.transformation=shared", "model.decoder=[8,16]", "model.hidden=[[4,8]]",
-        "callbacks.best.monitor=val/loss", "data.batch_size=3", "trainer.max_epochs=3", "callbacks.confusion=null",
-        "loss.classification.present=0.8", "schedule=constant", "optimizer.eps=1e-7", "train.test=last",
-        "trainer.precision=bf16-mixed",
-    )  # fmt: skip
-    assert {config_hash(compose("train", [*TINY, override])) for override in same} == {fingerprint}
-    assert (
-        len(
-            {
-                fingerprint,
-                *(config_hash(compose("train", [*TINY, override])) for override in different),
-            }
-        )
-        == 15
-    )
-    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, (
-        "the configuration is not changed"
-    )
+    hashes = {fingerprint}
+    for override in SAME_RESULT:
+        assert config_hash(compose("train", [*TINY, override])) == fingerprint, override
+    for override in OTHER_RESULT:
+        other = config_hash(compose("train", [*TINY, override]))
+        assert other not in hashes, override
+        hashes.add(other)
+    # the configuration is not changed
+    assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}
 
 
 def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
@@ -74,20 +91,25 @@ def test_name_is_a_prefix_of_the_directory_only(config: DictConfig) -> None:
     ]
     assert directories.attempts(fingerprint) == paths[::-1]
     assert [directories.hash_in(path) for path in paths] == [fingerprint] * 3
-    config.train.resume = named.train.resume = True
-    assert [directories.choose_directory(given, "capsnet-mnist") for given in (config, named)] == [
-        paths[-1]
-    ] * 2
-    config.seed = 5
-    in_a_folder = create(config, model="mine/net")
-    assert in_a_folder.name.startswith("mine_net-mnist-")
-    assert directories.attempts(config_hash(config)) == [in_a_folder]
-    for wrong in ("a/b", "..", "../a", "-x", ".hidden", "two words", "ä", "a" * 101, ""):
-        config.name = wrong
-        with pytest.raises(
-            RunError, match=r"^name is .*; expected at most 100 letters, digits, _, - and \."
-        ):
-            directories.choose_directory(config, "capsnet-mnist")
+    for given in (config, named):
+        given.train.resume = True
+        assert directories.choose_directory(given, "capsnet-mnist") == paths[-1]
+
+
+def test_name_of_a_class_in_a_package_is_one_word(config: DictConfig) -> None:
+    directory = create(config, model="mine/net")
+    assert directory.name.startswith("mine_net-mnist-")
+    assert directories.attempts(config_hash(config)) == [directory]
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "..", "../a", "-x", ".hidden", "two words", "ä", "a" * 101, ""]
+)
+def test_name_that_is_no_part_of_a_file_name_is_refused(config: DictConfig, name: str) -> None:
+    config.name = name
+    message = r"^name is .*; expected at most 100 letters, digits, _, - and \."
+    with pytest.raises(RunError, match=message):
+        directories.choose_directory(config, "capsnet-mnist")
 
 
 def test_overrides_are_recorded_as_typed(config: DictConfig, tmp_path: Path) -> None:
@@ -108,11 +130,8 @@ def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.M
         path.touch()
     monkeypatch.setenv("SLURM_PROCID", "0")
     directories.create_directory(Path("run"), config)
-    assert sorted(map(str, Path("run").rglob("*.*"))) == [
-        "run/checkpoints/last.ckpt",
-        "run/config.yaml",
-    ]
-    with pytest.raises(
-        RunError, match=r"already contains a run; continue it with train\.resume=true"
-    ):
+    files = sorted(str(path) for path in Path("run").rglob("*.*"))
+    assert files == ["run/checkpoints/last.ckpt", "run/config.yaml"]
+    message = r"already contains a run; continue it with train\.resume=true"
+    with pytest.raises(RunError, match=message):
         directories.create_directory(Path("run"), config)

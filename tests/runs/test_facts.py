@@ -4,14 +4,14 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from capsule_lab.commands.evaluate import evaluate
-from capsule_lab.commands.train import train
+from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import InterruptError
 from capsule_lab.runs import results
@@ -39,32 +39,37 @@ def test_whole_splits_are_counted(trained: Trained) -> None:
     assert results.partial_test(trained.result) == ""
 
 
+ONE_BATCH = ["trainer.limit_test_batches=1", "data.eval_batch_size=16"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected", "described"),
     [
         (["trainer.limit_test_batches=2", "data.eval_batch_size=16"], 32, "32 of 359"),
         (["trainer.limit_test_batches=0.5", "data.eval_batch_size=16"], 176, "176 of 359"),
         (["data.eval_images=40"], 40, "40 of 359"),
-        (["data.eval_images=40", "trainer.limit_test_batches=1", "data.eval_batch_size=16"], 16, "16 of 359"),
-        (["data=multimnist", "data.test_pairs=60", "trainer.limit_test_batches=1", "data.eval_batch_size=16",
-          "data.val_pairs=16"], 16, "16 pairs of 359"),
-        (["data=affnist", "trainer.limit_test_batches=1", "data.eval_batch_size=16"], 16, "16 versions of 16 of 359"),
+        (["data.eval_images=40", *ONE_BATCH], 16, "16 of 359"),
+        (
+            ["data=multimnist", "data.test_pairs=60", "data.val_pairs=16", *ONE_BATCH],
+            16,
+            "16 pairs of 359",
+        ),
+        (["data=affnist", *ONE_BATCH], 16, "16 versions of 16 of 359"),
     ],
-)  # fmt: skip
+)
 def test_limited_test_is_recorded(
     tiny: Tiny, tmp_path: Path, overrides: list[str], expected: int, described: str
 ) -> None:
-    result = train(
-        tiny(*overrides, "data.source=standin", "trainer.max_epochs=1", *NO_PICTURES),
-        tmp_path / "run",
-    )
-    assert counts(result)["test"] == expected < counts(result)["test_set"]
+    config = tiny(*overrides, "data.source=standin", "trainer.max_epochs=1", *NO_PICTURES)
+    directory = tmp_path / "run"
+    result = train(config, directory)
+    found = counts(result)
+    assert found["test"] == expected < found["test_set"]
     assert result["provenance"]["test_images"] == described
-    assert results.partial_test(result) == f"{expected} of {counts(result)['test_set']} images"
-    assert f"tested on {described} images" in summary(result, tmp_path / "run", CHOSEN)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["image_counts"] == counts(
-        result
-    )
+    assert results.partial_test(result) == f"{expected} of {found['test_set']} images"
+    assert f"tested on {described} images" in summary(result, directory, CHOSEN)
+    written = json.loads((directory / "metrics.json").read_text())
+    assert counts(written) == found
 
 
 def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
@@ -72,9 +77,7 @@ def test_smoke_run_records_what_it_did(cli: Cli, tmp_path: Path) -> None:
     (directory,) = (tmp_path / "runs").glob("capsnet-mnist-*")
     result = json.loads((directory / "metrics.json").read_text())
     assert counts(result) == {"train": 16, "val": 32, "test": 32, "test_set": TEST_SET}
-    assert result["epochs"] == pytest.approx(2 / 149, abs=1e-4), (
-        "two of the 149 batches of an epoch"
-    )
+    assert result["epochs"] == pytest.approx(2 / 149, abs=1e-4), "two of 149 batches"
     assert "tested on 32 of 359 images" in ended.out
     assert "trained     2 of 2 steps, 16 images, in" in ended.out
     assert "(32 of 359 images)" in cli("list").out
@@ -153,14 +156,15 @@ def test_machine_that_only_tests_is_not_one_of_training(
     config = tiny(*NO_PICTURES)
     monkeypatch.setattr(environment, "hardware", lambda *_: "machine A")
     with pytest.raises(InterruptError):
-        run(config, tmp_path / "run", type("Stop", (Callback,), {"on_test_start": _interrupt})())
+        run(config, tmp_path / "run", InterruptTest())
     monkeypatch.setattr(environment, "hardware", lambda *_: "machine B")
     config.train.resume = True
     assert train(config, tmp_path / "run")["hardware"] == "machine A"
 
 
-def _interrupt(*_: object) -> None:
-    raise InterruptError("stopped", 15)
+class InterruptTest(Callback):
+    def on_test_start(self, *_: object) -> None:
+        raise InterruptError("stopped", 15)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -168,9 +172,13 @@ def test_precision_is_that_of_the_computation(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     seen: list[bool] = []
+
+    class Watch(Callback):
+        def on_before_backward(self, *_: object) -> None:
+            seen.append(torch.is_autocast_enabled("cpu"))
+
+    watch = Watch()
     monkeypatch.setattr("capsule_lab.config.build.fast_precision", lambda _: precision)
-    watch = type("Watch", (Callback,), {})()
-    watch.on_before_backward = lambda *_: seen.append(torch.is_autocast_enabled("cpu"))
     result = run(tiny("trainer.max_epochs=1", *NO_PICTURES), tmp_path / "run", watch)
     assert result["precision"] == precision
     assert seen
@@ -190,13 +198,14 @@ def test_device_and_hardware_are_those_of_the_strategy(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    strategy = type("Strategy", (), {"root_device": torch.device(device)})
-    trainer: Any = type(
-        "Trainer", (), {"strategy": strategy, "world_size": 3, "precision": "32-true"}
-    )
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=3, precision="32-true")
     facts = environment.facts_of_trainer(trainer)
     assert facts["device"] == device
-    assert facts["hardware"] == "3 x a GPU" if device == "cuda" else " 3 x " in facts["hardware"]
+    if device == "cuda":
+        assert facts["hardware"] == "3 x a GPU"
+    else:
+        assert " 3 x " in facts["hardware"]
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
@@ -232,12 +241,9 @@ def _no_network(*_: object) -> None:
 def test_evaluation_counts_its_images(
     trained: Trained, split: str, limits: dict[str, int], expected: dict[str, int]
 ) -> None:
-    from capsule_lab.commands import compose
-
     opened = open_run(trained.directory)
-    trainer = compose(
-        "evaluate", [f"trainer.{key}={value}" for key, value in limits.items()]
-    ).trainer
+    overrides = [f"trainer.{key}={value}" for key, value in limits.items()]
+    trainer = compose("evaluate", overrides).trainer
     trainer.accelerator = "cpu"
     for _ in range(2):  # an earlier evaluation of the same run does not count
         result = evaluate(opened, split, {"eval_batch_size": 100}, trainer)

@@ -22,23 +22,22 @@ RUN = [
     "data.batch_size=8",
     "trainer.max_epochs=1",
     "trainer.precision=32-true",
+    "callbacks.last.every_minutes=0",
+    "trainer.devices=2",
+    "trainer.strategy=ddp",
 ]
-RUN += ["callbacks.last.every_minutes=0", "trainer.devices=2", "trainer.strategy=ddp"]
 
 
 def train(folder: Path, rank: int, *overrides: str) -> Ended:
-    target = "tests.helpers.crash_callbacks.KillOneProcess"
-    kill = f"+callbacks.kill={{_target_: {target}, marker: {folder}/killed, rank: {rank}, step: {KILLED_AT}}}"
-    return python(
-        "-m",
-        "capsule_lab",
-        "train",
-        *RUN,
-        kill,
-        f"train.directory={folder}/run",
-        *overrides,
-        cwd=folder,
-    )
+    options = [
+        "_target_: tests.helpers.crash_callbacks.KillOneProcess",
+        f"marker: {folder}/killed",
+        f"rank: {rank}",
+        f"step: {KILLED_AT}",
+    ]
+    kill = f"+callbacks.kill={{{', '.join(options)}}}"
+    command = ["-m", "capsule_lab.train", *RUN, kill, f"train.directory={folder}/run"]
+    return python(*command, *overrides, cwd=folder)
 
 
 def is_alive(pid: str) -> bool:
@@ -70,8 +69,8 @@ def test_other_process_ends_and_the_run_continues_exactly(
     assert ended.status == -signal.SIGKILL if rank == 0 else ended.status != 0
     end = (tmp_path / "killed").stat().st_mtime + LIMIT
     pids = [(tmp_path / f"killed.{number}").read_text() for number in (0, 1)]
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.time() < end, f"process {alive} of {pids} still runs"
+    while any(is_alive(pid) for pid in pids):
+        assert time.time() < end, f"one of the processes {pids} still runs"
         time.sleep(0.1)
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert checkpoint(tmp_path / "run")["global_step"] == SAVED_AT
@@ -79,7 +78,6 @@ def test_other_process_ends_and_the_run_continues_exactly(
     ended = train(tmp_path, rank, "train.resume=true")
     assert ended.status == 0, ended.err
     assert f"continuing {tmp_path}/run/checkpoints/last.ckpt" in ended.out
-    result, expected = (
-        json.loads((folder / "run" / "metrics.json").read_text()) for folder in (tmp_path, whole)
-    )
+    result = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    expected = json.loads((whole / "run" / "metrics.json").read_text())
     assert differences(result, tmp_path / "run", expected, whole / "run") == []

@@ -65,13 +65,17 @@ def test_failure_is_recorded_if_there_is_a_log_or_a_directory(
     if log:
         monkeypatch.setenv(protocol.LOG, log)
     if created:
-        runs.directories.create_directory(
-            runs.directories.choose_directory(config, "capsnet-mnist"), config
-        )
+        directory = runs.directories.choose_directory(config, "capsnet-mnist")
+        runs.directories.create_directory(directory, config)
     with pytest.raises(RunError, match="no disk"), lock.train_lock(config):
         raise RunError("no disk")
     record = lock.read_record(fingerprint)
-    assert (record and (record.error, record.log)) == (("no disk", log) if log or created else None)
+    if log or created:
+        assert record is not None
+        assert record.error == "no disk"
+        assert record.log == log
+    else:
+        assert record is None
     assert not lock.is_locked(fingerprint)
 
 
@@ -97,11 +101,9 @@ def test_run_in_its_own_directory_locks_that_directory(
     copy.train.directory = directory.replace("HASH", fingerprint)
     with lock.train_lock(config):
         if separate:
+            message = f"another process already trains in {Path(directory).absolute()};"
             with lock.train_lock(copy):
-                assert is_refused(
-                    copy,
-                    re.escape(f"another process already trains in {Path(directory).absolute()};"),
-                )
+                assert is_refused(copy, re.escape(message))
         else:
             assert is_refused(copy)
 
@@ -111,10 +113,10 @@ def test_folder_that_cannot_be_written_to_is_refused(
 ) -> None:
     Path("file").write_text("in the way")
     monkeypatch.setenv("CAPSULE_LAB_RUNS", "file")
-    assert is_refused(
-        config,
-        r"cannot write to \S+/cells \(.*\); choose a writable directory with CAPSULE_LAB_RUNS=…",
+    message = (
+        r"cannot write to \S+/cells \(.*\); choose a writable directory with CAPSULE_LAB_RUNS=…"
     )
+    assert is_refused(config, message)
 
 
 def test_second_process_is_refused_and_changes_nothing(

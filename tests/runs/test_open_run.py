@@ -19,40 +19,33 @@ from tests.helpers.damage import damages
 
 
 def test_run_has_weights_and_facts_of_its_training(trained: Trained, tmp_path: Path) -> None:
-    for where, file in (
-        (".", "best"),
-        ("checkpoints/best.ckpt", "best"),
-        ("checkpoints/last.ckpt", "last"),
-    ):
-        run = runs.open(trained.directory / where)
-        checkpoint = torch.load(
-            trained.directory / "checkpoints" / f"{file}.ckpt", weights_only=True
-        )
+    best = trained.directory / "checkpoints" / "best.ckpt"
+    last = trained.directory / "checkpoints" / "last.ckpt"
+    for path, file in ((trained.directory, best), (best, best), (last, last)):
+        run = runs.open(path)
+        checkpoint = torch.load(file, weights_only=True)
         record = checkpoint["capsule_lab"]
-        assert run.checkpoint == trained.directory / "checkpoints" / f"{file}.ckpt"
+        assert run.checkpoint == file
         assert run.directory == trained.directory
-        assert (run.step, run.seconds) == (checkpoint["global_step"], record["seconds"])
+        assert run.step == checkpoint["global_step"]
+        assert run.seconds == record["seconds"]
         assert run.provenance == record["provenance"]
-        assert to_container(run.config) == {
-            **to_container(trained.config),
-            "module": run.config.module,
-        }
-        assert (run.spec.image_shape, run.spec.num_classes, run.spec.labels_per_image) == (
-            (1, 28, 28),
-            10,
-            1,
-        )
+        expected = to_container(trained.config)
+        assert to_container(run.config) == expected | {"module": run.config.module}
+        assert run.spec.image_shape == (1, 28, 28)
+        assert run.spec.num_classes == 10
+        assert run.spec.labels_per_image == 1
         assert not any(part.training for part in run.module.modules())
         assert run.network is run.module.network
         for name, weight in run.network.state_dict().items():
-            torch.testing.assert_close(
-                weight, checkpoint["state_dict"][f"network.{name}"], rtol=0, atol=0
-            )
-    file = Path(shutil.copy(run.checkpoint, tmp_path / "mine.ckpt"))
+            assert torch.equal(weight, checkpoint["state_dict"][f"network.{name}"])
+
+
+def test_single_file_is_a_run(trained: Trained, tmp_path: Path) -> None:
+    shutil.copy(trained.directory / "checkpoints" / "last.ckpt", tmp_path / "mine.ckpt")
     run = runs.open("mine.ckpt")
-    assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent), (
-        "a single file is a run, too"
-    )
+    assert run.checkpoint == Path("mine.ckpt")
+    assert run.directory == tmp_path
     with pytest.raises(RunError, match=r"nowhere is neither the name of ready weights nor a run"):
         runs.open("nowhere")
 
@@ -73,14 +66,12 @@ def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: 
     assert run.data.provenance == run.provenance
     assert run.data_with({"eval_images": 7}).eval_images == 7
     assert run.data_with({}).eval_images is None, "the configuration of training stays"
-    with pytest.raises(
-        ConfigError, match=r"data\.eval_image does not exist; did you mean data\.eval_images"
-    ):
+    message = r"data\.eval_image does not exist; did you mean data\.eval_images"
+    with pytest.raises(ConfigError, match=message):
         run.data_with({"eval_image": 7})
     options = {"source": "real", "directory": str(real)}
-    with pytest.raises(
-        RunError, match=r"was trained on .*stand-in.*, but the data here is real MNIST"
-    ):
+    message = r"was trained on .*stand-in.*, but the data here is real MNIST"
+    with pytest.raises(RunError, match=message):
         run.data_with(options)
     other = run.data_with({"_target_": "capsule_lab.data.MNISTDataModule", **options})
     assert isinstance(other, MNISTDataModule)
@@ -128,9 +119,8 @@ def test_own_package_can_be_trusted(change: Callable[..., Path]) -> None:
         runs.open(path, trust=["test", "tests.run"])
     assert type(runs.open(path, trust=["tests"]).module).__name__ == "OwnModule"
     path = change("capsule_lab.lit.FormerModule", "config", "module", "_target_")
-    with pytest.raises(
-        RunError, match=r"trained with capsule_lab\.lit\.FormerModule, which cannot be imported"
-    ):
+    message = r"trained with capsule_lab\.lit\.FormerModule, which cannot be imported"
+    with pytest.raises(RunError, match=message):
         runs.open(path)
 
 
@@ -139,13 +129,12 @@ def test_unusable_checkpoint_is_refused(trained: Trained, change: Callable[..., 
     another_format = path.read_bytes()
     config = OmegaConf.merge(trained.config, {"ckpt": str(path)})
 
+    def resume() -> None:
+        provenance = trained.result["provenance"]
+        runs.checkpoints.checkpoint_to_resume(config, Path("new"), provenance)
+
     def refused(message: str) -> None:
-        for use in (
-            lambda: runs.open(path),
-            lambda: runs.checkpoints.checkpoint_to_resume(
-                config, Path("new"), trained.result["provenance"]
-            ),
-        ):
+        for use in (lambda: runs.open(path), resume):
             with pytest.raises(RunError, match=message) as caught:
                 use()
             assert str(caught.value).startswith(f"{path} ")
@@ -154,18 +143,15 @@ def test_unusable_checkpoint_is_refused(trained: Trained, change: Callable[..., 
     refused(
         r"was written by capsule_lab 0\.1\.0 in checkpoint format 99; .* use the version that wrote it"
     )
+    damaged = "it is truncated, damaged or another kind of file"
+    # of a tensor; before an archive, which zip allows
+    readable = ("zeros in the middle", "not text", "twice")
     for name, content in damages(another_format):
-        if name not in (
-            "zeros in the middle",
-            "not text",
-            "twice",
-        ):  # of a tensor; before an archive, which zip allows
+        if name not in readable:
             path.write_bytes(content)
-            refused(
-                r"it is truncated, damaged or another kind of file: continue from ckpt=\S+/best\.ckpt, or "
-            )
+            refused(rf"{damaged}: continue from ckpt=\S+/best\.ckpt, or ")
     for foreign, message in (
-        ({"state_dict": print}, "it is truncated, damaged or another kind of file"),  # code
+        ({"state_dict": print}, damaged),  # code
         ({"state_dict": {}}, "was not written by capsule_lab"),
         (torch.zeros(1), "was not written by capsule_lab"),
     ):

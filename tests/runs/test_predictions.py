@@ -33,26 +33,29 @@ def test_predictions_of_several_labels_are_wrong_if_one_is(tmp_path: Path) -> No
 
 def test_missing_and_foreign_files_are_none_and_changed_ones_are_refused(tmp_path: Path) -> None:
     entry = runs.predictions.write(tmp_path, "a.npz", ARRAYS)
+    foreign = {"predictions": {**entry, "file": "../a.npz"}}
+    missing = {"predictions": {**entry, "file": "b.npz"}}
+    changed = {"predictions": {**entry, "sha256": "0"}}
     assert runs.predictions.read(tmp_path, {}) is None
-    assert (
-        runs.predictions.read(tmp_path / "b", {"predictions": {**entry, "file": "../a.npz"}})
-        is None
-    )
-    assert runs.predictions.read(tmp_path, {"predictions": {**entry, "file": "b.npz"}}) is None
+    assert runs.predictions.read(tmp_path / "b", foreign) is None
+    assert runs.predictions.read(tmp_path, missing) is None
     with pytest.raises(RunError, match="is not the file of the run's test"):
-        runs.predictions.read(tmp_path, {"predictions": {**entry, "sha256": "0"}})
+        runs.predictions.read(tmp_path, changed)
     (tmp_path / "a.npz").write_bytes(b"no archive")
-    digest = runs.files.sha256(tmp_path / "a.npz")
     with pytest.raises(RunError, match="is no file of predictions"):
-        runs.predictions.read(tmp_path, {"predictions": {"file": "a.npz", "sha256": digest}})
+        runs.predictions.read(tmp_path, record_of(tmp_path / "a.npz"))
+
+
+def record_of(file: Path) -> dict[str, Any]:
+    """The record of a run with these predictions."""
+    return {"predictions": {"file": file.name, "sha256": runs.files.sha256(file)}}
 
 
 def test_files_with_objects_run_nothing(tmp_path: Path) -> None:
     arrays = {**ARRAYS, "label": np.array([print, print], dtype=object)}
     np.savez(tmp_path / "a.npz", **arrays)
-    digest = runs.files.sha256(tmp_path / "a.npz")
     with pytest.raises(RunError, match="is no file of predictions"):
-        runs.predictions.read(tmp_path, {"predictions": {"file": "a.npz", "sha256": digest}})
+        runs.predictions.read(tmp_path, record_of(tmp_path / "a.npz"))
 
 
 def saved(array: Any, **header: Any) -> bytes:
@@ -61,15 +64,19 @@ def saved(array: Any, **header: Any) -> bytes:
     np.save(written, np.asarray(array))
     if not header:
         return written.getvalue()
+    header = {"descr": "<i4", "fortran_order": False, "shape": (2,), **header}
     changed = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        changed, {"descr": "<i4", "fortran_order": False, "shape": (2,), **header}
-    )
+    np.lib.format.write_array_header_1_0(changed, header)
     return changed.getvalue() + bytes(8)
 
 
-LABELS, MARGIN = np.array([1, 2], np.int32), np.array([0.5, 1.0], np.float32)
-FITTING = {"label.npy": saved(LABELS), "prediction.npy": saved(LABELS), "margin.npy": saved(MARGIN)}
+LABELS = np.array([1, 2], np.int32)
+MARGIN = np.array([0.5, 1.0], np.float32)
+FITTING = {
+    "label.npy": saved(LABELS),
+    "prediction.npy": saved(LABELS),
+    "margin.npy": saved(MARGIN),
+}
 
 
 def label_of(content: bytes) -> dict[str, bytes]:
@@ -81,7 +88,7 @@ def both(array: Any) -> dict[str, bytes]:
 
 
 MEMBERS: dict[str, dict[str, bytes]] = {
-    "no label": {name: content for name, content in FITTING.items() if name != "label.npy"},
+    "no label": {"prediction.npy": saved(LABELS), "margin.npy": saved(MARGIN)},
     "another array": {**FITTING, "more.npy": saved(LABELS)},
     "another name": {**FITTING, "cluster.txt": b"1"},
     "a path": {**FITTING, "../cluster.npy": saved(LABELS)},
@@ -132,16 +139,19 @@ def twice() -> bytes:
     return written.getvalue()
 
 
-CONTENTS = {
-    **{name: packed(members) for name, members in MEMBERS.items()},
+def with_bytes(old: bytes, new: bytes) -> bytes:
+    """An archive of arrays that fit, with some of its bytes changed."""
+    archive = packed(FITTING)
+    assert old in archive
+    return archive.replace(old, new)
+
+
+CONTENTS = {name: packed(members) for name, members in MEMBERS.items()}
+CONTENTS |= {
     "a member twice": twice(),
     "a bomb": packed(label_of(bytes(2**28 + 1))),
-    "encrypted": packed(FITTING).replace(
-        b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
-    ),
-    "another compression": packed(FITTING).replace(
-        b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"
-    ),
+    "encrypted": with_bytes(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"),
+    "another compression": with_bytes(b"\x14\x00\x00\x00\x08\x00", b"\x14\x00\x00\x00\x63\x00"),
     "an array without an archive": saved(LABELS),
     "nothing": b"",
 }
@@ -149,20 +159,19 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_arrays_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.npz").write_bytes(content)
-    record = {"predictions": {"file": "a.npz", "sha256": runs.files.sha256(tmp_path / "a.npz")}}
-    with pytest.raises(
-        RunError,
-        match=r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$",
-    ):
-        runs.predictions.read(tmp_path, record)
+    file = tmp_path / "a.npz"
+    file.write_bytes(content)
+    message = r"^[^\n]*a\.npz is no file of predictions \([^\n]+\); evaluate the run again$"
+    with pytest.raises(RunError, match=message):
+        runs.predictions.read(tmp_path, record_of(file))
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_predictions_in_other_compressions_are_read(tmp_path: Path, compression: int) -> None:
-    (tmp_path / "a.npz").write_bytes(packed(FITTING, compression))
-    record = {"predictions": {"file": "a.npz", "sha256": runs.files.sha256(tmp_path / "a.npz")}}
-    assert runs.predictions.read(tmp_path, record).label.tolist() == [1, 2]
+    file = tmp_path / "a.npz"
+    file.write_bytes(packed(FITTING, compression))
+    found = runs.predictions.read(tmp_path, record_of(file))
+    assert found.label.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["fifo", "folder", "link", "/dev/zero", "a\0b", "x" * 5000])
@@ -172,10 +181,10 @@ def test_predictions_that_are_no_file_of_the_run_are_refused(tmp_path: Path, nam
     os.mkfifo(directory / "fifo")
     (tmp_path / "secret").touch()
     (directory / "link").symlink_to(tmp_path / "secret")
-    with pytest.raises(
-        RunError, match=r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"
-    ):
-        runs.predictions.read(directory, {"predictions": {"file": name, "sha256": ""}})
+    record = {"predictions": {"file": name, "sha256": ""}}
+    message = r"^[^\n]* cannot be read \([^\n]+\); evaluate the run again$"
+    with pytest.raises(RunError, match=message):
+        runs.predictions.read(directory, record)
 
 
 def test_part_without_images_has_no_predictions(tmp_path: Path) -> None:

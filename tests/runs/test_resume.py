@@ -21,8 +21,12 @@ from tests.helpers.interruptions import (
 )
 from tests.helpers.training import SignalAt, checkpoint, run
 
-BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=16", "trainer.val_check_interval=6"]
-BY_STEPS += ["trainer.check_val_every_n_epoch=null"]
+BY_STEPS = [
+    "trainer.max_epochs=-1",
+    "trainer.max_steps=16",
+    "trainer.val_check_interval=6",
+    "trainer.check_val_every_n_epoch=null",
+]
 
 
 def test_run_interrupted_several_times_equals_an_uninterrupted_run(tmp_path: Path) -> None:
@@ -30,38 +34,35 @@ def test_run_interrupted_several_times_equals_an_uninterrupted_run(tmp_path: Pat
     config = compose("train", [*TINY_DATA, *BY_STEPS, *TINY_CNN, *NO_PICTURES])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = train(config, whole)
-    signals = itertools.cycle([signal.SIGTERM, signal.SIGUSR1])
-    for step, saved_at in {
-        1: 1,
-        4: 4,
-        6: 7,
-        10: 10,
-    }.items():  # after 6 comes a validation, which would be left out
-        with pytest.raises(
-            InterruptError, match=r"to continue exactly: .*train\.resume=true"
-        ) as caught:
-            run(config, cut, SignalAt(step, signum := next(signals)))
-        assert checkpoint(cut)["global_step"] == saved_at
-        (cut / "metrics.csv").unlink(
-            missing_ok=True
-        )  # its rows are in the checkpoint, that of the epoch included
+    for step, saved_at, signum in (
+        (1, 1, signal.SIGTERM),
+        (4, 4, signal.SIGUSR1),
+        (6, 7, signal.SIGTERM),  # after 6 comes a validation, which would be left out
+        (10, 10, signal.SIGUSR1),
+    ):
+        message = r"to continue exactly: .*train\.resume=true"
+        with pytest.raises(InterruptError, match=message) as caught:
+            run(config, cut, SignalAt(step, signum))
         assert caught.value.signum == signum
+        assert checkpoint(cut)["global_step"] == saved_at
+        # its rows are in the checkpoint, that of the epoch included
+        (cut / "metrics.csv").unlink(missing_ok=True)
         config = resumed(config)
     assert differences(train(config, cut), cut, expected, whole) == []
 
 
+# four steps an epoch
 SHORT = [
     *TINY_DATA,
     *NO_PICTURES,
     "data.train_images=128",
     "data.batch_size=32",
-]  # four steps an epoch
-SHORT += ["trainer.limit_test_batches=1"]
+    "trainer.limit_test_batches=1",
+]
 KINDS = {
     "epochs": ["trainer.max_epochs=2"],
-    "steps": [
-        "trainer.max_steps=6"
-    ],  # the last ends neither an epoch nor an interval: a validation follows it
+    # the last step ends neither an epoch nor an interval: a validation follows it
+    "steps": ["trainer.max_steps=6"],
     "validation every three steps": [
         *BY_STEPS,
         "trainer.val_check_interval=3",
@@ -86,21 +87,23 @@ def test_run_interrupted_at_any_point_equals_an_uninterrupted_run(
     tmp_path: Path, kind: str, every: int
 ) -> None:
     """By each signal in every ``every``-th hook, and by kill -9 before every ``every``-th change of a file."""
-    config = compose(
-        "train", [*SHORT, *(TINY_CAPSNET if kind == "capsules" else TINY_CNN), *KINDS[kind]]
-    )
+    model = TINY_CAPSNET if kind == "capsules" else TINY_CNN
+    config = compose("train", [*SHORT, *model, *KINDS[kind]])
     count = Counting()
-    expected = run(config, tmp_path / "whole", count)
-    wrong = {}
-    for at, signum in zip(range(len(count.seen))[::-every], itertools.cycle(SIGNALS), strict=False):
-        directory = tmp_path / "stopped"
-        result = stopped_and_resumed(config, directory, at, signum)
-        wrong[at, count.seen[at], signum.name] = differences(
-            result, directory, expected, tmp_path / "whole"
-        )
+    whole, directory = tmp_path / "whole", tmp_path / "stopped"
+    expected = run(config, whole, count)
+    wrong = []
+    points = range(len(count.seen))[::-every]
+    for point, signum in zip(points, itertools.cycle(SIGNALS), strict=False):
+        result = stopped_and_resumed(config, directory, point, signum)
+        found = differences(result, directory, expected, whole)
+        if found:
+            wrong.append((point, count.seen[point], signum.name, found))
         shutil.rmtree(directory)
     config.callbacks.last.every_minutes = 0
     for copy in killed_at_writes(config, tmp_path / "often", tmp_path, every):
         result = train(resumed(config), copy)
-        wrong[copy.name, "kill", ""] = differences(result, copy, expected, tmp_path / "whole")
-    assert {point: names for point, names in wrong.items() if names} == {}
+        found = differences(result, copy, expected, whole)
+        if found:
+            wrong.append((copy.name, "kill", found))
+    assert wrong == []

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,17 +36,15 @@ def arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 def test_run_on_a_standin_is_missing_once_the_real_files_arrive(
     tmp_path: Path, arrive: Callable[[], None]
 ) -> None:
-    rows = [
-        {"name": source, "overrides": [f"data.source={source}"]} for source in ("auto", "standin")
-    ]
-    file = write_table(tmp_path, seeds=[0], rows=rows)
+    auto = {"name": "auto", "overrides": ["data.source=auto"]}
+    standin = {"name": "standin", "overrides": ["data.source=standin"]}
+    file = write_table(tmp_path, seeds=[0], rows=[auto, standin])
     for cell in expand(read(file)):
         write_run(cell, error=2.0, provenance=STANDIN)
     assert [cell.status for cell in expand(read(file))] == [DONE, DONE]
     arrive()
-    assert [cell.status for cell in expand(read(file))] == [MISSING, DONE], (
-        "a chosen stand-in always counts"
-    )
+    # a stand-in that was chosen always counts
+    assert [cell.status for cell in expand(read(file))] == [MISSING, DONE]
     cell, _ = expand(read(file))
     write_run(cell, attempt="-2", error=1.0)
     write_run(cell, attempt="-3", error=3.0, provenance=STANDIN)
@@ -75,51 +74,61 @@ def test_run_counts_only_where_auto_means_its_precision(
         assert cells_here(True, any_precision=any_precision)[0] == (DONE, 1.0)
         assert cells_here(False, any_precision=any_precision)[0] == (DONE, 2.0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for number, more in enumerate(
-        ({"hardware": "1 x NVIDIA H100"}, {"device": "cuda"}), 3
-    ):  # the first is older
-        write_run(cell, attempt=f"-{number}", error=float(number), precision="bf16-mixed", **more)
-        assert cells_here(False)[0] == (DONE, number), (
-            "of a GPU, as on the node from which a cluster's sweeps start"
-        )
+    # runs of a GPU count on a machine without one, such as the node that starts a cluster's sweeps
+    in_older_record, in_record = {"hardware": "1 x NVIDIA H100"}, {"device": "cuda"}
+    for number, facts in ((3, in_older_record), (4, in_record)):
+        write_run(cell, attempt=f"-{number}", error=float(number), precision="bf16-mixed", **facts)
+        assert cells_here(False)[0] == (DONE, number)
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
-def test_resuming_starts_a_new_run_if_precision_or_data_changed(
+def test_resuming_starts_a_new_run_if_the_real_data_has_arrived(
     a_copy: Path,
     arrive: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     cli: Cli,
     finished: bool,
 ) -> None:
-    """The old precision and data are read from the result, or from the checkpoint."""
+    """The old data is read from the result, or from the checkpoint."""
     command = [*TINY, "data.source=auto", "train.resume=true"]
-    config, auto = compose("train", command), compose("train", [*TINY, "trainer.precision=auto"])
-    metrics = a_copy / "metrics.json"
-    content = json.loads(metrics.read_text())
-    for given in (auto, config):
-        changed = {
-            **content,
-            "config_hash": runs.directories.config_hash(given),
-            "provenance": STANDIN,
-        }
-        metrics.write_text(json.dumps(changed if finished else {}))
-        for native in (False, True) if given is auto else ():
-            monkeypatch.setattr(
-                "capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native
-            )
-            assert runs.select_run.is_outdated(a_copy, auto) is (
-                native is not (content["precision"] == "bf16-mixed")
-            )
-    earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
+    fingerprint = record_as(a_copy, command, finished=finished)
+    earlier = runs.directories.root() / f"capsnet-mnist-{fingerprint}"
     earlier.parent.mkdir()
     a_copy.rename(earlier)
     chosen: list[Path] = []
-    monkeypatch.setattr(
-        "capsule_lab.commands.train._train",
-        lambda config, directory, *_: chosen.append(directory) or {},
-    )
+
+    def fake_train(config: Any, directory: Path, *_: Any) -> dict[str, Any]:
+        chosen.append(directory)
+        return {}
+
+    monkeypatch.setattr("capsule_lab.train.train", fake_train)
     assert cli("train", *command).status == 0
+    assert chosen == ([] if finished else [earlier])
     arrive()
     assert cli("train", *command).status == 0
-    assert chosen == [*([] if finished else [earlier]), earlier.with_name(f"{earlier.name}-2")]
+    assert chosen[-1] == earlier.with_name(f"{earlier.name}-2")
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_run_is_outdated_where_auto_means_another_precision(
+    a_copy: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """The old precision is read from the result, or from the checkpoint."""
+    precision = json.loads((a_copy / "metrics.json").read_text())["precision"]
+    command = [*TINY, "trainer.precision=auto"]
+    record_as(a_copy, command, finished=finished)
+    for native, here in ((False, "32-true"), (True, "bf16-mixed")):
+        name = "capsule_lab.config.build.cpu_computes_bfloat16"
+        monkeypatch.setattr(name, lambda native=native: native)
+        is_outdated = runs.select_run.is_outdated(a_copy, compose("train", command))
+        assert is_outdated is (precision != here)
+
+
+def record_as(directory: Path, command: list[str], *, finished: bool) -> str:
+    """Make a run one of this command on a stand-in, with a result only if it is finished; return the hash."""
+    fingerprint = runs.directories.config_hash(compose("train", command))
+    metrics = directory / "metrics.json"
+    content = json.loads(metrics.read_text())
+    content |= {"config_hash": fingerprint, "provenance": STANDIN}
+    metrics.write_text(json.dumps(content if finished else {}))
+    return fingerprint

@@ -3,8 +3,9 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,15 @@ from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
 from tests.helpers.training import TimeOver, add_callback, run
 
-RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
-RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
+RUN = [
+    *TINY_CNN,
+    *NO_PICTURES,
+    "data.source=real",
+    "data.batch_size=10",
+    "data.eval_batch_size=7",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=8",  # of five steps each: there are 50 images to train on
+]
 SLICE = [*RUN, "trainer.max_time=00:01:00:00", "train.resume=true"]
 DIFFERS = ("training_seconds", "training_cpu_seconds", "command", "overrides")
 
@@ -40,6 +48,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     return move_to
 
 
+def without(result: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in names}
+
+
 @pytest.mark.whole
 def test_four_slices_equal_one_run(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, home: Callable[[str], Path]
@@ -52,9 +64,8 @@ def test_four_slices_equal_one_run(
         ended = cli("train", *SLICE)
         assert (ended.status, ended.err) == (0, "")
         *_, last = ended.out.splitlines()
-        assert last.startswith(
-            f"PAUSED at step {step} of 40 because the time is over; to continue: "
-        )
+        message = f"PAUSED at step {step} of 40 because the time is over; to continue: "
+        assert last.startswith(message)
         assert last.endswith("train.resume=true")
         (directory,) = before.glob("cnn*")
         assert not (directory / "metrics.json").exists()
@@ -71,10 +82,7 @@ def test_four_slices_equal_one_run(
     assert str(before) not in (moved / "config.yaml").read_text()
     result = json.loads((moved / "metrics.json").read_text())
     assert differences(result, moved, expected, whole) == []
-    same, other = (
-        {key: each[key] for key in each if key not in DIFFERS} for each in (result, expected)
-    )
-    assert same == other
+    assert without(result, DIFFERS) == without(expected, DIFFERS)
     assert "has finished, there is nothing to resume" in cli("train", *SLICE).out
 
 
@@ -112,9 +120,8 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     error = f"{status['test']['error']:.2f} %"
     assert "PAUSED at step 7 of 10 because the time is over; to continue: " in ended.out
     assert f"test error {error}  (last weights; at step 7 of 10)" in ended.out
-    assert (
-        "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; " in ended.out
-    )
+    trained = "trained     7 of 10 steps, 70 images, in 0.0 min, ended by trainer.max_time; "
+    assert trained in ended.out
     assert "            status.json, metrics.csv, checkpoints" in ended.out
     assert "try next" not in ended.out
 
@@ -129,19 +136,16 @@ def test_run_out_of_time_is_tested_and_continues_exactly(
     assert {"provenance", "commit", "hardware", "image_counts", "config_hash"} <= status.keys()
     last = runs.open(directory / "checkpoints" / "last.ckpt")
     assert last.step == 7
-    row = next(line for line in cli("list").out.splitlines() if line.startswith(directory.name))
+    rows = cli("list").out.splitlines()
+    (row,) = [row for row in rows if row.startswith(directory.name)]
     assert f"paused 70 %  {error} (at step 7 of 10)" in row
     assert not (directory / "metrics.json").exists()
-    assert not any(
-        "test/error" in line for line in (directory / "metrics.csv").read_text().splitlines()
-    )
-    assert runs.select_run.finished_run(compose("train", [*RUN, *TESTED])) is None, (
-        "no table shows it"
-    )
+    assert "test/error" not in (directory / "metrics.csv").read_text()
+    config = compose("train", [*RUN, *TESTED])
+    assert runs.select_run.finished_run(config) is None, "no table shows it"
 
-    add_callback(
-        monkeypatch, lambda: TimeOver(5)
-    )  # three steps and two batches of the test, which is completed
+    # three steps and two batches of the test, which is completed
+    add_callback(monkeypatch, lambda: TimeOver(5))
     ended = cli("train", *SLICE, *TESTED)
     assert "trained     10 of 10 steps" in ended.out
     result = json.loads((directory / "metrics.json").read_text())
@@ -154,9 +158,8 @@ def test_run_out_of_time_is_tested_only_if_its_last_weights_are(
     tmp_path: Path, home: Callable[[str], Path], which: str
 ) -> None:
     home("here")
-    result = run(
-        compose("train", [*SLICE, *TESTED, f"train.test={which}"]), tmp_path / "run", TimeOver(7)
-    )
+    config = compose("train", [*SLICE, *TESTED, f"train.test={which}"])
+    result = run(config, tmp_path / "run", TimeOver(7))
     assert result == {"status": "paused", "steps": 7, "planned_steps": 10, "new_steps": 7}
 
 
@@ -209,8 +212,8 @@ def test_time_limit_needs_a_callback_that_saves(
     tmp_path: Path, home: Callable[[str], Path]
 ) -> None:
     home("here")
-    with pytest.raises(
-        ConfigError, match=r"^trainer\.max_time is set, but no callback saves the run"
-    ):
-        train(compose("train", [*SLICE, "callbacks.last=null"]), tmp_path / "run")
+    config = compose("train", [*SLICE, "callbacks.last=null"])
+    message = r"^trainer\.max_time is set, but no callback saves the run"
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -30,9 +30,9 @@ def test_hardware_distinguishes_processors_with_the_same_name(tmp_path: Path) ->
         (tmp_path / "cpuinfo").write_text(CPUINFO.format(family=family, model=model, flags=flags))
         assert environment._processor(tmp_path / "cpuinfo") == text
     assert environment._processor(tmp_path / "none"), "a name also without /proc/cpuinfo"
-    assert environment.hardware(torch.device("cpu"), 2).endswith(
-        f" cores, 2 x {torch.get_num_threads()} threads"
-    )
+    threads = torch.get_num_threads()
+    hardware = environment.hardware(torch.device("cpu"), 2)
+    assert hardware.endswith(f" cores, 2 x {threads} threads")
 
 
 def test_commit_is_read_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,35 +31,35 @@ def test_signal_raises_outside_of_training_and_sets_a_flag_in_training(
     signum: signal.Signals,
 ) -> None:
     before = handlers()
-    with (
-        pytest.raises(InterruptError, match=f"^stopped by {signum.name}$") as caught,
-        signals.interruptible(),
-    ):
+    message = f"^stopped by {signum.name}$"
+    with pytest.raises(InterruptError, match=message) as caught, signals.interruptible():
         read_file(signum)
-    assert (caught.value.signum, handlers()) == (signum, before)
+    assert caught.value.signum == signum
+    assert handlers() == before
     request = signals.StopRequest()
     request.install()
     signal.raise_signal(signum)
     assert request.received == signum
-    with pytest.raises(
-        InterruptError, match=r"stopped immediately; train\.resume=true continues"
-    ) as caught:
+    message = r"stopped immediately; train\.resume=true continues"
+    with pytest.raises(InterruptError, match=message) as caught:
         signal.raise_signal(signum)
-    assert (caught.value.signum, handlers()) == (signum, before)
+    assert caught.value.signum == signum
+    assert handlers() == before
 
 
 def test_saving_goes_on_when_slurm_ends_the_job_after_its_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NAME", "capsule_lab")
     before = handlers()
     request = signals.StopRequest()
     request.install()
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGTERM)
     request.restore()
-    assert (request.received, handlers()) == (signal.SIGUSR1, before)
+    assert request.received == signal.SIGUSR1
+    assert handlers() == before
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
@@ -94,8 +95,9 @@ def test_orphan_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) 
         os.write(writing, b" and ended by itself")
         os._exit(0)
 
-    if not (parent := os.fork()):
-        if not os.fork():
+    parent = os.fork()
+    if parent == 0:
+        if os.fork() == 0:
             child()
         time.sleep(0.1)
         os._exit(0)
@@ -119,10 +121,10 @@ with usable_streams():
 
 
 def test_closed_pipe_ends_a_command_without_a_message(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CLOSED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-c", CLOSED]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as process:
         assert process.stdout.readline() == b"INFO:root:line 0\n"
         process.stdout.close()
         assert process.stderr.read() == b""
