@@ -126,7 +126,7 @@ def _recorded(fingerprint: str) -> Iterator[None]:
     job = slurm.this_job() if slurm.is_batch_job() else None
     record = LockRecord(
         process=f"{os.getpid()} on {socket.gethostname()}",
-        log=os.environ.get(LOG_VARIABLE),
+        log=os.environ.get(protocol.LOG),
         queued=job,  # SLURM requeues a job whose machine fails
     )
     try:

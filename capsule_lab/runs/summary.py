@@ -47,10 +47,8 @@ def summary(
         f"run         {escape(str(as_typed(directory)))}",
         f"            {record}, metrics.csv, checkpoints, figures",
     ]
-    if overrides is not None:
-        commands = _to_try(result, directory, chosen, overrides)
-        if commands:
-            lines += ["", "[bold]try next[/]", *[escape(command) for command in commands]]
+    if proposals:
+        lines += ["", "[bold]try next[/]", *(f"  {escape(command)}" for command in proposals)]
     return "\n".join(lines)
 
 
@@ -130,34 +128,3 @@ def _times(results: Mapping[str, float | None]) -> list[str]:
             outcome += f", test error then {error:.2f} %"
         lines.append(f"{threshold} %".ljust(_INDENT) + outcome)
     return lines
-
-
-_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
-
-
-def _to_try(
-    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
-) -> list[str]:
-    """Return commands that analyse the run, and that train the same network without routing."""
-    commands = []
-    if any((directory / "checkpoints").glob("*.ckpt")):
-        commands.append(_look_inside(result, as_typed(directory), chosen))
-    if _routes(chosen) and chosen["routing"] != "uniform":
-        left_out = _NOT_WITH_ANOTHER_ROUTING
-        others = [override for override in overrides if not override.startswith(left_out)]
-        commands.append(f"train {shlex.join([*others, 'routing=uniform'])}")
-    search = "".join(f" {shlex.quote(argument)}" for argument in search_override())
-    # relative for the Python of `make`; any other is on the PATH
-    path = as_typed(Path(sys.executable))
-    python = "python" if path.is_absolute() else shlex.quote(str(path))
-    return [f"  {python} -m capsule_lab {command}{search}" for command in commands]
-
-
-def _look_inside(result: Mapping[str, Any], run: Path, chosen: Mapping[str, Any]) -> str:
-    if chosen["data"] == "multimnist":  # its two labels are not in the analyses
-        return f"figures {as_argument('run', run)}"
-    metrics = result["test"] or result["val"]
-    question = "couplings" if _routes(chosen) else "transforms"
-    if metrics and "error" not in metrics:
-        question = "poses"
-    return f"analyse {as_argument('ckpt', run)} what={question}"

@@ -14,6 +14,8 @@ import torch
 from PIL import Image
 
 from capsule_lab import runs
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
 from capsule_lab.data import PictureFolder, folder_packing
 from capsule_lab.data.formats.pictures import open_picture, pictures_in
 from capsule_lab.data.loader import Rows

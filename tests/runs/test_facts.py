@@ -11,7 +11,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from capsule_lab.config.compose import compose
+from capsule_lab.commands import compose
+from capsule_lab.commands.evaluate import evaluate
+from capsule_lab.commands.train import train
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import InterruptError
 from capsule_lab.runs import results

@@ -36,7 +36,7 @@ def train(folder: Path, rank: int, *overrides: str) -> Ended:
         f"step: {KILLED_AT}",
     ]
     kill = f"+callbacks.kill={{{', '.join(options)}}}"
-    command = ["-m", "capsule_lab.train", *RUN, kill, f"train.directory={folder}/run"]
+    command = ["-m", "capsule_lab", "train", *RUN, kill, f"train.directory={folder}/run"]
     return python(*command, *overrides, cwd=folder)
 
 

@@ -220,7 +220,7 @@ def test_with_trust_in_safetensors_a_pickle_is_refused(
     assert ended.status == 2
     refusal = "is a pickle, which trust=safetensors refuses; expected a .safetensors file: convert"
     assert f"{file} {refusal}" in ended.err
-    assert f"python -m capsule_lab.export ckpt={file} to=safetensors" in ended.err
+    assert f"capsule-lab export ckpt={file} to=safetensors" in ended.err
     assert "Traceback" not in ended.err
 
 
