@@ -118,8 +118,7 @@ def _write(
         "_runs": comparison_formats.runs_as_dots(entries),
         "_differences": comparison_formats.differences(answers),
     }
-    for name, figure in figures.items():
-        drawn[f"_{name}"] = figure
+    drawn |= {f"_{name}": figure for name, figure in figures.items()}
     for ending, figure in drawn.items():
         if figure is not None:
             for kind in ("png", "pdf", "svg"):
