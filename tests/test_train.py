@@ -27,6 +27,7 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
+from tests.helpers.closeness import assert_close
 from tests.helpers.commands import (
     CHOSEN,
     NO_PICTURES,
@@ -178,10 +179,8 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
         with torch.no_grad():
             output, expected_output = module(images), trained.module(images)
         assert not module.training
-        torch.testing.assert_close(output.scores, expected_output.scores, rtol=0, atol=0)
-        torch.testing.assert_close(
-            output.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0
-        )
+        assert_close(output.scores, expected_output.scores, atol=0)
+        assert_close(output.capsules.poses, expected_output.capsules.poses, atol=0)
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
@@ -610,9 +609,7 @@ def test_two_processes_train_like_one(
     assert result["steps"] == one["steps"] == steps
     assert result["test"]["error"] == one["test"]["error"]
     assert result["val"] == pytest.approx(one["val"], rel=1e-4)
-    torch.testing.assert_close(
-        weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4
-    )
+    assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=1e-4)
 
 
 def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

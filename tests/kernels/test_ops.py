@@ -11,6 +11,7 @@ from torch.library import opcheck
 from capsule_lab.kernels import ops
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.helpers.closeness import assert_close
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.kernels import backwards, draw
 from tests.helpers.tiers import whole_but
@@ -139,13 +140,11 @@ def test_layer_is_the_same_when_compiled_and_exported(
     compiled = torch.compile(
         layer, backend="aot_eager", fullgraph=True
     )  # traces backward, too; needs no compiler
-    torch.testing.assert_close(
-        values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12
-    )
+    assert_close(values_and_gradients(compiled, layer, below), expected)
     for strict in (False, True) if name == "convolution" else (False,):
         program = torch.export.export(layer, below, strict=strict)
         found = [*program.module()(*below)]
-        torch.testing.assert_close(found, expected[: len(found)], rtol=0, atol=1e-12)
+        assert_close(found, expected[: len(found)])
         used = {
             str(node.target).split(".")[1]
             for node in program.graph.nodes

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from capsule_lab.layers import DenseCapsules, UntransformedCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.helpers.closeness import assert_close
 from tests.reference.em_bridge import random
 from tests.reference.loops import dynamic_routing_loops
 
@@ -30,7 +31,7 @@ def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
             poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3)
         )
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
-    torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
+    assert_close(layer(poses).poses, expected)
 
 
 def build(routing: Any) -> UntransformedCapsules:
@@ -50,7 +51,7 @@ def test_poses_are_votes(backend: str) -> None:
     expected = dynamic_routing_loops(
         poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias
     )
-    torch.testing.assert_close(layer(poses, activations).poses, expected, rtol=0, atol=1e-8)
+    assert_close(layer(poses, activations).poses, expected, atol=1e-8)
     assert list(layer.state_dict()) == ["routing.bias"]
 
 
@@ -58,14 +59,12 @@ def test_equal_couplings_are_a_sum_over_positions() -> None:
     layer = build(partial(UniformRouting, bias=False, squash="none"))
     poses = torch.arange(24.0, dtype=torch.float64).view(1, 6, 4)
     expected = torch.tensor([[[24.0, 27, 30, 33], [36, 39, 42, 45]]], dtype=torch.float64) / 2
-    torch.testing.assert_close(layer(poses, poses[..., 0]).poses, expected, rtol=0, atol=1e-10)
+    assert_close(layer(poses, poses[..., 0]).poses, expected, atol=1e-10)
 
 
 def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
     layer, (poses, activations) = build(EMRouting), children()
     shifted = activations + torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(POSITIONS)
     before = layer(poses, activations)
-    torch.testing.assert_close(
-        layer(poses, shifted).activations, before.activations, rtol=0, atol=1e-9
-    )
+    assert_close(layer(poses, shifted).activations, before.activations, atol=1e-9)
     assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)

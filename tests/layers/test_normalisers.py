@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.layers import Windows, build_normaliser
+from tests.helpers.closeness import assert_close
 from tests.reference import em_loops as loops
 
 Geometry = tuple[tuple[int, int], int, int, int]
@@ -114,12 +115,10 @@ def test_couplings_equal_the_loops(normalisation: str) -> None:
         weights = log_couplings(geometry, scale=(0.0, 1.0, 20.0)[number % 3])
         normaliser = build_normaliser(normalisation, build(geometry))
         couplings = normaliser(weights)
-        torch.testing.assert_close(
-            couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12
-        )
-        torch.testing.assert_close(normaliser(weights - 1e4), couplings, rtol=0, atol=1e-10)
+        assert_close(couplings, by_loops(weights, geometry, normalisation))
+        assert_close(normaliser(weights - 1e4), couplings, atol=1e-10)
         alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
-        torch.testing.assert_close(alone, couplings, rtol=0, atol=1e-15)
+        assert_close(alone, couplings, atol=1e-15)
 
 
 @every_geometry
@@ -128,9 +127,7 @@ def test_all_parents_of_a_child_share_it(geometry: Geometry) -> None:
         couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
         assert (couplings >= 0).all()
         total = total_couplings(couplings, geometry)
-        torch.testing.assert_close(
-            total, torch.ones_like(total), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12
-        )
+        assert_close(total, torch.ones_like(total), atol=1e-10 if scale > 1e3 else 1e-12)
 
 
 def test_each_window_takes_a_whole_child() -> None:
@@ -140,9 +137,7 @@ def test_each_window_takes_a_whole_child() -> None:
         build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry
     )
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
-    torch.testing.assert_close(
-        total, torch.outer(along, along).flatten().expand(BATCH, 25), rtol=0, atol=1e-12
-    )
+    assert_close(total, torch.outer(along, along).flatten().expand(BATCH, 25))
 
 
 def test_legacy_couplings_sum_to_one_per_type() -> None:
@@ -151,7 +146,7 @@ def test_legacy_couplings_sum_to_one_per_type() -> None:
     total = total_couplings(
         build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry
     )
-    torch.testing.assert_close(total, torch.full_like(total, PARENTS), rtol=0, atol=1e-4)
+    assert_close(total, torch.full_like(total, PARENTS), atol=1e-4)
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
@@ -172,7 +167,7 @@ def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     expected = torch.tensor(
         [[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64
     ).unsqueeze(1)
-    torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
+    assert_close(normaliser(weights), expected)
 
 
 @every_normalisation
@@ -189,6 +184,4 @@ def test_total_is_the_images(normalisation: str) -> None:
     expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[
         :, None
     ]
-    torch.testing.assert_close(
-        build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12
-    )
+    assert_close(build_normaliser(normalisation, windows).total(mass), expected)

@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d
 from capsule_lab.functional import SQUASHES, exponential_squash, squash
 from capsule_lab.layers import DepthwisePrimaryCapsules, LinearPrimaryCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import StridedConv2d
+from tests.helpers.closeness import assert_close
 from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
 
@@ -113,7 +114,7 @@ def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: flo
     layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options).double()
     features = torch.randn(1, 2, 1, 1, dtype=torch.float64)
     expected = squash(share * layer.conv(features).view(1, -1, 8))
-    torch.testing.assert_close(layer(features).poses, expected, rtol=0, atol=1e-12)
+    assert_close(layer(features).poses, expected)
 
 
 @pytest.mark.parametrize(("types", "dim"), [(32, 16), (5, 9)])
@@ -147,7 +148,7 @@ def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) 
     features = torch.randn(2, 3, size, size + 1, dtype=torch.float64, requires_grad=True)
     output = ours(features)
     grad = torch.randn_like(output)
-    torch.testing.assert_close(output, torchs(features), rtol=0, atol=0)
+    assert_close(output, torchs(features), atol=0)
     found = torch.autograd.grad(output, (features, ours.weight), grad)
     expected = torch.autograd.grad(torchs(features), (features, torchs.weight), grad)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

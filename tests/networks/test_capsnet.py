@@ -13,6 +13,7 @@ from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.networks import CapsNet
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import pictures
 from tests.helpers.tiers import whole_but
 
@@ -97,7 +98,7 @@ def test_shared_transformations_are_those_of_every_position() -> None:
     )  # children are ordered (type, position)
     pairs.load_state_dict(state)
     images = pictures(3, (1, 9, 9)).double()
-    torch.testing.assert_close(shared(images)[1].poses, pairs(images)[1].poses, rtol=0, atol=1e-12)
+    assert_close(shared(images)[1].poses, pairs(images)[1].poses)
 
 
 def test_without_transformations_primary_capsules_are_votes() -> None:
@@ -109,7 +110,7 @@ def test_without_transformations_primary_capsules_are_votes() -> None:
         3, 4, 9, 5
     )  # [b type position c]
     output = network(images)
-    torch.testing.assert_close(output.capsules.poses, primary.sum(2) / 4, rtol=0, atol=1e-12)
+    assert_close(output.capsules.poses, primary.sum(2) / 4)
 
 
 def test_decoder_without_a_mask_sees_all_classes() -> None:

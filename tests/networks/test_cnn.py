@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from capsule_lab.networks import BaselineCNN, EfficientCapsNet, MatchedCNN
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import pictures
 
 
@@ -53,7 +54,7 @@ def test_averaged_maps_and_a_linear_layer() -> None:
     features = network.features[2](network.features[0](images).relu()).relu()
     assert features.shape == (8, 5, 2, 2)
     expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
-    torch.testing.assert_close(network(images).logits, expected, rtol=0, atol=1e-12)
+    assert_close(network(images).logits, expected)
 
 
 def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> None:

@@ -15,6 +15,7 @@ from capsule_lab.layers import ConvStack, CoordinateClassCapsules, LinearPrimary
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import EMRouting
 from capsule_lab.types import Capsules
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import IMAGE, pictures
 from tests.helpers.tiers import whole_but
 
@@ -161,9 +162,7 @@ def test_convolutional_capsules_move_with_the_image(shift: int, normalisation: s
     for one, other in ((before.poses, after.poses), (before.activations, after.activations)):
         grid, moved_grid = (each.view(*network.conv_capsules.grid, 4, -1) for each in (one, other))
         expected = grid[2 : -2 - shift, 2 : -2 - shift]
-        torch.testing.assert_close(
-            moved_grid[2 + shift : -2, 2 + shift : -2], expected, rtol=0, atol=1e-12
-        )
+        assert_close(moved_grid[2 + shift : -2, 2 + shift : -2], expected)
         assert expected.flatten(0, 1).std(0).min() > 0
 
 
@@ -195,7 +194,7 @@ def test_coordinates_are_the_middles_of_receptive_fields(
     ]
     rows, columns = averaged(21, *pads[:2], layers), averaged(26, *pads[2:], layers)
     expected = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2).flatten(0, 1)  # x, y
-    torch.testing.assert_close(network.classes.coordinates[:, :2], expected, rtol=0, atol=1e-6)
+    assert_close(network.classes.coordinates[:, :2], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import count
 
 STEREO: dict[str, Any] = {
@@ -53,13 +54,11 @@ def test_golden_forward_pass() -> None:
     image = (0.5 + 0.5 * (0.37 * numbers(PIXELS) + 0.1).sin()).view(1, 1, 3, 3)
     found = golden()(image, double(1, -2)[None])
     poses = [[0.7766608084343157, 0.9787478707310322], [0.541820606936699, 0.36434339649681824]]
-    torch.testing.assert_close(
-        found.poses[0], torch.tensor(poses, dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    assert_close(found.poses[0], torch.tensor(poses, dtype=torch.float64))
     presences = double(0.6903661369854139, 0.3227726510582815)
-    torch.testing.assert_close(found.presences[0], presences, rtol=0, atol=1e-12)
+    assert_close(found.presences[0], presences)
     output = [0.00029239387805940487, 0.10784688163686666, 0.19635059389049844, 0.25094758106968273]
-    torch.testing.assert_close(found.images.flatten()[:4], double(*output), rtol=0, atol=1e-12)
+    assert_close(found.images.flatten()[:4], double(*output))
     assert (found.images - image).square().sum().item() == pytest.approx(
         3.8069948915642264, abs=1e-10
     )
@@ -75,7 +74,7 @@ def test_golden_order_of_change_and_pose() -> None:
     network = TransformingAutoencoder((1, 3, 3), capsules=1, pose="matrix")
     found = network.changed(pose.view(1, 1, 9), change[None])[0, 0, :3]
     expected = [1.2833439596825846, 1.0099492678215345, 0.5998626804470338]
-    torch.testing.assert_close(found, double(*expected), rtol=0, atol=1e-12)
+    assert_close(found, double(*expected))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import torch
 from capsule_lab.functional import dense_votes
 from capsule_lab.networks import VBCaps
 from capsule_lab.types import Votes
+from tests.helpers.closeness import assert_close
 
 
 def test_initial_weights_of_the_official_code() -> None:
@@ -22,7 +23,7 @@ def test_components_of_a_type_are_normalised_together() -> None:
     network = VBCaps((1, 24, 24), 4, channels=6, primary_types=2, conv_types=(3, 2))
     poses = network.primary(torch.rand(8, 6, 10, 10)).poses.view(8, 100, 2, 16)
     of_type = poses.transpose(0, 2).flatten(1)
-    torch.testing.assert_close(of_type.mean(1), torch.zeros(2), rtol=0, atol=1e-5)
+    assert_close(of_type.mean(1), torch.zeros(2), atol=1e-5)
     torch.testing.assert_close(of_type.var(1, unbiased=False), torch.ones(2), rtol=1e-3, atol=0)
     assert poses.flatten(0, 1).mean(0).abs().max() > 0.05  # those of a component are not
 

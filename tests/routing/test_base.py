@@ -14,6 +14,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import Capsules, Votes
 from tests.helpers.changes_of_votes import example
+from tests.helpers.closeness import assert_close
 
 
 class LearnedCouplings(AbstractRouting):
@@ -78,9 +79,7 @@ def test_with_dense_votes_gives_float32_tensors() -> None:
 
     tensor = dense_votes(*votes[:2])
     keep(votes, tensor.bfloat16(), 1, votes=votes, other=None)
-    torch.testing.assert_close(
-        seen, [tensor, tensor.bfloat16().float(), 1, tensor, None], rtol=0, atol=0
-    )
+    assert_close(seen, [tensor, tensor.bfloat16().float(), 1, tensor, None], atol=0)
 
 
 @pytest.mark.usefixtures("unchecked_types")
