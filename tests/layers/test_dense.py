@@ -21,15 +21,12 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 @every_backend
 def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
     torch.manual_seed(0)
-    layer, poses = (
-        DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double(),
-        random(2, 5, 3),
-    )
+    layer = DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double()
+    poses = random(2, 5, 3)
     votes = torch.zeros(2, 5, 4, 2, dtype=torch.float64)
-    for b, i, j, d in product(*map(range, votes.shape)):
-        votes[b, i, j, d] = sum(
-            poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3)
-        )
+    for b, i, j, d in product(range(2), range(5), range(4), range(2)):
+        for c in range(3):
+            votes[b, i, j, d] += poses[b, i, c] * layer.weight[i, c, j, d].item()
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
     assert_close(layer(poses).poses, expected)
 
@@ -47,10 +44,10 @@ def children() -> tuple[Tensor, Tensor]:
 @every_backend
 def test_poses_are_votes(backend: str) -> None:
     """The child of position p for parent j is the (p, j)-th; positions are the children of routing."""
-    layer, (poses, activations) = build(partial(DynamicRouting, backend=backend)), children()
-    expected = dynamic_routing_loops(
-        poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias
-    )
+    layer = build(partial(DynamicRouting, backend=backend))
+    poses, activations = children()
+    votes = poses.view(2, POSITIONS, PARENTS, DIM)
+    expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
     assert_close(layer(poses, activations).poses, expected, atol=1e-8)
     assert list(layer.state_dict()) == ["routing.bias"]
 
@@ -63,8 +60,10 @@ def test_equal_couplings_are_a_sum_over_positions() -> None:
 
 
 def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
-    layer, (poses, activations) = build(EMRouting), children()
-    shifted = activations + torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(POSITIONS)
+    layer = build(EMRouting)
+    poses, activations = children()
+    shift = torch.tensor([0.1, -0.1], dtype=torch.float64)
+    shifted = activations + shift.repeat(POSITIONS)
     before = layer(poses, activations)
     assert_close(layer(poses, shifted).activations, before.activations, atol=1e-9)
     assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)
