@@ -211,16 +211,14 @@ def combine_crops_loops(scores: Tensor) -> Tensor:
 def test_crops_are_normalised_then_summed() -> None:
     """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
     for crops in (1, 2, 13):
-        scores = torch.rand(
-            3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-        )
+        torch.manual_seed(0)
+        scores = torch.rand(3, crops, 5, dtype=torch.float64)
         close(functional.combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
     scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
     assert functional.combine_crops(scores).argmax(1).item() == 1
     assert scores.sum(1).argmax(1).item() == 0
-    assert functional.combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [
-        [0.25, 0.75]
-    ]
+    first_is_zero = torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])
+    assert functional.combine_crops(first_is_zero).tolist() == [[0.25, 0.75]]
     logits = torch.randn(3, 4, 5)
     close(
         functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2))

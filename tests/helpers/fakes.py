@@ -41,9 +41,8 @@ class FakeCapsNet(CapsNet):
 
 def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
     """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
-    scores = torch.linspace(0.1, 0.2, classes).repeat(
-        len(predictions), 1
-    )  # the highest class comes next
+    # of the other classes, the highest comes next
+    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
     poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
