@@ -12,37 +12,41 @@ import pytest
 def exported_lines(package: str) -> set[str]:
     """One import for each class that the package exports; one for each module of ``routing``."""
     module = importlib.import_module(package)
+    lines = set()
     if package.endswith(".routing"):
-        names = [f"{package}.{file.name}" for file in pkgutil.iter_modules(module.__path__)]
-        modules = map(importlib.import_module, names)
-        return {f"from {each.__name__} import *" for each in modules if hasattr(each, "__all__")}
-    values = [getattr(module, name) for name in module.__all__]
-    own = [each for each in values if each.__module__.startswith(package)]
-    return {f"from {each.__module__} import {each.__name__}" for each in own}
+        for file in pkgutil.iter_modules(module.__path__):
+            name = f"{package}.{file.name}"
+            if hasattr(importlib.import_module(name), "__all__"):
+                lines.add(f"from {name} import *")
+        return lines
+    for name in module.__all__:
+        value = getattr(module, name)
+        if value.__module__.startswith(package):
+            lines.add(f"from {value.__module__} import {value.__name__}")
+    return lines
 
 
 def imported_lines(statements: list[ast.stmt], package: str) -> set[str]:
     lines = set()
     for statement in statements:
         if isinstance(statement, ast.ImportFrom) and statement.module.startswith(package):
-            names = [alias.name for alias in statement.names]
-            lines |= {f"from {statement.module} import {name}" for name in names}
+            for alias in statement.names:
+                lines.add(f"from {statement.module} import {alias.name}")
     return lines
 
 
 def advice(package: str, text: str) -> str:
     """The lines to add below ``if TYPE_CHECKING`` and those to remove; empty if there are none."""
     statements = ast.parse(text).body
-    blocks = [each for each in statements if isinstance(each, ast.If)]
-    (block,) = [each for each in blocks if ast.unparse(each.test) == "TYPE_CHECKING"]
+    (block,) = [each for each in statements if isinstance(each, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
     for_checkers = imported_lines(block.body, package)
     exported = exported_lines(package)
     missing = exported - for_checkers - imported_lines(statements, package)
     file = f"{package.replace('.', '/')}/__init__.py"
-    return "\n".join(
-        [f"{file}: add {line}" for line in sorted(missing)]
-        + [f"{file}: remove {line}" for line in sorted(for_checkers - exported)]
-    )
+    changes = [f"{file}: add {line}" for line in sorted(missing)]
+    changes += [f"{file}: remove {line}" for line in sorted(for_checkers - exported)]
+    return "\n".join(changes)
 
 
 def source_of(package: str) -> str:
