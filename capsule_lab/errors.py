@@ -62,13 +62,16 @@ def closest(unknown: str, options: Iterable[str]) -> str | None:
     """
     by_lower = {option.casefold(): option for option in options}
     lower = unknown.casefold()
-    candidates = [
-        *(option for option in by_lower if option == lower),
-        *(option for option in by_lower if sorted(option) == sorted(lower)),
-        *(option for option in by_lower if option.rpartition("/")[2] == lower),
-        *difflib.get_close_matches(lower, by_lower, n=1),
-    ]
-    return by_lower[candidates[0]] if candidates else None
+    if lower in by_lower:
+        return by_lower[lower]
+    for lower_option, option in by_lower.items():
+        if sorted(lower_option) == sorted(lower):
+            return option
+    for lower_option, option in by_lower.items():
+        if lower_option.rpartition("/")[2] == lower:
+            return option
+    close = difflib.get_close_matches(lower, by_lower, n=1)
+    return by_lower[close[0]] if close else None
 
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"  # all but tab and line feed
@@ -124,18 +127,21 @@ def check_number(
     below: float = math.inf,
 ) -> None:
     """Check that ``value`` is finite, from ``least`` to ``most``, more than ``above`` and less than ``below``."""
-    is_number = isinstance(value, SupportsFloat) and not isinstance(
-        value, bool
-    )  # which is an int for Python
+    # a bool is an int for Python
+    is_number = isinstance(value, SupportsFloat) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and least <= value <= most and above < value < below:
         return
-    bounds = [
-        *([f"more than {above}"] if above > -math.inf else []),
-        *([f"{least} or more"] if least > -math.inf and most == math.inf else []),
-        *([f"{least} to {most}"] if least > -math.inf and most < math.inf else []),
-        *([f"at most {most}"] if least == -math.inf and most < math.inf else []),
-        *([f"less than {below}"] if below < math.inf else []),
-    ]
+    bounds = []
+    if above > -math.inf:
+        bounds.append(f"more than {above}")
+    if least > -math.inf and most < math.inf:
+        bounds.append(f"{least} to {most}")
+    elif least > -math.inf:
+        bounds.append(f"{least} or more")
+    elif most < math.inf:
+        bounds.append(f"at most {most}")
+    if below < math.inf:
+        bounds.append(f"less than {below}")
     raise ValueError(f"{option} is {value}; expected {', '.join(bounds) or 'a finite number'}")
 
 

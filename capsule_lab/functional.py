@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -45,22 +44,24 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> R:
-        inputs = (
-            argument.poses if isinstance(argument, Votes) else argument
-            for argument in (*args, *kwargs.values())
-        )
-        device = next((value.device.type for value in inputs if isinstance(value, Tensor)), "cpu")
-        around = (
-            torch.autocast(device, enabled=False)
-            if torch.is_autocast_enabled(device)
-            else nullcontext()
-        )
-        with around:
-            return function(
-                *map(full, args), **{name: full(value) for name, value in kwargs.items()}
-            )
+        device = _device_type(*args, *kwargs.values())
+        full_args = map(full, args)
+        full_kwargs = {name: full(value) for name, value in kwargs.items()}
+        if not torch.is_autocast_enabled(device):
+            return function(*full_args, **full_kwargs)
+        with torch.autocast(device, enabled=False):
+            return function(*full_args, **full_kwargs)
 
     return wrapper
+
+
+def _device_type(*arguments: Any) -> str:
+    """Return the type of the first tensor's device, ``cpu`` without tensors."""
+    for argument in arguments:
+        value = argument.poses if isinstance(argument, Votes) else argument
+        if isinstance(value, Tensor):
+            return value.device.type
+    return "cpu"
 
 
 @checks_shapes
@@ -139,25 +140,36 @@ class SquashFunctions(NamedTuple):
     """Functions of a capsule's total input ``s``, ``(…, dim)``: its pose, and the logit of its length."""
 
     poses: Callable[[Tensor], Tensor]
-    logits: Callable[
-        [Tensor], Tensor
-    ]  # of s, (…,): real numbers; the lengths are an increasing function of them
+    # of s, (…,): real numbers; the lengths are an increasing function of them
+    logits: Callable[[Tensor], Tensor]
     bounded: bool  # whether lengths are in [0, 1) and can be used as probabilities
+
+
+_half_squash = partial(squash, added=0.5)
+
+
+def _half_squash_logits(x: Tensor) -> Tensor:
+    return squash_logits(x) + math.log(2)
+
+
+def _relu_logits(x: Tensor) -> Tensor:
+    return length(x.relu())
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
 
 
 SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
     {
-        "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
-        "exponential": SquashFunctions(
-            exponential_squash, exponential_squash_logits, bounded=True
-        ),  # Mazzia 2021
-        "half": SquashFunctions(
-            partial(squash, added=0.5), lambda x: squash_logits(x) + math.log(2), bounded=True
-        ),
-        "relu": SquashFunctions(
-            torch.relu, lambda x: length(x.relu()), bounded=False
-        ),  # ours: of each component
-        "none": SquashFunctions(lambda x: x, length, bounded=False),
+        # Sabour 2017, equation 1
+        "squash": SquashFunctions(squash, squash_logits, bounded=True),
+        # Mazzia 2021
+        "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),
+        "half": SquashFunctions(_half_squash, _half_squash_logits, bounded=True),
+        # ours: of each component
+        "relu": SquashFunctions(torch.relu, _relu_logits, bounded=False),
+        "none": SquashFunctions(_identity, length, bounded=False),
     }
 )
 """Functions by name; ports use ``half``. An unbounded length is itself the logit of a softmax cross-entropy."""
@@ -186,10 +198,10 @@ def dense_votes(
             f"poses have {child_dim} components and weights {inner} rows; expected a multiple"
         )
     by_child = poses.transpose(0, 1).reshape(child, batch * rows, inner)
-    votes = torch.bmm(
-        by_child, weight.reshape(child, inner, parent * columns)
-    )  # [i b·rows j·columns]
-    by_parent = votes.view(child, batch, rows, parent, columns).permute(1, 3, 0, 2, 4).contiguous()
+    matrices = weight.reshape(child, inner, parent * columns)
+    votes = torch.bmm(by_child, matrices)  # [i b·rows j·columns]
+    votes = votes.view(child, batch, rows, parent, columns)
+    by_parent = votes.permute(1, 3, 0, 2, 4).contiguous()  # [b j i rows columns]
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
 
@@ -205,9 +217,8 @@ def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Vote
     one = torch.eye(rows, dtype=votes.poses.dtype, device=votes.poses.device)
     one = one.expand(*votes.poses.shape[:2], rows, rows)
     poses = torch.cat([votes.poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
-    by_row = (
-        added.to(votes.weight.dtype).view(child, parent, rows, columns).transpose(1, 2)
-    )  # [i r j c]
+    added = added.to(votes.weight.dtype).view(child, parent, rows, columns)
+    by_row = added.transpose(1, 2)  # [i rows j columns]
     return Votes(poses, torch.cat([votes.weight, by_row], 1), plain_poses=votes.child_poses)
 
 
@@ -250,8 +261,15 @@ def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[
     This is TensorFlow's SAME rule: the odd pixel goes to the right and the bottom. ``padding="same"`` in
     torch supports only stride 1.
     """
-    height, width = (max((-(-n // stride) - 1) * stride + kernel_size - n, 0) for n in size)
-    return width // 2, width - width // 2, height // 2, height - height // 2
+    top, bottom = _same_padding_of_side(size[0], kernel_size, stride)
+    left, right = _same_padding_of_side(size[1], kernel_size, stride)
+    return left, right, top, bottom
+
+
+def _same_padding_of_side(side: int, kernel_size: int, stride: int) -> tuple[int, int]:
+    windows = -(-side // stride)  # rounded up
+    total = max((windows - 1) * stride + kernel_size - side, 0)
+    return total // 2, total - total // 2
 
 
 def truncated_normal_(weight: Tensor, std: float) -> Tensor:
@@ -261,9 +279,8 @@ def truncated_normal_(weight: Tensor, std: float) -> Tensor:
 
 def he_std(fan_in: int) -> float:
     """Return the ``std`` of ``truncated_normal_`` for weights of variance ``2 / fan_in`` (``he_normal`` of Keras)."""
-    return (
-        math.sqrt(2 / fan_in) / 0.87962566103423978
-    )  # std of a standard normal truncated at 2, as in Keras
+    std_of_truncated = 0.87962566103423978  # a standard normal truncated at 2, as in Keras
+    return math.sqrt(2 / fan_in) / std_of_truncated
 
 
 @checks_shapes
@@ -275,8 +292,10 @@ def in_unit_range(
     Each image is stretched separately, its darkest pixel to 0 and its brightest to 1. Standardised images always have
     pixels below 0; their brightness and contrast are lost, so that no capsule can represent them.
     """
-    lowest, highest = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    stretched = (images - lowest) / (highest - lowest).clamp_min(torch.finfo(images.dtype).tiny)
+    lowest = images.amin((1, 2, 3), keepdim=True)
+    highest = images.amax((1, 2, 3), keepdim=True)
+    contrast = (highest - lowest).clamp_min(torch.finfo(images.dtype).tiny)
+    stretched = (images - lowest) / contrast
     return torch.where((lowest < 0) | (highest > 1), stretched, images)
 
 
@@ -292,15 +311,10 @@ def combine_crops(
     """
     if logits:
         return scores.softmax(2).sum(1)
-    check_range(
-        "combine_crops",
-        "scores",
-        scores,
-        0,
-        math.inf,
-        "lengths or activations, 0 or more, or logits=True",
-    )
-    return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)
+    expected = "lengths or activations, 0 or more, or logits=True"
+    check_range("combine_crops", "scores", scores, 0, math.inf, expected)
+    total = scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+    return (scores / total).sum(1)
 
 
 def check_label_count(

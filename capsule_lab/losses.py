@@ -84,13 +84,11 @@ def margin_loss(
     _check_lengths("margin_loss", scores)
     _check_labels("margin_loss", labels, scores)
     truth = _truth(labels, scores)
-    losses = (
-        truth * (present - scores).relu().square()
-        + absent_weight * (1 - truth) * (scores - absent).relu().square()
-    )  # [b k]
-    return (
-        losses.sum(1).mean() if reduction == "paper" else 0.5 * losses.mean()
-    )  # 0.5: official code
+    missed = truth * (present - scores).relu().square()  # [b k]
+    losses = missed + absent_weight * (1 - truth) * (scores - absent).relu().square()
+    if reduction == "paper":
+        return losses.sum(1).mean()
+    return 0.5 * losses.mean()  # 0.5: official code
 
 
 @expects("activations")
@@ -231,11 +229,8 @@ def sigmoid_cross_entropy_loss(
     """
     _check_labels("sigmoid_cross_entropy_loss", labels, scores)
     truth = _truth(labels, scores)
-    return (
-        nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none")
-        .sum(1)
-        .mean()
-    )
+    losses = nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none")
+    return losses.sum(1).mean()
 
 
 def l2_loss(
@@ -264,9 +259,10 @@ def l2_loss(
 
 @float32_under_autocast
 def _half_squares(*kernels: Tensor) -> Tensor:
-    return sum(
-        (0.5 * kernel.square().sum() for kernel in kernels), torch.zeros(())
-    )  # gradients are the kernels
+    total = torch.zeros(())
+    for kernel in kernels:
+        total = total + 0.5 * kernel.square().sum()  # 0.5: the gradient is the kernel
+    return total
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ from capsule_lab.functional import check_label_count, predicted_labels
 from capsule_lab.shapes import check_range, checks_shapes
 
 PRESENT = 0.9  # a tutorial's code for MultiMNIST: classes with a higher score count as present
-WIDEST = (
-    torch.float32 if torch.backends.mps.is_available() else torch.float64
-)  # Apple's GPUs have no float64
+# Apple's GPUs have no float64
+WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64
 
 
 class ErrorRate(MulticlassAccuracy):
@@ -156,20 +155,11 @@ class CouplingEntropy(Metric):
 
     @checks_shapes
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
-        check_range(
-            "CouplingEntropy",
-            "couplings",
-            couplings,
-            0,
-            math.inf,
-            "shares of each child, 0 or more, not logits",
-        )
-        shares = couplings / couplings.sum(2, keepdim=True).clamp_min(
-            torch.finfo(couplings.dtype).tiny
-        )
-        entropy = torch.special.entr(shares).sum(2) / math.log(
-            max(couplings.shape[2], 2)
-        )  # one parent: 0
+        expected = "shares of each child, 0 or more, not logits"
+        check_range("CouplingEntropy", "couplings", couplings, 0, math.inf, expected)
+        mass = couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+        parents = max(couplings.shape[2], 2)  # the entropy of one parent is 0
+        entropy = torch.special.entr(couplings / mass).sum(2) / math.log(parents)
         self.total += entropy.sum()
         self.count += entropy.numel()
 
@@ -185,8 +175,10 @@ class DeadCapsuleRate(Metric):
     largest: Tensor
 
     def __init__(
-        self, threshold: float = 0.01, **kwargs: Any
-    ) -> None:  # ours: a tenth of the margin loss's m-
+        self,
+        threshold: float = 0.01,  # ours: a tenth of the margin loss's m-
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.threshold = threshold
         self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")

@@ -24,9 +24,8 @@ from capsule_lab.types import Votes
 P = ParamSpec("P")
 R = TypeVar("R")
 HALF = (torch.bfloat16, torch.float16)
-LARGEST_PIXEL = (
-    100.0  # ours: pixels of 0 to 255 exceed it, a standardised image of up to 100x100 pixels cannot
-)
+# ours: pixels of 0 to 255 exceed it, a standardised image of up to 100x100 pixels cannot
+LARGEST_PIXEL = 100.0
 TOLERANCE = 1e-3  # ours: rounding of probabilities, and the steps of a numerical gradient
 
 
@@ -117,13 +116,9 @@ def checks_shapes(function: Callable[P, R], *, one_type: bool = False) -> Callab
         owner = args[0] if is_method else None
         if _agrees(fast, owner, args, kwargs, one_type):
             return function(*args, **kwargs)
-        call = Call(
-            type(owner).__name__ if is_method else function.__name__,
-            owner,
-            {},
-            {},
-            [] if one_type else None,
-        )
+        name = type(owner).__name__ if is_method else function.__name__
+        floats: list[tuple[str, torch.dtype]] | None = [] if one_type else None
+        call = Call(name, owner, sizes={}, sources={}, floats=floats)
         for argument in arguments:
             if argument.name in kwargs:
                 _check(argument, kwargs[argument.name], call)
@@ -152,22 +147,22 @@ class Fast(NamedTuple):
 
 
 def _fast(argument: Argument) -> Fast:
-    kind = None
-    if len(argument.kinds) == 1 and not any(
-        dim.text.startswith("*") for dim in argument.kinds[0].dims
-    ):
-        (only,) = argument.kinds
-        dims = tuple(
-            dim.attribute or (int(dim.text) if dim.text.isdigit() else dim.text)
-            for dim in only.dims
-        )
-        kind = (
-            dims,
-            frozenset(
-                dtype for name in only.types if (dtype := getattr(torch, name, None)) is not None
-            ),
-        )
+    kind = _fast_kind(argument.kinds[0]) if len(argument.kinds) == 1 else None
     return Fast(argument.name, argument.position, kind, argument.optional)
+
+
+def _fast_kind(kind: Kind) -> FastKind | None:
+    """Return an annotation as ``_agrees`` needs it; ``None`` if any number of dimensions is accepted."""
+    dims: list[str | int | tuple[str | int, ...]] = []
+    for dim in kind.dims:
+        if dim.text.startswith("*"):
+            return None
+        if dim.attribute:
+            dims.append(dim.attribute)
+        else:
+            dims.append(int(dim.text) if dim.text.isdigit() else dim.text)
+    known = [getattr(torch, name) for name in kind.types if hasattr(torch, name)]
+    return tuple(dims), frozenset(known)
 
 
 def _agrees(
@@ -229,7 +224,8 @@ def check_range(
     """
     if not is_readable(values) or not values.numel():
         return
-    lowest, highest = (bound.item() for bound in values.detach().aminmax())
+    bounds = values.detach().aminmax()
+    lowest, highest = bounds.min.item(), bounds.max.item()
     if lowest < least or highest > most:
         raise ValueError(
             f"{owner} received {name} from {lowest:.4g} to {highest:.4g}; expected {expected}"
@@ -244,21 +240,15 @@ def check_probabilities(owner: str, name: str, values: Tensor) -> None:
 
 def check_pixels(owner: str, name: str, images: Tensor) -> None:
     """Check that images do not have pixels of 0 to 255, see ``check_range``."""
-    check_range(
-        owner,
-        name,
-        images,
-        -LARGEST_PIXEL,
-        LARGEST_PIXEL,
-        "floats in [0, 1], or standardised: divide by 255",
-    )
+    expected = "floats in [0, 1], or standardised: divide by 255"
+    check_range(owner, name, images, -LARGEST_PIXEL, LARGEST_PIXEL, expected)
 
 
 def is_readable(tensor: Tensor) -> bool:
     """Return whether Python can read the values without waiting for a device: not while torch compiles or traces."""
-    if (
-        type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu"
-    ):  # a fake tensor is a subclass
+    if type(tensor) not in (Tensor, nn.Parameter):  # a fake tensor is a subclass
+        return False
+    if tensor.device.type != "cpu":
         return False
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed())
 
@@ -275,10 +265,9 @@ def _arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
         kinds = tuple(_kind(option) for option in options if hasattr(option, "dim_str"))
         is_keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
         if kinds or Votes in options:
+            place = -1 if is_keyword else position
             optional = types.NoneType in options
-            found.append(
-                Argument(name, -1 if is_keyword else position, kinds, optional, Votes in options)
-            )
+            found.append(Argument(name, place, kinds, optional, Votes in options))
     return tuple(found)
 
 
@@ -394,14 +383,14 @@ def _expected(argument: Argument, call: Call) -> str:
 
 def _known(argument: Argument, call: Call) -> str:
     """Say which of the expected sizes earlier arguments have determined."""
-    dims = {
-        dim.text: None for kind in argument.kinds for dim in kind.dims if dim.text in call.sizes
-    }
-    if not dims:
-        return ""
-    sizes = [f"{dim} is {call.sizes[dim]}" for dim in dims]
-    sources = dict.fromkeys(call.sources[dim] for dim in dims)
-    return f", where {', '.join(sizes)} as in {' and '.join(sources)}"
+    sizes: dict[str, None] = {}  # ordered and without repetitions
+    sources: dict[str, None] = {}
+    for kind in argument.kinds:
+        for dim in kind.dims:
+            if dim.text in call.sizes:
+                sizes[f"{dim.text} is {call.sizes[dim.text]}"] = None
+                sources[call.sources[dim.text]] = None
+    return f", where {', '.join(sizes)} as in {' and '.join(sources)}" if sizes else ""
 
 
 def shares_sum_to_one(shares: Tensor) -> bool:

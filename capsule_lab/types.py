@@ -18,13 +18,11 @@ Change = Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
 
 def _shapes(record: NamedTuple) -> str:
     """Return a record as text with the shapes of its tensors, because their values would fill a notebook cell."""
-    fields = {
-        name: tuple(value.shape) if isinstance(value, Tensor) else value
-        for name, value in record._asdict().items()
-    }
-    return (
-        f"{type(record).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
-    )
+    fields = []
+    for name, value in record._asdict().items():
+        shown = tuple(value.shape) if isinstance(value, Tensor) else value
+        fields.append(f"{name}={shown}")
+    return f"{type(record).__name__}({', '.join(fields)})"
 
 
 class Capsules(NamedTuple):

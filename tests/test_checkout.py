@@ -71,18 +71,9 @@ def test_sweeper_and_version_are_found_without_installation(packages: Path) -> N
 @pytest.mark.whole
 @pytest.mark.integration
 def test_a_run_needs_no_installation(packages: Path) -> None:
-    ended = from_checkout(
-        packages,
-        "-m",
-        "capsule_lab",
-        "train",
-        "debug=smoke",
-        "trainer.accelerator=cpu",
-        "name=here",
-    )
+    overrides = ["debug=smoke", "trainer.accelerator=cpu", "name=here"]
+    ended = from_checkout(packages, "-m", "capsule_lab.train", *overrides)
     assert ended.status == 0, ended.out + ended.err
     (directory,) = (packages.parent / "runs").glob("here*")
-    assert (
-        json.loads((directory / "metrics.json").read_text())["versions"]["capsule-lab"]
-        == capsule_lab.__version__
-    )
+    result = json.loads((directory / "metrics.json").read_text())
+    assert result["versions"]["capsule-lab"] == capsule_lab.__version__

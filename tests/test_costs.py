@@ -10,7 +10,8 @@ from tests.helpers.commands import ROOT
 from tests.helpers.costs import Cost, cost_of, head_of, problem_with, steps_of
 
 COST = Cost(26.4 * 3600, 59.0 * 3600, 2, ("a.json", "b.csv"))
-TEXT = "26 to 59 hours on two CPU cores (results/a.json, results/b.csv)"
+RECORDS = "on two CPU cores (results/a.json, results/b.csv)"
+TEXT = f"26 to 59 hours {RECORDS}"
 _OF_TIME = r"\b(hours?|days?|weeks?|months?)\b"
 
 
@@ -36,22 +37,10 @@ def test_cost_is_written_in_whole_units() -> None:
     ("cost", "text", "expected"),
     [
         (COST, f"Cost: {TEXT}. Expected: 1 %", ""),
-        (
-            COST,
-            "Cost: 27 to 62 hours on two CPU cores (results/a.json, results/b.csv); not tried. Expected: 1 %",
-            "",
-        ),
-        (
-            COST,
-            "Cost: 26 to 70 hours on two CPU cores (results/a.json, results/b.csv).",
-            "is not the cost",
-        ),
+        (COST, f"Cost: 27 to 62 hours {RECORDS}; not tried. Expected: 1 %", ""),
+        (COST, f"Cost: 26 to 70 hours {RECORDS}.", "is not the cost"),
         (COST, "Cost: 26 to 59 hours on two CPU cores (results/a.json).", "is not the cost"),
-        (
-            COST,
-            "Cost: 26 to 59 days on two CPU cores (results/a.json, results/b.csv).",
-            "is not the cost",
-        ),
+        (COST, f"Cost: 26 to 59 days {RECORDS}.", "is not the cost"),
         (COST, "Cost: weeks. Expected: 1 %", "is not the cost"),
         (COST, "Cost: no record.", "is not the cost"),
         (COST, "Expected: 1 %", "expected 'Cost: 26 to 59 hours"),

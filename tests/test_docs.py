@@ -21,14 +21,11 @@ from capsule_lab.config.folders import file_of, groups, head, options_of
 from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = sorted((ROOT / "results").rglob("*.md")), sorted((ROOT / "docs").rglob("*.md"))
+RESULTS = sorted((ROOT / "results").rglob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
-TOP = sorted(
-    path.name
-    for path in ROOT.iterdir()
-    if not path.name.startswith((".", "_")) and path.name != "runs"
-)
+TOP = {path.name for path in ROOT.iterdir() if path.name[0] not in "._"} - {"runs"}
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
 
@@ -67,9 +64,9 @@ def names_in(path: Path) -> list[str]:
                     visit(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names.extend(
-                    prefix + target.id for target in targets if isinstance(target, ast.Name)
-                )
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        names.append(prefix + target.id)
 
     visit(ast.parse(path.read_text()).body, "")
     return names
@@ -77,8 +74,9 @@ def names_in(path: Path) -> list[str]:
 
 def anchors_of(page: Path) -> set[str]:
     """GitHub's anchors of the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    headings = re.findall(r"^#+ (.*)$", prose(page).lower(), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading) for heading in headings]
+    return {each.replace(" ", "-") for each in words}
 
 
 def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
@@ -99,15 +97,14 @@ def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
         if "/" not in path or path.split("/")[0] not in TOP or re.search(r"[<>…{} ]", path):
             continue
         files = sorted(ROOT.glob(path.rstrip("/")))
-        folder = (ROOT / path).parent
         if not files:
-            yield (
-                number,
-                f"no path {path}{closest(path, map(id_of, folder.iterdir() if folder.is_dir() else []))}",
-            )
+            others = [id_of(other) for other in (ROOT / path).parent.glob("*")]
+            yield number, f"no path {path}{closest(path, others)}"
+            continue
+        known = names_in(files[0]) if names else []
         for name in names:
-            if files and name not in names_in(files[0]):
-                yield number, f"no {name} in {path}{closest(name, names_in(files[0]))}"
+            if name not in known:
+                yield number, f"no {name} in {path}{closest(name, known)}"
 
 
 def wrong_modules(page: Path) -> Iterator[tuple[int, str]]:
@@ -131,8 +128,10 @@ def wrong_options(page: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("wrong", [wrong_links, wrong_paths, wrong_modules, wrong_options])
 def test_names_in_pages_exist(wrong: Callable[[Path], Iterator[tuple[int, str]]]) -> None:
-    pages = PAGES if wrong is wrong_links else CURRENT
-    problems = [f"{id_of(page)}:{number}: {text}" for page in pages for number, text in wrong(page)]
+    problems = []
+    for page in PAGES if wrong is wrong_links else CURRENT:
+        for number, text in wrong(page):
+            problems.append(f"{id_of(page)}:{number}: {text}")
     assert not problems, "\n".join(problems)
 
 
@@ -146,64 +145,55 @@ def test_tables_of_switches_are_those_of_the_comments() -> None:
 
 
 def test_drawn_layers_are_those_of_the_linter() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    (drawing,) = re.findall(
-        r"^## Layers\n.*?^```text\n(.*?)^```",
-        (ROOT / "docs" / "architecture.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    pattern = r"^## Layers\n.*?^```text\n(.*?)^```"
+    (drawing,) = re.findall(pattern, page, re.MULTILINE | re.DOTALL)
 
-    def row(layer: str) -> list[str]:
-        return sorted(name.strip().removeprefix("capsule_lab.") for name in layer.split("|"))
+    def row(layer: str) -> str:
+        names = [name.strip().removeprefix("capsule_lab.") for name in layer.split("|")]
+        return " | ".join(sorted(names))
 
     drawn = [row(re.split(r"\s{2,}", line.strip())[0]) for line in drawing.splitlines()]
     enforced = [row(layer) for layer in layers]
-    wrong = difflib.ndiff(*([" | ".join(row) for row in rows] for rows in (enforced, drawn)))
+    wrong = difflib.ndiff(enforced, drawn)
     assert drawn == enforced, "\n".join(["- pyproject.toml, + docs/architecture.md", *wrong])
 
 
 def test_every_package_is_described_in_the_architecture_page() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    packages = [
-        path.parent.relative_to(ROOT).as_posix()
-        for path in (ROOT / "capsule_lab").rglob("__init__.py")
-    ]
-    assert [
-        package for package in packages if package != "capsule_lab" and f"`{package}/`" not in text
-    ] == []
+    packages = {id_of(path.parent) for path in (ROOT / "capsule_lab").rglob("__init__.py")}
+    for package in packages - {"capsule_lab"}:
+        assert f"`{package}/`" in text
 
 
 def pitfalls() -> dict[str, str]:
     text = (ROOT / "docs" / "pitfalls.md").read_text()
-    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    return {
-        section.splitlines()[0]: re.split(r"^## ", section, flags=re.MULTILINE)[0]
-        for section in sections
-    }
+    found = {}
+    for section in text.split("\n### ")[1:]:
+        title, _, body = section.partition("\n")
+        found[title] = body.partition("\n## ")[0]
+    return found
 
 
 PITFALLS = pitfalls()
+FIELD = re.compile(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", re.MULTILINE | re.DOTALL)
+THREAD = re.compile(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)")
 
 
 def test_every_pitfall_has_all_fields() -> None:
     assert len(PITFALLS) >= 20
     for title, section in PITFALLS.items():
-        fields = dict(
-            re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL)
-        )
+        fields = dict(FIELD.findall(section))
         assert tuple(fields) == PITFALL_FIELDS, title
-        threads = re.findall(
-            r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"]
+        link_a_thread = f"{title}: link a thread, or say that none was found"
+        assert THREAD.search(fields["Threads"]) or "no thread found" in fields["Threads"], (
+            link_a_thread
         )
-        assert threads or "no thread found" in fields["Threads"], (
-            f"{title}: link a thread, or say that none was found"
-        )
-        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), (
-            f"{title}: name the test that holds it"
-        )
+        name_a_test = f"{title}: name the test that holds it"
+        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), name_a_test
 
 
 def test_readme_has_at_most_1200_words() -> None:
@@ -220,21 +210,16 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:
-    assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [
-        str(len(PITFALLS))
-    ]
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"lists (\d+) mistakes", text) == [str(len(PITFALLS))]
 
 
 def test_pages_quote_the_templates() -> None:
-    files = [
-        path
-        for path in (ROOT / "tests" / "templates").rglob("*")
-        if path.suffix in (".py", ".yaml")
-    ]
-    text = "".join(
-        (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/guides/own_routing.md")
-    )
-    assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
+    pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "guides" / "own_routing.md")
+    text = "".join(page.read_text() for page in pages)
+    for file in (ROOT / "tests" / "templates").rglob("*"):
+        if file.suffix in (".py", ".yaml"):
+            assert file.read_text().strip() in text, id_of(file)
 
 
 @pytest.mark.parametrize(
@@ -242,41 +227,30 @@ def test_pages_quote_the_templates() -> None:
 )
 def test_index_links_every_page(name: str, pages: list[Path]) -> None:
     index = ROOT / name
-    linked = {
-        (index.parent / link).resolve()
-        for link in re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())
-    }
-    missing = {id_of(page) for page in pages if page != index and page not in linked}
+    links = re.findall(r"\]\(([^)#\s]+\.md)", index.read_text())
+    linked = {(index.parent / link).resolve() for link in links}
+    missing = {id_of(page) for page in {*pages} - linked - {index}}
     assert missing == set()
 
 
 def test_site_has_every_page_that_its_pages_link() -> None:
-    patterns = next(
-        ast.literal_eval(node.value)
-        for node in ast.parse((ROOT / "docs" / "conf.py").read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "include_patterns"
-    )
-    on_site = {
-        path.resolve()
-        for pattern in patterns
-        for path in ROOT.glob(pattern.replace("**.", "**/*."))
-    }
-    missing = {
-        f"{id_of(page)}: {link}"
-        for page in on_site
-        if page.suffix == ".md"
-        for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", prose(page))
-        if (page.parent / link).resolve() not in on_site
-    }
-    assert missing == set()
+    settings = ast.parse((ROOT / "docs" / "conf.py").read_text()).body
+    assigned = [each for each in settings if isinstance(each, ast.Assign)]
+    values = {ast.unparse(each.targets[0]): each.value for each in assigned}
+    on_site: set[Path] = set()
+    for pattern in ast.literal_eval(values["include_patterns"]):
+        on_site |= {path.resolve() for path in ROOT.glob(pattern.replace("**.", "**/*."))}
+    missing = []
+    for page in sorted(each for each in on_site if each.suffix == ".md"):
+        for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", prose(page)):
+            if (page.parent / link).resolve() not in on_site:
+                missing.append(f"{id_of(page)}: {link}")
+    assert missing == []
 
 
 def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == capsule_lab.__version__
-    released = re.findall(
-        r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$",
-        (ROOT / "CHANGELOG.md").read_text(),
-        re.MULTILINE,
-    )
+    heading = r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$"
+    released = re.findall(heading, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == (capsule_lab.__version__, str(citation["date-released"]))

@@ -9,10 +9,8 @@ from capsule_lab.errors import check_number, check_sizes, closest, printable
 
 
 def test_closest_finds_the_name_that_was_meant() -> None:
-    assert (
-        closest("trainer.max_epoch", ["trainer.max_epochs", "trainer.max_steps"])
-        == "trainer.max_epochs"
-    )
+    options = ["trainer.max_epochs", "trainer.max_steps"]
+    assert closest("trainer.max_epoch", options) == "trainer.max_epochs"
     assert closest("sgd", ["adam"]) is None
 
 
@@ -32,10 +30,8 @@ def test_number_out_of_range_is_refused_with_its_bounds() -> None:
 
 
 def test_printable_removes_control_characters() -> None:
-    assert (
-        printable("\x1b]0;title\x07 \x9b31mred \u202edrawkcab\r\n\0")
-        == " ]0;title   31mred  drawkcab "
-    )
+    hostile = "\x1b]0;title\x07 \x9b31mred \u202edrawkcab\r\n\0"
+    assert printable(hostile) == " ]0;title   31mred  drawkcab "
     assert printable("π ± 日本 [/b] \\ <b>") == "π ± 日本 [/b] \\ <b>"
 
 

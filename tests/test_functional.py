@@ -25,16 +25,21 @@ close = torch.testing.assert_close
     ],
 )
 def test_squash_equals_the_loops_and_has_its_gradient(kind: Any, loops: Any) -> None:
+    if kind is functional.squash:
+        tolerance, scales_of_gradients = 1e-12, [1e-3, 1.0, 1e3]
+    else:
+        tolerance, scales_of_gradients = 1e-10, [1.0]
     for scale in (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e6):
         vectors = scale * torch.randn(6, 4, dtype=torch.float64)
         expected = torch.tensor([loops(row) for row in vectors.tolist()], dtype=torch.float64)
-        close(kind(vectors), expected, rtol=1e-12 if kind is functional.squash else 1e-10, atol=0)
-    for scale in (1e-3, 1.0, 1e3) if kind is functional.squash else (1.0,):
+        close(kind(vectors), expected, rtol=tolerance, atol=0)
+    for scale in scales_of_gradients:
         x = (scale * torch.randn(3, 4, dtype=torch.float64)).requires_grad_()
         assert gradcheck(kind, (x,), eps=1e-6 * scale)
     x = torch.randn(3, 4, 5)
     for dim in (0, 1, -1, -2):
-        close(kind(x, dim=dim), kind(x.movedim(dim, -1)).movedim(-1, dim))
+        moved = kind(x.movedim(dim, -1))
+        close(kind(x, dim=dim), moved.movedim(-1, dim))
     assert kind(x / 10, eps=0.1).norm() < kind(x / 10).norm()
 
 
@@ -76,9 +81,11 @@ def test_squashes_are_finite_at_zero(name: str) -> None:
     """The paper's squash has value and gradient 0 at zero."""
     assert get_args(functional.Squash) == tuple(functional.SQUASHES)
     total = torch.zeros(2, 3, requires_grad=True)
-    poses, logits = functional.SQUASHES[name].poses(total), functional.SQUASHES[name].logits(total)
+    poses = functional.SQUASHES[name].poses(total)
+    logits = functional.SQUASHES[name].logits(total)
     (poses.sum() + logits.sum()).backward()
-    assert torch.stack([*poses.flatten(), *logits, *total.grad.flatten()]).isfinite().all()
+    for tensor in (poses, logits, total.grad):
+        assert tensor.isfinite().all()
     if name == "squash":
         assert not poses.any()
         assert not total.grad.any()
@@ -111,10 +118,8 @@ def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
 
     It would be four times, but weights are cut at two std, which leaves 0.774 of their variance.
     """
-    poses = torch.randn(
-        200, 20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
     torch.manual_seed(0)
+    poses = torch.randn(200, 20, 16, dtype=torch.float64)
     weight = functional.truncated_normal_(torch.empty(20, 4, 8, 4, dtype=torch.float64), std)
     votes = functional.dense_votes(poses, weight)
     assert weight.var().item() == pytest.approx(0.774 * std**2, rel=0.05)
@@ -122,9 +127,8 @@ def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
 
 
 def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
-    with pytest.raises(
-        ValueError, match="poses have 5 components and weights 4 rows; expected a multiple"
-    ):
+    message = "poses have 5 components and weights 4 rows; expected a multiple"
+    with pytest.raises(ValueError, match=message):
         functional.dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
 
 
@@ -132,11 +136,11 @@ def test_softmax_over_parents_equals_the_loops() -> None:
     """The leaky softmax drops the share of one more logit at zero."""
     logits = torch.randn(1, 4, 3, dtype=torch.float64)
     for leaky in (False, True):
-        children = [[*child, 0.0] if leaky else child for child in logits[0].T.tolist()]
-        expected = torch.tensor(
-            [softmax_list(child)[:4] for child in children], dtype=torch.float64
-        ).T
-        close(functional.softmax_over_parents(logits, leaky=leaky)[0], expected, rtol=1e-14, atol=0)
+        found = functional.softmax_over_parents(logits, leaky=leaky)[0]
+        for number, child in enumerate(logits[0].T.tolist()):
+            shares = softmax_list([*child, 0.0] if leaky else child)
+            expected = torch.tensor(shares[:4], dtype=torch.float64)
+            close(found[:, number], expected, rtol=1e-14, atol=0)
 
 
 def test_same_padding_is_tensorflows() -> None:
@@ -149,9 +153,8 @@ def test_same_padding_is_tensorflows() -> None:
     ]:
         assert functional.same_padding(size, kernel_size, stride) == padding
         images = torch.nn.functional.pad(torch.zeros(1, 1, *size), padding)
-        output = torch.nn.functional.conv2d(
-            images, torch.zeros(1, 1, kernel_size, kernel_size), stride=stride
-        )
+        kernel = torch.zeros(1, 1, kernel_size, kernel_size)
+        output = torch.nn.functional.conv2d(images, kernel, stride=stride)
         assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
 
 
@@ -208,16 +211,14 @@ def combine_crops_loops(scores: Tensor) -> Tensor:
 def test_crops_are_normalised_then_summed() -> None:
     """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
     for crops in (1, 2, 13):
-        scores = torch.rand(
-            3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-        )
+        torch.manual_seed(0)
+        scores = torch.rand(3, crops, 5, dtype=torch.float64)
         close(functional.combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
     scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
     assert functional.combine_crops(scores).argmax(1).item() == 1
     assert scores.sum(1).argmax(1).item() == 0
-    assert functional.combine_crops(torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])).tolist() == [
-        [0.25, 0.75]
-    ]
+    first_is_zero = torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])
+    assert functional.combine_crops(first_is_zero).tolist() == [[0.25, 0.75]]
     logits = torch.randn(3, 4, 5)
     close(
         functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2))
@@ -228,7 +229,10 @@ def by_label(scores: list[float], labels: list[int]) -> list[int]:
     """For one image: right predictions at their labels, wrong ones at the other labels, the highest score first."""
     highest = sorted(range(len(scores)), key=lambda k: -scores[k])[: len(labels)]
     wrong = [k for k in highest if k not in labels]
-    return [label if label in highest else wrong.pop(0) for label in labels]
+    predicted = []
+    for label in labels:
+        predicted.append(label if label in highest else wrong.pop(0))
+    return predicted
 
 
 def test_predictions_by_label_equal_the_loops() -> None:
@@ -236,17 +240,15 @@ def test_predictions_by_label_equal_the_loops() -> None:
     generator = torch.Generator().manual_seed(0)
     for several in (1, 2, 3):
         scores = torch.rand(200, 5, generator=generator)
-        labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
-        expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
+        orders = [torch.randperm(5, generator=generator) for _ in range(200)]
+        labels = torch.stack(orders)[:, :several]
+        images = zip(scores.tolist(), labels.tolist(), strict=True)
+        expected = [by_label(*image) for image in images]
         assert functional.predictions_by_label(scores, labels).tolist() == expected
-    for row, prediction in [
-        ([0.9, 0.1, 0.2], [0, 0]),
-        ([0.8, 0.9, 0.2], [1, 0]),
-        ([0.1, 0.9, 0.8], [1, 2]),
-    ]:
-        assert functional.predictions_by_label(
-            torch.tensor([row]), torch.tensor([[0, 0]])
-        ).tolist() == [prediction]
+    scores = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.9, 0.2], [0.1, 0.9, 0.8]])
+    twice = torch.zeros(3, 2, dtype=torch.int64)
+    found = functional.predictions_by_label(scores, twice)
+    assert found.tolist() == [[0, 0], [1, 0], [1, 2]]
 
 
 def test_only_images_outside_the_unit_range_are_rescaled() -> None:
@@ -255,10 +257,10 @@ def test_only_images_outside_the_unit_range_are_rescaled() -> None:
     assert functional.in_unit_range(images).equal(images)
     pixels = torch.rand(3, 2, 6, 6)
     pixels[0, :, 1:] = 1  # mostly bright: standardised, its brightest pixel is below 1
-    standardised = (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std(
-        (1, 2, 3), keepdim=True
-    )
-    low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
+    mean = pixels.mean((1, 2, 3), keepdim=True)
+    standardised = (pixels - mean) / pixels.std((1, 2, 3), keepdim=True)
+    low = pixels.amin((1, 2, 3), keepdim=True)
+    high = pixels.amax((1, 2, 3), keepdim=True)
     assert standardised[0].max() < 1
     close(functional.in_unit_range(standardised), (pixels - low) / (high - low))
     assert not functional.in_unit_range(torch.full((1, 1, 2, 2), -3.0)).any()

@@ -26,20 +26,16 @@ exact: dict[str, float] = {"rtol": 1e-12, "atol": 0}
 
 
 def lengths(images: int = 4, classes: int = 10) -> Tensor:
-    return torch.rand(
-        images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(images, classes, dtype=torch.float64, generator=generator)
 
 
 def test_margin_loss_passes_the_unit_test_of_the_authors() -> None:
-    summed_over_batch = 2 * margin_loss(
-        AUTHORS_LENGTHS, AUTHORS_LABELS
-    )  # ours is the mean of two images
-    assert summed_over_batch.item() == pytest.approx(2.14, abs=1e-12)  # 0.02 + 0.16 + 1.96
-    sum_of_their_terms = 6 * margin_loss(
-        AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official"
-    )  # 2 images, 3 classes
-    assert sum_of_their_terms.item() == pytest.approx(1.07, abs=1e-12)
+    """Theirs are sums over two images and three classes."""
+    mean = margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS)
+    assert 2 * mean.item() == pytest.approx(2.14, abs=1e-12)  # 0.02 + 0.16 + 1.96
+    official = margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official")
+    assert 6 * official.item() == pytest.approx(1.07, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +49,26 @@ def test_margin_loss_passes_the_unit_test_of_the_authors() -> None:
     ],
 )
 def test_margin_loss_equals_the_loops(options: dict[str, float]) -> None:
+    scores = lengths()
+    single = torch.eye(10)[LABELS]
     several = torch.zeros(4, 10, dtype=torch.float64)
     several[:, [2, 7]] = 1
-    for truth in (torch.eye(10)[LABELS], several):
-        expected = margin_loss_loops(lengths(), truth, **options)
-        assert margin_loss(lengths(), truth, **options).item() == pytest.approx(expected, abs=1e-12)
-    assert torch.equal(
-        margin_loss(lengths(), LABELS), margin_loss(lengths(), torch.eye(10)[LABELS])
-    )
-    assert torch.equal(
-        margin_loss(lengths(), torch.tensor([[2, 7]] * 4)), margin_loss(lengths(), several)
-    )
+    for truth in (single, several):
+        expected = margin_loss_loops(scores, truth, **options)
+        found = margin_loss(scores, truth, **options)
+        assert found.item() == pytest.approx(expected, abs=1e-12)
+    if options:
+        assert margin_loss(scores, LABELS, **options) != margin_loss(scores, LABELS)
+
+
+def test_margin_loss_of_labels_is_that_of_rows() -> None:
+    scores = lengths()
+    single = torch.eye(10)[LABELS]
+    several = torch.zeros(4, 10, dtype=torch.float64)
+    several[:, [2, 7]] = 1
+    assert margin_loss(scores, LABELS).equal(margin_loss(scores, single))
+    assert margin_loss(scores, torch.tensor([[2, 7]] * 4)).equal(margin_loss(scores, several))
     assert margin_loss(torch.tensor([[0.95, 0.05, 0.0]]), torch.tensor([0])).item() == 0
-    assert not options or margin_loss(lengths(), LABELS, **options) != margin_loss(
-        lengths(), LABELS
-    )
 
 
 def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
@@ -84,25 +85,23 @@ def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
 def test_spread_loss_equals_the_loops(margin: float) -> None:
     loss = spread_loss(lengths(), LABELS, margin=margin)
     assert loss.item() == pytest.approx(spread_loops(lengths(), LABELS, margin), abs=1e-12)
-    for reduction, times in (
-        ("official", 1 / 10),
-        ("sum", 4),
-    ):  # a mean over ten classes too; a sum over four images
-        other = spread_loss(lengths(), LABELS, margin=margin, reduction=reduction)  # type: ignore[arg-type]
-        torch.testing.assert_close(other, times * loss, **exact)
+    # a mean over ten classes too
+    other = spread_loss(lengths(), LABELS, margin=margin, reduction="official")
+    torch.testing.assert_close(other, loss / 10, **exact)
+    # a sum over four images
+    other = spread_loss(lengths(), LABELS, margin=margin, reduction="sum")
+    torch.testing.assert_close(other, 4 * loss, **exact)
 
 
 def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() -> None:
-    loss = reconstruction_loss(torch.zeros(3, 1, 28, 28), torch.full((3, 1, 28, 28), 0.5))
+    black = torch.zeros(3, 1, 28, 28)
+    loss = reconstruction_loss(black, black + 0.5)
     assert loss.item() == pytest.approx(0.0005 * 784 * 0.25)
     images = torch.zeros(4, 2, 3, 3)
     images[0] = 1
-    assert reconstruction_loss(torch.zeros(4, 2, 3, 3), images, weight=0.1).item() == pytest.approx(
-        0.1 * 18 / 4
-    )
-    loss = reconstruction_loss(
-        torch.zeros(3, 2, 6, 7), torch.full((3, 2, 6, 7), 0.5), weight=0.392, reduction="mean"
-    )
+    loss = reconstruction_loss(torch.zeros(4, 2, 3, 3), images, weight=0.1)
+    assert loss.item() == pytest.approx(0.1 * 18 / 4)
+    loss = reconstruction_loss(black, black + 0.5, weight=0.392, reduction="mean")
     assert loss.item() == pytest.approx(0.392 * 0.25)
     assert reconstruction_loss(images, images + 1, weight=0.0).item() == 0
     half = torch.rand(4, 2, 3, 3).bfloat16()
@@ -112,49 +111,43 @@ def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() ->
 @pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
 def test_softmax_cross_entropy_equals_its_formula(loss: Callable[..., Tensor]) -> None:
     """With smoothing, the truth is 0.9 + 0.1 / 10 of its class and 0.1 / 10 of each other (Szegedy 2016, section 7)."""
-    scores, labels = lengths(), torch.tensor([3, 1, 4, 1])
-    for truth, options in (
-        (torch.eye(10, dtype=torch.float64)[labels], {}),
-        (0.9 * torch.eye(10, dtype=torch.float64)[labels] + 0.01, {"label_smoothing": 0.1}),
-    ):
+    scores = lengths()
+    labels = torch.tensor([3, 1, 4, 1])
+    rows = torch.eye(10, dtype=torch.float64)[labels]
+    for truth, options in ((rows, {}), (0.9 * rows + 0.01, {"label_smoothing": 0.1})):
         expected = -(truth * scores.log_softmax(1)).sum(1).mean()
         torch.testing.assert_close(loss(scores, labels, **options), expected, **exact)
         torch.testing.assert_close(loss(scores, truth), expected, **exact)
-    perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), torch.tensor([0]))
-    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), (
-        "the loss of perfect activations is not 0"
-    )
+    first = torch.tensor([0])
+    perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), first)
+    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), "perfect activations lose"
     certain = torch.tensor([[-40.0, 40.0]], requires_grad=True)
-    assert torch.autograd.grad(loss(certain, torch.tensor([0])), certain)[0].tolist() == [
-        [-1.0, 1.0]
-    ]
+    loss(certain, first).backward()
+    assert certain.grad.tolist() == [[-1.0, 1.0]]
 
 
 def test_sigmoid_cross_entropy_loss_equals_the_loops() -> None:
-    scores, labels = lengths(3, 4), [[0, 2], [3, 1], [1, 2]]
+    scores = lengths(3, 4)
+    labels = [[0, 2], [3, 1], [1, 2]]
     total = 0.0
     for image, present in enumerate(labels):
         for k in range(4):
             probability = 1 / (1 + math.exp(-scores[image, k].item()))
             total -= math.log(probability if k in present else 1 - probability)
-    assert sigmoid_cross_entropy_loss(scores, torch.tensor(labels)).item() == pytest.approx(
-        total / 3, rel=1e-6
-    )
+    loss = sigmoid_cross_entropy_loss(scores, torch.tensor(labels))
+    assert loss.item() == pytest.approx(total / 3, rel=1e-6)
     one = torch.tensor([1, 0, 3])
-    assert sigmoid_cross_entropy_loss(scores, one).equal(
-        sigmoid_cross_entropy_loss(scores, one[:, None])
-    )
+    of_lists = sigmoid_cross_entropy_loss(scores, one[:, None])
+    assert sigmoid_cross_entropy_loss(scores, one).equal(of_lists)
 
 
 def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     layer = nn.Conv2d(2, 3, 3).double()
     loss = l2_loss(layer.parameters(), weight=0.5)
-    assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), (
-        "biases do not count"
-    )
-    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), (
-        "the weight of the official EM code"
-    )
+    squares = layer.weight.square().sum().item()
+    assert loss.item() == pytest.approx(0.5 / 2 * squares), "biases do not count"
+    loss = l2_loss([torch.ones(10, 10)])
+    assert loss.item() == pytest.approx(2e-7 * 50), "the weight of the official EM code"
     assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
     kernel = torch.full((40, 40), 3.0)
     assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
@@ -177,20 +170,18 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     half = lengths().bfloat16()
     assert loss(half, LABELS).dtype == torch.float32
     assert torch.equal(loss(half, LABELS), loss(half.float(), LABELS))
-    torch.testing.assert_close(
-        loss(lengths().repeat(2, 1), LABELS.repeat(2)), loss(lengths(), LABELS), **exact
-    )
-    scores, labels = lengths(3, 5), torch.tensor([0, 4, 2])
+    twice = loss(lengths().repeat(2, 1), LABELS.repeat(2))
+    torch.testing.assert_close(twice, loss(lengths(), LABELS), **exact)
+    scores = lengths(3, 5)
+    labels = torch.tensor([0, 4, 2])
     by_image = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
     torch.testing.assert_close(by_image.mean(), loss(scores, labels))
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))
 
     for wrong in ([0, 1, 9], [0, -1, 2], [-100, 0, 0]):
-        with pytest.raises(
-            ValueError,
-            match=rf"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$",
-        ):
+        message = f"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$"
+        with pytest.raises(ValueError, match=message):
             loss(scores, torch.tensor(wrong))
     with pytest.raises(ValueError, match=r"^the batch is empty; expected one or more images$"):
         loss(scores[:0], labels[:0])
@@ -200,17 +191,41 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: margin_loss(lengths(), LABELS, reduction="mean"), "margin loss reduction is 'mean'; expected 'paper'"),
-        (lambda: margin_loss(lengths(), LABELS, present=0.1), "absent is 0.1 and present is 0.1; expected absent to b"),
-        (lambda: spread_loss(lengths(), LABELS, margin=0.0), "margin is 0.0; expected more than 0, at most 1"),
-        (lambda: spread_loss(lengths(), LABELS[:, None].expand(-1, 2)), "the spread loss takes one label per image, "),
-        (lambda: spread_loss(lengths(), lengths()), "the spread loss takes one label per image, but these are shar"),
-        (lambda: cross_entropy_loss(lengths(), LABELS, label_smoothing=1.0), "label_smoothing is 1.0; expected 0 or m"),
-        (lambda: reconstruction_loss(IMAGES, IMAGES, weight=-1), "weight is -1; expected 0 or more"),
-        (lambda: reconstruction_loss(torch.zeros(0, 1, 2, 2), torch.zeros(0, 1, 2, 2)), "the batch is empty"),
+        (
+            lambda: margin_loss(lengths(), LABELS, reduction="mean"),
+            "margin loss reduction is 'mean'; expected 'paper'",
+        ),
+        (
+            lambda: margin_loss(lengths(), LABELS, present=0.1),
+            "absent is 0.1 and present is 0.1; expected absent to b",
+        ),
+        (
+            lambda: spread_loss(lengths(), LABELS, margin=0.0),
+            "margin is 0.0; expected more than 0, at most 1",
+        ),
+        (
+            lambda: spread_loss(lengths(), LABELS[:, None].expand(-1, 2)),
+            "the spread loss takes one label per image, ",
+        ),
+        (
+            lambda: spread_loss(lengths(), lengths()),
+            "the spread loss takes one label per image, but these are shar",
+        ),
+        (
+            lambda: cross_entropy_loss(lengths(), LABELS, label_smoothing=1.0),
+            "label_smoothing is 1.0; expected 0 or m",
+        ),
+        (
+            lambda: reconstruction_loss(IMAGES, IMAGES, weight=-1),
+            "weight is -1; expected 0 or more",
+        ),
+        (
+            lambda: reconstruction_loss(torch.zeros(0, 1, 2, 2), torch.zeros(0, 1, 2, 2)),
+            "the batch is empty",
+        ),
         (lambda: l2_loss([], weight=-1), "weight is -1; expected 0 or more"),
     ],
-)  # fmt: skip
+)
 def test_invalid_arguments_of_losses_are_refused(call: Callable[[], Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         call()

@@ -12,21 +12,19 @@ from tests.helpers.commands import ROOT, Ended, interpreter
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = [
-    name
-    for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb")
-    if (ROOT / name).is_dir()
-]
-FILES = [
-    path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")
-]
-IN_THE_WHEEL = sorted(
-    re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", file)
-    for file in FILES
-    if file.endswith(
-        (".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed")
-    )
-)
+FOLDERS = ["capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb"]
+PACKED = (".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed")
+
+
+def sources() -> dict[str, Path]:
+    """Every file of the source tree by its name in the wheel."""
+    found = {}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.name.endswith(PACKED):
+                name = path.relative_to(ROOT).as_posix()
+                found[re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", name)] = path
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +59,19 @@ def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
 
 
 def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
-    sources = {
-        file: ROOT / re.sub(r"^capsule_lab/(conf|sweeps)/", r"\1/", file) for file in IN_THE_WHEEL
-    }
-    assert [
-        f for f, source in sources.items() if (unpacked / f).read_bytes() != source.read_bytes()
-    ] == []
-    files = [
-        path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()
-    ]
-    assert sorted(name for name in files if ".dist-info/" not in name) == IN_THE_WHEEL
+    expected = sources()
+    for name, source in expected.items():
+        assert (unpacked / name).read_bytes() == source.read_bytes(), name
+    paths = [path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()]
+    names = {path.as_posix() for path in paths if not path.parts[0].endswith(".dist-info")}
+    assert names == expected.keys()
 
 
 def test_metadata_of_the_wheel_has_name_license_and_script(unpacked: Path) -> None:
     (info,) = unpacked.glob("*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
-    assert {"Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"} - {
-        *metadata
-    } == set()
+    for line in ("Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"):
+        assert line in metadata
     assert "capsule-lab = capsule_lab.__main__:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
 
@@ -93,9 +86,8 @@ def test_commands_of_the_wheel_find_its_own_options_and_tables(
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"only_here\s+Found in the wheel", ended.out)
     assert re.search(r"only_here_too\s+A table of the wheel", ended.out)
-    ended = installed(
-        added.parent, tmp_path, "-m", "capsule_lab", "train", "logger=only_here", "--cfg", "job"
-    )
+    command = ("-m", "capsule_lab.train", "logger=only_here", "--cfg", "job")
+    ended = installed(added.parent, tmp_path, *command)
     assert (ended.status, ended.err) == (0, "")
     assert "  mine: 123" in ended.out.splitlines()
 

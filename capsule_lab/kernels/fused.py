@@ -40,9 +40,8 @@ class FusedVotes(AbstractVotes):
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
         children, self.inner, parent, columns = votes.weight.shape
-        if (
-            children != child or child_dim % self.inner
-        ):  # kernels would read beyond the end of an array
+        # kernels would read beyond the end of an array
+        if children != child or child_dim % self.inner:
             raise ValueError(
                 f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
                 "(batch, child, rows * inner) and (child, inner, parent, columns)"
@@ -74,8 +73,10 @@ class FusedVotes(AbstractVotes):
             return ops.agreement(self.poses, self.weight, poses, self.inner)
         return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
-    def e_step(self, before: tuple[FitOutputs, Tensor], normalise: Normalise) -> Tensor:
-        """Compute only couplings, with a gradient; the couplings that ``em_step`` returns have none."""
+    def e_step(self, before: tuple[FitOutputs, Tensor] | None, normalise: Normalise) -> Tensor:
+        """Compute only the couplings of ``em_step``, with a gradient; those that ``em_step`` returns have none."""
+        if before is None:
+            return normalise.fused(self.zero_logits())
         parents, log_height = before
         return normalise.fused(log_height.unsqueeze(2) - parents.distances)
 
@@ -102,25 +103,18 @@ class FusedVotes(AbstractVotes):
                 f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}"
             )
         parents, log_height = (None, None) if before is None else before
-        previous = (
-            parents.poses if parents and damping else self.poses.new_zeros(batch, parent, dim)
-        )
+        previous = parents.poses if parents is not None and damping else None
+        if previous is None:
+            previous = self.poses.new_zeros(batch, parent, dim)
+        given = self.poses, self.weight, activations
         options = (self.inner, damping, min_variance, mass_eps, not last)
         if torch.compiler.is_compiling():
-            couplings = (
-                normalise.fused(self.zero_logits())
-                if before is None
-                else self.e_step(before, normalise)
-            )
-            return couplings, FitOutputs(
-                *ops.fit(self.poses, self.weight, activations, couplings, previous, *options)
-            )
-        known = (
-            (parents.poses, parents.variances, parents.distances) if parents else (None, None, None)
-        )
-        couplings, *fitted = _EMStep.apply(
-            normalise, options, self.poses, self.weight, activations, previous, log_height, *known
-        )
+            couplings = self.e_step(before, normalise)
+            return couplings, FitOutputs(*ops.fit(*given, couplings, previous, *options))
+        known: tuple[Tensor | None, ...] = (None, None, None)
+        if parents is not None:
+            known = parents.poses, parents.variances, parents.distances
+        couplings, *fitted = _EMStep.apply(normalise, options, *given, previous, log_height, *known)
         return couplings, FitOutputs(*fitted)
 
 
@@ -275,12 +269,15 @@ class _PendingProducts:
         self.pairs = [*self._of_this_pass(), (by_child, by_component)]
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
-        pairs, self.pairs = self._of_this_pass(), []
+        pairs = self._of_this_pass()
+        self.pairs = []
         return pairs
 
     def _of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        before, self.backward_pass = self.backward_pass, backward_pass_number()
-        return self.pairs if self.backward_pass == before else []
+        number = backward_pass_number()
+        pairs = self.pairs if number == self.backward_pass else []
+        self.backward_pass = number
+        return pairs
 
 
 class _ContractPending(torch.autograd.Function):
@@ -299,12 +296,13 @@ class _ContractPending(torch.autograd.Function):
     def backward(ctx: Any, to_poses: Tensor | None, to_weight: Tensor | None) -> tuple[Any, ...]:
         pairs = ctx.pending.take()
         if pairs:
-            by_child, by_component = map(list, zip(*pairs, strict=True))
-            gradients = ops.contraction(*ctx.saved_tensors, by_child, by_component, ctx.inner)
-            to_poses, to_weight = (
-                new if old is None else old + new
-                for old, new in zip((to_poses, to_weight), gradients, strict=True)
+            by_child = [of_child for of_child, _ in pairs]
+            by_component = [of_component for _, of_component in pairs]
+            of_poses, of_weight = ops.contraction(
+                *ctx.saved_tensors, by_child, by_component, ctx.inner
             )
+            to_poses = of_poses if to_poses is None else to_poses + of_poses
+            to_weight = of_weight if to_weight is None else to_weight + of_weight
         return None, None, to_poses, to_weight
 
 
@@ -328,12 +326,13 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         poses, weight, given = ctx.saved_tensors
-        ctx.pending.add(*((gradient, given) if ctx.agree else (given, gradient)))
-        to_given = (
-            _linear(not ctx.agree)(poses, weight, gradient, ctx.inner)
-            if ctx.needs_input_grad[5]
-            else None
-        )
+        if ctx.agree:
+            ctx.pending.add(by_child=gradient, by_component=given)
+        else:
+            ctx.pending.add(by_child=given, by_component=gradient)
+        to_given = None
+        if ctx.needs_input_grad[5]:
+            to_given = _linear(not ctx.agree)(poses, weight, gradient, ctx.inner)
         return None, None, None, None, None, to_given
 
 

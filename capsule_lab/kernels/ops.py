@@ -39,20 +39,28 @@ def _per_child(poses: Tensor, weight: Tensor, parents: Tensor, *_: Any) -> Tenso
 
 @custom_op("capsule_lab::fit", mutates_args=())
 def fit(
-    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor,
-    inner: int, damping: float, min_variance: float, mass_eps: float, measure: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    poses: Tensor,
+    weight: Tensor,
+    activations: Tensor,
+    couplings: Tensor,
+    previous: Tensor,
+    inner: int,
+    damping: float,
+    min_variance: float,
+    mass_eps: float,
+    measure: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute ``FitOutputs`` from ``FitInputs`` and ``FitOptions``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
-    outputs: FitOutputs = _kernels(poses).fit(
-        inputs, FitOptions(inner, damping, min_variance, mass_eps, measure)
-    )
+    options = FitOptions(inner, damping, min_variance, mass_eps, measure)
+    outputs: FitOutputs = _kernels(poses).fit(inputs, options)
     return outputs
 
 
 @fit.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, options = FitInputs(*arguments[:5]), FitOptions(*arguments[5:])
+    inputs = FitInputs(*arguments[:5])
+    options = FitOptions(*arguments[5:])
     row, parent, child = inputs.couplings.shape
     distances = inputs.poses.new_empty(row, parent, child if options.measure else 0)
     return inputs.poses.new_empty(row, parent), *_like(inputs.previous, inputs.previous), distances
@@ -60,11 +68,22 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 
 @custom_op("capsule_lab::fit_backward", mutates_args=())
 def fit_backward(
-    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor,
-    mass: Tensor, parents: Tensor, variances: Tensor,
-    grad_mass: Tensor, grad_parents: Tensor, grad_variances: Tensor, grad_distances: Tensor,
-    inner: int, damping: float, min_variance: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    poses: Tensor,
+    weight: Tensor,
+    activations: Tensor,
+    couplings: Tensor,
+    previous: Tensor,
+    mass: Tensor,
+    parents: Tensor,
+    variances: Tensor,
+    grad_mass: Tensor,
+    grad_parents: Tensor,
+    grad_variances: Tensor,
+    grad_distances: Tensor,
+    inner: int,
+    damping: float,
+    min_variance: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of ``FitInputs`` from ``Parents`` and the gradients of ``FitOutputs``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
@@ -114,9 +133,8 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
 
 @weighted_sum.register_fake
 def _(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
-    return poses.new_empty(
-        *couplings.shape[:2], poses.shape[1] // inner * (weight.shape[1] // inner)
-    )
+    rows, columns = poses.shape[1] // inner, weight.shape[1] // inner
+    return poses.new_empty(*couplings.shape[:2], rows * columns)
 
 
 @custom_op("capsule_lab::agreement", mutates_args=())
@@ -150,18 +168,20 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _weighted_sum_gradient(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, couplings = ctx.saved_tensors
-    grad_couplings = (
-        agreement(poses, weight, grad_sums, ctx.inner) if ctx.needs_input_grad[2] else None
-    )
-    return *contraction(poses, weight, [couplings], [grad_sums], ctx.inner), grad_couplings, None
+    grads = contraction(poses, weight, [couplings], [grad_sums], ctx.inner)
+    grad_couplings = None
+    if ctx.needs_input_grad[2]:
+        grad_couplings = agreement(poses, weight, grad_sums, ctx.inner)
+    return *grads, grad_couplings, None
 
 
 def _agreement_gradient(ctx: Any, grad_agreement: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, parents = ctx.saved_tensors
-    grad_parents = (
-        weighted_sum(poses, weight, grad_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
-    )
-    return *contraction(poses, weight, [grad_agreement], [parents], ctx.inner), grad_parents, None
+    grads = contraction(poses, weight, [grad_agreement], [parents], ctx.inner)
+    grad_parents = None
+    if ctx.needs_input_grad[2]:
+        grad_parents = weighted_sum(poses, weight, grad_agreement, ctx.inner)
+    return *grads, grad_parents, None
 
 
 weighted_sum.register_autograd(_weighted_sum_gradient, setup_context=_keep)
@@ -198,7 +218,8 @@ def _keep_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _softmax_gradient(ctx: Any, grad_couplings: Tensor) -> tuple[Tensor | None, ...]:
     couplings, child = ctx.saved_tensors
-    return softmax_by_child_backward(couplings, grad_couplings, child, ctx.children), None, None
+    gradient = softmax_by_child_backward(couplings, grad_couplings, child, ctx.children)
+    return gradient, None, None
 
 
 softmax_by_child.register_autograd(_softmax_gradient, setup_context=_keep_softmax)

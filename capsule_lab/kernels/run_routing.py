@@ -16,9 +16,8 @@ from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.types import OnIteration, Votes
 
-VOTES_IN_CACHE = (
-    8 * 2**20
-)  # ours: bytes of votes computed at a time on a CPU; fastest in 1 to 1000 MB
+# ours: bytes of votes computed at a time on a CPU; fastest in 1 to 1000 MB
+VOTES_IN_CACHE = 8 * 2**20
 
 Procedure = Callable[[AbstractVotes, Any], tuple[Tensor, ...]]
 """A routing algorithm: function from votes and activations of the children (or ``None``) to tensors of parents."""
@@ -44,29 +43,27 @@ def route(
         )
     choice = select_backend(backend, votes)
     if not isinstance(votes, Votes):
-        return procedure((PlainVotes if choice == "reference" else MatmulVotes)(votes), activations)
+        dense = PlainVotes(votes) if choice == "reference" else MatmulVotes(votes)
+        return procedure(dense, activations)
     if choice == "fused":
         return procedure(FusedVotes(votes), activations)
     if choice == "reference":
         return procedure(PlainVotes(dense_votes(votes.poses, votes.weight)), activations)
-    if (
-        torch.compiler.is_compiling() or torch.compiler.is_exporting()
-    ):  # a split would fix the size of the batch
+    # a split would fix the size of the batch
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return procedure(MatmulVotes(dense_votes(votes.poses, votes.weight)), activations)
     rows = votes.poses.shape[0]
     if votes.poses.device.type == "cpu" and on_iteration is None:
         rows = _rows_in_cache(votes, normalise.rows_per_image if normalise else 1)
     chunks = votes.poses.split(max(rows, 1))
     of_chunks = [None] * len(chunks) if activations is None else activations.split(max(rows, 1))
-    parents = [
-        procedure(MatmulVotes(dense_votes(poses, votes.weight)), of_chunk)
-        for poses, of_chunk in zip(chunks, of_chunks, strict=True)
-    ]
-    return (
-        parents[0]
-        if len(parents) == 1
-        else tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
-    )
+    parents = []
+    for poses, of_chunk in zip(chunks, of_chunks, strict=True):
+        dense = MatmulVotes(dense_votes(poses, votes.weight))
+        parents.append(procedure(dense, of_chunk))
+    if len(parents) == 1:
+        return parents[0]
+    return tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
 
 
 def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:

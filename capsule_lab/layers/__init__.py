@@ -15,7 +15,18 @@ from capsule_lab.layers.stem import Stem
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
-    "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
-    "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
-    "UntransformedCapsules", "Windows", "build_normaliser",
-]  # fmt: skip
+    "ClassCapsules",
+    "ComposedPrimaryCapsules",
+    "ConvCapsules",
+    "ConvStack",
+    "CoordinateClassCapsules",
+    "Decoder",
+    "DenseCapsules",
+    "DepthwisePrimaryCapsules",
+    "LinearPrimaryCapsules",
+    "PrimaryCapsules",
+    "Stem",
+    "UntransformedCapsules",
+    "Windows",
+    "build_normaliser",
+]

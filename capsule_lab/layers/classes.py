@@ -42,15 +42,17 @@ class ReceptiveField(NamedTuple):
         for kernel, stride in self.layers:
             first += step * (kernel - 1) / 2  # the middle of a kernel
             step *= stride
-        return [
-            first - before + step * torch.arange(n, dtype=torch.float32)
-            for n, before in zip(grid, (self.outside[2], self.outside[0]), strict=True)
-        ]
+        left, _, top, _ = self.outside
+        rows = step * torch.arange(grid[0], dtype=torch.float32)
+        columns = step * torch.arange(grid[1], dtype=torch.float32)
+        return [first - top + rows, first - left + columns]
 
 
 def grid_coordinates(grid: tuple[int, int]) -> Axes:
     """Return row and column coordinates of the positions, ``(i + 0.5) / n`` (code of IBM and of the tutorial)."""
-    rows, columns = ((torch.arange(n) + 0.5) / n for n in grid)  # 0.5: the middle of a cell
+    height, width = grid
+    rows = (torch.arange(height) + 0.5) / height  # 0.5: the middle of a cell
+    columns = (torch.arange(width) + 0.5) / width
     return rows, columns
 
 
@@ -61,7 +63,8 @@ def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveFie
         return None
     if coordinates == "grid":
         return grid_coordinates(grid)
-    (rows, columns), (height, width) = field.centres(grid), field.image
+    rows, columns = field.centres(grid)
+    height, width = field.image
     if coordinates == "image_share":
         return (rows + 1) / height, (columns + 1) / width  # 1: pixels are counted from 1
     # official code: 100; height / 2, half a pixel beyond the centre of pixels numbered from 0
@@ -121,15 +124,16 @@ class ClassCapsules(nn.Module):
                 f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows"
             )
         self.positions = positions
-        self.child_count, self.child_dim = positions * child_types, child_dim
+        self.child_count = positions * child_types
+        self.child_dim = child_dim
         layer = LayerInfo(
-            classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types
+            classes, dim, self.child_count, child_dim, shared=True, child_types=child_types
         )
         built_routing = build_routing(routing, layer)
-        shape = (child_types, child_dim // rows, classes, dim // rows if built_routing.poses else 0)
-        self.weight = nn.Parameter(
-            truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses
-        )
+        columns = dim // rows if built_routing.poses else 0
+        weight = torch.empty(child_types, child_dim // rows, classes, columns)
+        truncated_normal_(weight, weight_std)
+        self.weight = nn.Parameter(weight, requires_grad=built_routing.poses)
         self.routing = built_routing
         self.register_buffer("coordinates", coordinates, persistent=False)
 
@@ -141,14 +145,12 @@ class ClassCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        votes = Votes(
-            poses, self.weight.repeat(self.positions, 1, 1, 1)
-        )  # weight [position·type q k c]
+        weight = self.weight.repeat(self.positions, 1, 1, 1)  # [position·type q k c]
+        votes = Votes(poses, weight)
         if self.coordinates is not None and self.routing.poses:
-            added = self.coordinates.unsqueeze(1).expand(
-                -1, self.weight.shape[2], -1
-            )  # [position k d]
-            votes = add_to_votes(votes, added.repeat_interleave(len(self.weight), 0))
+            child_types, _, classes, _ = self.weight.shape
+            added = self.coordinates.unsqueeze(1).expand(-1, classes, -1)  # [position k d]
+            votes = add_to_votes(votes, added.repeat_interleave(child_types, 0))
         return self.routing(votes, activations, on_iteration=on_iteration)
 
 
@@ -186,12 +188,24 @@ class CoordinateClassCapsules(ClassCapsules):
     ) -> None:
         check_choice("entries", entries, ("official", "paper"))
         check_number("weight_std", weight_std, above=0)
-        axes, side = axes_of(coordinates, grid, field), math.isqrt(dim)
+        axes = axes_of(coordinates, grid, field)
         if axes is not None and dim == 1:
             raise ValueError("poses have 1 component; expected 4 or more, or coordinates='none'")
+        side = math.isqrt(dim)
         places = (1, 0) if entries == "official" else (side - 1, 2 * side - 1)
+        added = None
+        if axes is not None:
+            added = coordinate_addition(axes=axes, entries=places, dim=dim)
+        if rows == 1:
+            weight_std = weight_std * dim**-0.25
         super().__init__(
-            grid[0] * grid[1], child_types, dim, classes, dim, routing=routing, rows=rows,
-            coordinates=None if axes is None else coordinate_addition(axes=axes, entries=places, dim=dim),
-            weight_std=weight_std if rows > 1 else weight_std * dim**-0.25,
-        )  # fmt: skip
+            grid[0] * grid[1],
+            child_types,
+            dim,
+            classes,
+            dim,
+            routing=routing,
+            rows=rows,
+            coordinates=added,
+            weight_std=weight_std,
+        )

@@ -62,10 +62,13 @@ class ConvCapsules(nn.Module):
             raise ValueError(
                 f"poses have {child_dim} and {parent_dim} components; expected a multiple of {rows} rows"
             )
-        self.size, self.padding = size, padding
-        self.child_count, self.child_dim = size[0] * size[1] * child_types, child_dim
-        height, width = (n + 2 * padding for n in size)
-        self.windows = Windows((height, width), child_types, kernel_size=kernel_size, stride=stride)
+        height, width = size
+        self.size = size
+        self.padding = padding
+        self.child_count = height * width * child_types
+        self.child_dim = child_dim
+        padded = (height + 2 * padding, width + 2 * padding)
+        self.windows = Windows(padded, child_types, kernel_size=kernel_size, stride=stride)
         places = self.windows.places
         shape = (places, child_dim // rows, parent_types, parent_dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
@@ -93,10 +96,8 @@ class ConvCapsules(nn.Module):
     ) -> Capsules:
         """Compute the capsules of this layer; the batch of ``on_iteration`` is windows, ordered (image, position)."""
         if self.padding:
-            poses, activations = (
-                self._padded(poses),
-                self._padded(activations.unsqueeze(2)).squeeze(2),
-            )
+            poses = self._padded(poses)
+            activations = self._padded(activations.unsqueeze(2)).squeeze(2)
         parents = self.routing(
             Votes(self.windows.poses(poses), self.weight),
             self.windows.activations(activations),
@@ -161,18 +162,29 @@ class ConvStack(nn.ModuleList):
             raise ValueError(
                 f"there are {len(types)} types and {len(strides)} strides; expected equal numbers"
             )
-        self.grid, self.types = grid, child_types
+        if rows == 1:
+            weight_std = weight_std * dim**-0.25
+        self.grid = grid
+        self.types = child_types
         self.kernels = tuple((kernel_size, stride) for stride in strides)
         for parent_types, stride in zip(types, strides, strict=True):
             layer = ConvCapsules(
-                self.grid, self.types, dim, parent_types, dim,
-                routing=routing, rows=rows, kernel_size=kernel_size, stride=stride,
-                weight_std=weight_std if rows > 1 else weight_std * dim**-0.25,
-            )  # fmt: skip
+                self.grid,
+                self.types,
+                dim,
+                parent_types,
+                dim,
+                routing=routing,
+                rows=rows,
+                kernel_size=kernel_size,
+                stride=stride,
+                weight_std=weight_std,
+            )
             if initialise is not None:
                 initialise(layer.weight)
             self.append(layer)
-            self.grid, self.types = layer.windows.grid, parent_types
+            self.grid = layer.windows.grid
+            self.types = parent_types
 
     @checks_shapes
     def forward(self, poses: ChildPoses, activations: ChildActivations) -> Capsules:

@@ -37,7 +37,8 @@ class Decoder(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
-        self.capsules, self.dim = capsules, dim
+        self.capsules = capsules
+        self.dim = dim
         self.image_shape = image_shape
         channel, height, width = image_shape
         widths = [capsules * dim, *hidden, channel * height * width]
@@ -47,9 +48,8 @@ class Decoder(nn.Module):
             truncated_normal_(linear.weight, weight_std)
             nn.init.constant_(linear.bias, 0.1)  # official code
             layers += [linear, nn.ReLU()]
-        self.layers = nn.Sequential(
-            *layers[:-1]
-        )  # the last layer is followed by the sigmoid in forward
+        # the last layer is followed by the sigmoid in ``forward``
+        self.layers = nn.Sequential(*layers[:-1])
 
     @checks_shapes
     def forward(

@@ -42,10 +42,10 @@ class DenseCapsules(nn.Module):
             parents, parent_dim, children, child_dim, shared=False, child_types=children
         )
         built_routing = build_routing(routing, layer)
-        shape = (children, child_dim, parents, parent_dim if built_routing.poses else 0)
-        self.weight = nn.Parameter(
-            truncated_normal_(torch.empty(shape), weight_std), requires_grad=built_routing.poses
-        )
+        dim = parent_dim if built_routing.poses else 0
+        weight = torch.empty(children, child_dim, parents, dim)
+        truncated_normal_(weight, weight_std)
+        self.weight = nn.Parameter(weight, requires_grad=built_routing.poses)
         self.routing = built_routing
 
     @checks_shapes
@@ -83,14 +83,15 @@ class UntransformedCapsules(nn.Module):
         super().__init__()
         self.positions = positions
         self.parents = parents
-        self.child_count, self.dim = positions * parents, dim
+        self.child_count = positions * parents
+        self.dim = dim
         # positions share their transformation, the identity
         layer = LayerInfo(parents, dim, positions, parents * dim, shared=True, child_types=1)
         self.routing = build_routing(routing, layer)
         identity = torch.eye(parents * dim).view(1, parents * dim, parents, dim)
-        self.register_buffer(
-            "identity", identity if self.routing.poses else identity[..., :0], persistent=False
-        )
+        if not self.routing.poses:
+            identity = identity[..., :0]
+        self.register_buffer("identity", identity, persistent=False)
 
     @checks_shapes
     def forward(
@@ -100,9 +101,8 @@ class UntransformedCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        by_position = poses.unflatten(1, (self.positions, self.parents)).flatten(
-            2
-        )  # [b position j·d]
-        present = activations.unflatten(1, (self.positions, self.parents)).mean(2)  # [b position]
+        grid = self.positions, self.parents
+        by_position = poses.unflatten(1, grid).flatten(2)  # [b position j·d]
+        present = activations.unflatten(1, grid).mean(2)  # [b position]
         votes = Votes(by_position, self.identity.expand(self.positions, -1, -1, -1))
         return self.routing(votes, present, on_iteration=on_iteration)

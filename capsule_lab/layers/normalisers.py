@@ -39,9 +39,9 @@ class WindowNormaliser(Normaliser):
 
     def _by_type(self, log_couplings: Tensor) -> Float[Tensor, "batch position parent place type"]:
         windows = self.windows
-        return log_couplings.view(
-            -1, windows.positions, log_couplings.shape[1], windows.kernel_size**2, windows.types
-        )
+        parents = log_couplings.shape[1]
+        cells = windows.kernel_size**2
+        return log_couplings.view(-1, windows.positions, parents, cells, windows.types)
 
 
 class AllParents(WindowNormaliser):
@@ -65,14 +65,16 @@ class AllParents(WindowNormaliser):
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
-        log_largest = log_here.new_full((log_here.shape[0], windows.child_count), -torch.inf)
+        images = len(log_here)
+        log_largest = log_here.new_full((images, windows.child_count), -torch.inf)
         log_largest = log_largest.scatter_reduce(
-            1, child.expand(log_here.shape[0], -1), log_here.detach(), "amax"
+            1, child.expand(images, -1), log_here.detach(), "amax"
         )
         log_largest = log_largest.index_select(1, child)
-        total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)
-        log_total = (log_largest + total.log()).view(-1, 1, windows.places)
-        return (log_couplings - log_total).exp()
+        shares = (log_here - log_largest).exp()  # [b position·place]
+        total = self._per_child(shares, child).index_select(1, child)
+        log_total = log_largest + total.log()
+        return (log_couplings - log_total.view(-1, 1, windows.places)).exp()
 
 
 class WindowOnly(WindowNormaliser):
@@ -88,9 +90,11 @@ class OfficialFast(WindowNormaliser):
 
     @checks_shapes
     def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
-        child, by_type = self.windows.child.flatten(), self._by_type(log_couplings)
-        weights = (by_type - by_type.amax((1, 2, 3), keepdim=True)).exp().view_as(log_couplings)
-        here = weights.sum(1).view(-1, len(child))
+        child = self.windows.child.flatten()
+        by_type = self._by_type(log_couplings)
+        largest = by_type.amax((1, 2, 3), keepdim=True)
+        weights = (by_type - largest).exp().view_as(log_couplings)
+        here = weights.sum(1).view(-1, len(child))  # [b position·place]
         mass = self._per_child(here, child).index_select(1, child).clamp_min(FLOOR)
         return weights / mass.view(-1, 1, self.windows.places)
 
@@ -104,16 +108,15 @@ class OfficialLegacy(WindowNormaliser):
 
     @checks_shapes
     def __call__(self, log_couplings: LogCouplings) -> Float[Tensor, "window parent place"]:
-        windows, child = self.windows, self.windows.child_at_stride_1.flatten()
+        windows = self.windows
+        child = windows.child_at_stride_1.flatten()
         by_type = self._by_type(log_couplings)
-        weights = (
-            (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)
-        )  # [b position j place]
-        of_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
-        mass = self._per_child(of_parent, child).index_select(1, child) + EPS
-        shares = (of_parent / mass).view(
-            -1, log_couplings.shape[1], windows.positions, windows.places
-        )
+        largest = by_type.amax((1, 3), keepdim=True)
+        weights = (by_type - largest).exp().flatten(3)  # [b position j place]
+        by_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
+        mass = self._per_child(by_parent, child).index_select(1, child) + EPS
+        parents = log_couplings.shape[1]
+        shares = (by_parent / mass).view(-1, parents, windows.positions, windows.places)
         return shares.transpose(1, 2).reshape(log_couplings.shape)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -81,9 +80,8 @@ class PrimaryCapsules(nn.Module):
         self.squash = functional.SQUASHES[squash]
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
-        self.bias = (
-            nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None
-        )  # 0.1: official code
+        initial_bias = torch.full((types, dim, 1, 1), 0.1)  # 0.1: official code
+        self.bias = nn.Parameter(initial_bias) if bias else None
         functional.truncated_normal_(self.conv.weight, weight_std)
 
     @checks_shapes
@@ -92,10 +90,9 @@ class PrimaryCapsules(nn.Module):
     ) -> Capsules:
         if self.padding == "same":
             size = (features.shape[2], features.shape[3])
-            features = nn.functional.pad(
-                features,
-                functional.same_padding(size, self.conv.kernel_size[0], self.conv.stride[0]),
-            )
+            kernel_size, stride = self.conv.kernel_size[0], self.conv.stride[0]
+            padding = functional.same_padding(size, kernel_size, stride)
+            features = nn.functional.pad(features, padding)
         total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
@@ -145,10 +142,9 @@ class DepthwisePrimaryCapsules(nn.Module):
                 "capsules; expected larger images or a smaller kernel"
             )
         self.dim = dim
-        positions = math.prod(
-            (n - width) // stride + 1 for n, width in zip(size, kernel, strict=True)
-        )
-        self.count = channels // dim * positions
+        rows = (size[0] - kernel[0]) // stride + 1
+        columns = (size[1] - kernel[1]) // stride + 1
+        self.count = channels // dim * rows * columns
         self.conv = nn.Conv2d(channels, channels, kernel, stride, groups=channels)
         nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
         nn.init.zeros_(cast(Tensor, self.conv.bias))
@@ -157,18 +153,17 @@ class DepthwisePrimaryCapsules(nn.Module):
     def forward(
         self, features: Float[Tensor, "batch {self.conv.in_channels} height width"]
     ) -> Capsules:
-        if (
-            features.shape[2:] == self.conv.weight.shape[2:]
-        ):  # one position; faster backward than conv
+        one_position = features.shape[2:] == self.conv.weight.shape[2:]
+        if one_position:  # the backward pass of a product is faster than that of a convolution
             product = (features * self.conv.weight.squeeze(1)).sum((2, 3), keepdim=True)
             total = _float32_of_half(product) + cast(Tensor, self.conv.bias)[:, None, None]
         else:
             total = _float32_of_half(self.conv(features))
-        total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
+        total = total.unflatten(1, (-1, self.dim))  # [b type c h w]
+        total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = functional.exponential_squash(total)
-        return Capsules(
-            poses, functional.length(poses), functional.exponential_squash_logits(total)
-        )
+        logits = functional.exponential_squash_logits(total)
+        return Capsules(poses, functional.length(poses), logits)
 
 
 class LinearPrimaryCapsules(nn.Module):
@@ -253,11 +248,9 @@ class ComposedPrimaryCapsules(nn.Module):
 
     @checks_shapes
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses, logits = (
-            self.pose(features),
-            self.activation(features),
-        )  # [b type·dim h w], [b type h w]
-        return _by_position(_float32_of_half(poses), _float32_of_half(logits), self.types)
+        poses = _float32_of_half(self.pose(features))  # [b type·dim h w]
+        logits = _float32_of_half(self.activation(features))  # [b type h w]
+        return _by_position(poses, logits, self.types)
 
 
 def _by_position(
@@ -323,12 +316,9 @@ class _Conv2d(torch.autograd.Function):
             of_features = conv2d_input(features.shape, weight, grad, ctx.stride)
         if ctx.needs_input_grad[1]:
             # drop rows and columns that no window reaches: the gradient would be larger than the kernel
-            height, width = (
-                (n - 1) * s + k
-                for n, s, k in zip(grad.shape[2:], ctx.stride, weight.shape[2:], strict=True)
-            )
+            height = (grad.shape[2] - 1) * ctx.stride[0] + weight.shape[2]
+            width = (grad.shape[3] - 1) * ctx.stride[1] + weight.shape[3]
             reached = features[:, :, :height, :width].transpose(0, 1).contiguous()
-            of_weight = conv2d(
-                reached, grad.transpose(0, 1).contiguous(), dilation=ctx.stride
-            ).transpose(0, 1)
+            kernel = grad.transpose(0, 1).contiguous()
+            of_weight = conv2d(reached, kernel, dilation=ctx.stride).transpose(0, 1)
         return of_features, of_weight, None

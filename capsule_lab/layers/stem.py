@@ -17,11 +17,7 @@ IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: first convolution
 STEMS: dict[str, list[list[int]]] = {
     "conv2": [[32, 5, 2], [64, 3, 2]],  # ours: the first two convolutions of SmallCNN
     "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all convolutions of SmallCNN
-    "resnet": [
-        [32, 5, 2],
-        [64, 3, 2],
-        [64, 3, 2],
-    ],  # ours: as conv3, but residual blocks after the first
+    "resnet": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: as conv3, then residual blocks
 }
 
 
@@ -52,43 +48,39 @@ class Stem(nn.Sequential):
             check_choice("stem", stem, ("paper", "padded", *STEMS))
         convolutions = STEMS[stem] if isinstance(stem, str) else stem
         for convolution in convolutions:
-            whole = (
-                isinstance(convolution, Sequence)
-                and len(convolution) == 3
-                and all(type(n) is int and n > 0 for n in convolution)
-            )
-            if not whole or convolution[1] % 2 == 0:
-                raise ValueError(
-                    f"stem has {convolution!r}; expected [channels, odd kernel size, stride], such as [64, 3, 2]"
-                )
+            _check_convolution(convolution)
         super().__init__()
         self.channels = in_channels
         self.grid = size
-        seen, step, outside = [], 1, 0
+        layers = []
+        step = 1  # pixels between neighbours on the grid
+        outside = 0
         for number, (outputs, kernel, stride) in enumerate(convolutions):
             if stem == "resnet" and number:
                 self.add_block(outputs, stride)
             else:
-                conv = nn.Conv2d(
-                    self.channels, outputs, kernel, stride, kernel // 2, bias=not batch_norm
-                )
-                self.extend(
-                    [conv, nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [conv, nn.ReLU()]
-                )
-                self._grow(outputs, stride)
+                self._add_convolution(outputs, kernel, stride, batch_norm=batch_norm)
             outside += step * (kernel // 2)
             step *= stride
-            seen.append((kernel, stride))
-        self.field = ReceptiveField(size, tuple(seen), (outside,) * 4)
+            layers.append((kernel, stride))
+        self.field = ReceptiveField(size, tuple(layers), (outside,) * 4)
+
+    def _add_convolution(self, outputs: int, kernel: int, stride: int, *, batch_norm: bool) -> None:
+        padding = kernel // 2
+        conv = nn.Conv2d(self.channels, outputs, kernel, stride, padding, bias=not batch_norm)
+        self.append(conv)
+        if batch_norm:
+            self.append(nn.BatchNorm2d(outputs))
+        self.append(nn.ReLU())
+        self._grow(outputs, stride)
 
     def add_block(self, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> None:
         """Append a residual block of two 3x3 convolutions (He 2016, figure 5, left).
 
         With a stride, the input passes through ``shortcut``, by default a normalised 1x1 convolution.
         """
-        from torchvision.models.resnet import (
-            BasicBlock,
-        )  # imported here because only residual stems need torchvision
+        # imported here because only residual stems need torchvision
+        from torchvision.models.resnet import BasicBlock
 
         if stride > 1 and shortcut is None:
             conv = nn.Conv2d(self.channels, outputs, 1, stride, bias=False)
@@ -97,8 +89,20 @@ class Stem(nn.Sequential):
         self._grow(outputs, stride)
 
     def _grow(self, outputs: int, stride: int) -> None:
+        height, width = self.grid
         self.channels = outputs
-        self.grid = ((self.grid[0] - 1) // stride + 1, (self.grid[1] - 1) // stride + 1)
+        self.grid = ((height - 1) // stride + 1, (width - 1) // stride + 1)
+
+
+def _check_convolution(convolution: object) -> None:
+    """Check the description of one convolution of a stem; it may come from a configuration."""
+    if isinstance(convolution, Sequence) and len(convolution) == 3:
+        whole = all(type(n) is int and n > 0 for n in convolution)
+        if whole and convolution[1] % 2 == 1:
+            return
+    raise ValueError(
+        f"stem has {convolution!r}; expected [channels, odd kernel size, stride], such as [64, 3, 2]"
+    )
 
 
 class PaperConvolution(nn.Conv2d):
@@ -117,7 +121,8 @@ class PaperConvolution(nn.Conv2d):
         self.channels = channels
         self.outside = same_padding(size, IMAGE_KERNEL, IMAGE_STRIDE) if padded else (0, 0, 0, 0)
         left, right, top, bottom = self.outside
-        height, width = size[0] + top + bottom, size[1] + left + right
+        height = size[0] + top + bottom
+        width = size[1] + left + right
         self.grid = (
             (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
             (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1,

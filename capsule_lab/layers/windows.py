@@ -52,23 +52,24 @@ class Windows(nn.Module):
         self.types = types
         self.kernel_size = kernel_size
         self.stride = stride
-        height, width = ((n - kernel_size) // stride + 1 for n in size)
+        height = (size[0] - kernel_size) // stride + 1
+        width = (size[1] - kernel_size) // stride + 1
         self.grid = (height, width)
-        self.positions = self.grid[0] * self.grid[1]
+        self.positions = height * width
         self.places = kernel_size * kernel_size * types
         self.child_count = size[0] * size[1] * types
         self.register_buffer("child", self._child_at(stride), persistent=False)
         self.register_buffer("child_at_stride_1", self._child_at(1), persistent=False)
 
     def _child_at(self, stride: int) -> Tensor:
+        height, width = self.grid
         window = torch.arange(self.kernel_size)
-        y, x = (
-            stride * torch.arange(n)[:, None] + window for n in self.grid
-        )  # [position, place] along each axis
-        place = (y[:, None, :, None] * self.size[1] + x[None, :, None, :]).reshape(
-            self.positions, -1
-        )
-        return (place[:, :, None] * self.types + torch.arange(self.types)).flatten(1)
+        # rows and columns of the children, [position, place] along each axis
+        y = stride * torch.arange(height)[:, None] + window
+        x = stride * torch.arange(width)[:, None] + window
+        cell = y[:, None, :, None] * self.size[1] + x[None, :, None, :]
+        cell = cell.reshape(self.positions, -1, 1)
+        return (cell * self.types + torch.arange(self.types)).flatten(1)
 
     @checks_shapes
     def poses(
@@ -91,7 +92,6 @@ class Windows(nn.Module):
 
     def _unfold(self, values: Tensor) -> Tensor:
         grid = values.unflatten(1, (*self.size, self.types))  # [b h w type dim]
-        windows = grid.unfold(1, self.kernel_size, self.stride).unfold(
-            2, self.kernel_size, self.stride
-        )
+        rows = grid.unfold(1, self.kernel_size, self.stride)
+        windows = rows.unfold(2, self.kernel_size, self.stride)
         return windows.permute(0, 1, 2, 5, 6, 3, 4)  # [b h' w' kh kw type dim]

@@ -1,6 +1,7 @@
 """Architectures as plain modules of ``torch.nn``.
 
-The package exports every network in a file of this folder; a new file needs no entry here.
+The package exports every network in a file of this folder. For editors, ``tests/test_type_checking_lists.py`` names
+the line that a new file adds here.
 """
 # ruff: noqa: F401
 
@@ -17,7 +18,7 @@ from capsule_lab.system.discovery import classes_in
 if TYPE_CHECKING:  # for editors and type checkers, which do not run ``classes_in``
     from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractReconstructingNetwork
     from capsule_lab.networks.capsnet import CapsNet
-    from capsule_lab.networks.cnn import BaselineCNN, MatchedCNN, SmallCNN
+    from capsule_lab.networks.cnn import AbstractCNN, BaselineCNN, MatchedCNN, SmallCNN
     from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
     from capsule_lab.networks.em_caps import EMCaps
     from capsule_lab.networks.heinsen import HeinsenNet

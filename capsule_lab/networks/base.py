@@ -18,6 +18,10 @@ from capsule_lab.shapes import check_pixels, check_range, checks_shapes
 from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
 
 
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
 class AbstractImageNetwork(nn.Module, ABC):
     """A network for images of one shape, ``(channel, height, width)``."""
 
@@ -28,7 +32,7 @@ class AbstractImageNetwork(nn.Module, ABC):
     ) -> tuple[int, int, int]:
         """Check, store and return ``image_shape``; ``smallest`` is the minimum height and width."""
         is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
-        if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
+        if not is_shape or not all(_is_size(size) for size in image_shape):
             raise ValueError(
                 f"image_shape is {image_shape!r}; expected (channel, height, width), such as (1, 28, 28)"
             )
@@ -203,9 +207,10 @@ class AbstractPairNetwork(AbstractImageNetwork):
     def check_change(self, change: Tensor) -> None:
         """Check that a change has the shape that this network expects."""
         if tuple(change.shape[1:]) != self.change_shape:
+            expected = ", ".join(map(str, self.change_shape))
             raise ValueError(
-                f"the change has shape {tuple(change.shape)}; expected (batch, "
-                f"{', '.join(map(str, self.change_shape))}) for a network whose pose is {self.pose!r}"
+                f"the change has shape {tuple(change.shape)}; expected (batch, {expected}) for a network whose pose is "
+                f"{self.pose!r}"
             )
 
 
@@ -241,14 +246,15 @@ def build_decoder(
 
 def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> RoutingFactory:
     """Return ``routing`` with these options overriding its options; ``None`` for no difference."""
+    different = options or {}
 
     def build(**sizes: int) -> AbstractRouting:
         try:
-            return routing(**sizes, **(options or {}))
+            return routing(**sizes, **different)
         except TypeError as error:
+            names = ", ".join(map(str, different))
             raise ValueError(
-                f"class_routing has {', '.join(map(str, options or {}))}: {error}; expected options of the routing, or "
-                "None"
+                f"class_routing has {names}: {error}; expected options of the routing, or None"
             ) from error
 
     return build

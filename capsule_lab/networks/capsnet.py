@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, cast, get_args
 
@@ -93,35 +94,30 @@ class CapsNet(AbstractReconstructingNetwork):
         nn.init.constant_(cast(Tensor, self.conv.bias), 0.1)  # official code
 
         options = {"kernel_size": kernel_size, "stride": STRIDE, "padding": padding}
-        with torch.device(
-            "meta"
-        ):  # draws no random numbers: the weights of the next layer are drawn first
+        # a layer on "meta" draws no random numbers: the weights of the next layers are drawn first
+        with torch.device("meta"):
             sizes = primary(channels, **options)
         types, dim = sizes.types, sizes.dim
-        if transformation == "none" and (types, dim) != (num_classes, class_dim):
-            raise ValueError(
-                f"transformation is 'none', and primary capsules are {types} types of {dim} components; expected those "
-                f"of the classes, because poses are votes: primary.types={num_classes} and primary.dim={class_dim}"
-            )
         lost = 0 if padding == "same" else 2 * (kernel_size - 1)
-        positions = -(-(height - lost) // STRIDE) * -(-(width - lost) // STRIDE)
+        positions = math.ceil((height - lost) / STRIDE) * math.ceil((width - lost) / STRIDE)
         self.hidden = nn.ModuleList()
         children, child_dim = types * positions, dim
         for parents, parent_dim in hidden:
-            self.hidden.append(
-                DenseCapsules(children, child_dim, parents, parent_dim, routing=routing)
-            )
+            layer = DenseCapsules(children, child_dim, parents, parent_dim, routing=routing)
+            self.hidden.append(layer)
             children, child_dim = parents, parent_dim
+        classes = num_classes, class_dim
         digits: DenseCapsules | ClassCapsules | UntransformedCapsules
         if transformation == "per_pair":
-            digits = DenseCapsules(children, child_dim, num_classes, class_dim, routing=routing)
+            digits = DenseCapsules(children, child_dim, *classes, routing=routing)
         elif transformation == "shared":
+            weight_std = 0.1  # official code, with one transformation per pair
             digits = ClassCapsules(
-                positions, types, dim, num_classes, class_dim, routing=routing,
-                weight_std=0.1,  # official code, with one transformation per pair
-            )  # fmt: skip
+                positions, types, dim, *classes, routing=routing, weight_std=weight_std
+            )
         else:
-            digits = UntransformedCapsules(positions, num_classes, class_dim, routing=routing)
+            _check_votes((types, dim), classes)
+            digits = UntransformedCapsules(positions, *classes, routing=routing)
         self.primary = primary(channels, **options, leaky=digits.routing.leaky)
         self.digits = digits
         self.scores_are = "activations" if digits.routing.bounded else "logits"
@@ -133,24 +129,21 @@ class CapsNet(AbstractReconstructingNetwork):
     ) -> CapsuleOutput:
         self.check_images(images)
         if self.padding == "same":
-            images = nn.functional.pad(
-                images, same_padding(self.image_shape[1:], self.conv.kernel_size[0], 1)
-            )
+            padding = same_padding(self.image_shape[1:], self.conv.kernel_size[0], 1)
+            images = nn.functional.pad(images, padding)
         capsules: Capsules = self.primary(self.conv(images).relu())  # [b i c]
         if not isinstance(self.digits, DenseCapsules):
             capsules = self._by_position(capsules)
         for layer in self.hidden:
-            capsules = layer(capsules.poses, capsules.activations)
-        digits = self.digits(
-            capsules.poses, capsules.activations, on_iteration=on_iteration
-        )  # [b k d]
+            capsules = layer(*capsules[:2])
+        digits = self.digits(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def _by_position(self, primary: Capsules) -> Capsules:
         """Reorder capsules from (type, position) to (position, type), as layers that share weights expect."""
-        poses, activations = (
-            tensor.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for tensor in primary[:2]
-        )
+        grid = (self.primary.types, -1)
+        poses = primary.poses.unflatten(1, grid).transpose(1, 2)
+        activations = primary.activations.unflatten(1, grid).transpose(1, 2)
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
@@ -158,12 +151,7 @@ class CapsNet(AbstractReconstructingNetwork):
 
 
 def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
-    pairs = (
-        [each if isinstance(each, Sequence) else () for each in hidden]
-        if isinstance(hidden, Sequence)
-        else [()]
-    )
-    if not all(len(each) == 2 and all(type(n) is int and n > 0 for n in each) for each in pairs):
+    if not isinstance(hidden, Sequence) or not all(_is_layer(each) for each in hidden):
         raise ValueError(
             f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]"
         )
@@ -171,4 +159,21 @@ def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
         raise ValueError(
             f"transformation is {transformation!r}, and hidden capsules, which have no positions, are "
             "given; expected transformation='per_pair' or hidden=[]"
+        )
+
+
+def _is_layer(sizes: object) -> bool:
+    """Return whether these are ``[capsules, components]``."""
+    if not isinstance(sizes, Sequence) or len(sizes) != 2:
+        return False
+    return all(type(n) is int and n > 0 for n in sizes)
+
+
+def _check_votes(primary: tuple[int, int], classes: tuple[int, int]) -> None:
+    """Check that the poses of primary capsules can be votes; both arguments are numbers of capsules and components."""
+    if primary != classes:
+        raise ValueError(
+            f"transformation is 'none', and primary capsules are {primary[0]} types of {primary[1]} components; "
+            "expected those of the classes, because poses are votes: "
+            f"primary.types={classes[0]} and primary.dim={classes[1]}"
         )

@@ -32,9 +32,8 @@ class AbstractCNN(AbstractNetwork):
 
     def forward(self, images: ImageBatch) -> CapsuleOutput:
         self.check_images(images)
-        scores = self.classifier(self.features(images).flatten(1)).to(
-            images.dtype
-        )  # autocast ends here
+        scores = self.classifier(self.features(images).flatten(1))
+        scores = scores.to(images.dtype)  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
 
@@ -95,13 +94,13 @@ class BaselineCNN(AbstractCNN):
         lost = [size - 1 if padding == "valid" else 0 for size in sizes]
         for pixels in reversed(lost):
             smallest = smallest * pooling + pixels
-        channel, height, width = self.set_image_shape(image_shape, smallest)
+        inputs, height, width = self.set_image_shape(image_shape, smallest)
         features: list[nn.Module] = []
-        for (inputs, outputs), size, pixels in zip(
-            pairwise((channel, *channels)), sizes, lost, strict=True
-        ):
+        for outputs, size, pixels in zip(channels, sizes, lost, strict=True):
             features += [nn.Conv2d(inputs, outputs, size, padding=padding), nn.ReLU()]
-            height, width = (height - pixels) // pooling, (width - pixels) // pooling
+            inputs = outputs
+            height = (height - pixels) // pooling
+            width = (width - pixels) // pooling
             if pooling > 1:
                 features.append(nn.MaxPool2d(pooling))
         classifier: list[nn.Module] = []
@@ -158,25 +157,27 @@ class SmallCNN(AbstractCNN):
             layers=len(channels),
             pooled=1 if pooled is None else pooled,
         )
-        channel, height, width = self.set_image_shape(image_shape)
+        inputs, height, width = self.set_image_shape(image_shape)
         features: list[nn.Module] = []
-        for inputs, outputs, size in zip(
-            (channel, *channels), channels, kernel_sizes, strict=False
-        ):
+        for outputs, size in zip(channels, kernel_sizes, strict=True):
             features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
-            features += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
-            height, width = (height + 1) // 2, (width + 1) // 2
-        inputs = channels[-1] * height * width
+            if batch_norm:
+                features.append(nn.BatchNorm2d(outputs))
+            features.append(nn.ReLU())
+            inputs = outputs
+            height = (height + 1) // 2
+            width = (width + 1) // 2
+        numbers = inputs * height * width
         if pooled is not None:
             features += [
-                nn.Conv2d(channels[-1], pooled, 1, bias=False),
+                nn.Conv2d(inputs, pooled, 1, bias=False),
                 nn.BatchNorm2d(pooled),
                 nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
             ]
-            features.append(nn.AdaptiveAvgPool2d(1))
-            inputs = pooled
+            numbers = pooled
         self.features = nn.Sequential(*features)
-        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, num_classes))
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(numbers, num_classes))
 
 
 class MatchedCNN(AbstractNetwork):
@@ -235,29 +236,28 @@ class MatchedCNN(AbstractNetwork):
             raise ValueError(
                 "class_dim is None, but there is a decoder, which reads the units; expected a number"
             )
-        channel, height, width = self.set_image_shape(
-            image_shape, smallest_side(kernel_sizes, strides)
-        )
+        smallest = smallest_side(kernel_sizes, strides)
+        inputs, height, width = self.set_image_shape(image_shape, smallest)
         features: list[nn.Module] = []
-        for index, (size, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
-            last = index + 1 == len(channels)
-            inputs, outputs = (channels[index - 1] if index else channel), channels[index]
-            features += [
-                he_conv(inputs, outputs, size, stride, inputs if depthwise and last else 1),
-                nn.ReLU(),
-            ]
+        convolutions = zip(channels, kernel_sizes, strides, strict=True)
+        for number, (outputs, size, stride) in enumerate(convolutions, start=1):
+            last = number == len(channels)
+            groups = inputs if depthwise and last else 1
+            features += [he_conv(inputs, outputs, size, stride, groups), nn.ReLU()]
             if batch_norm and not last:
                 features.append(nn.BatchNorm2d(outputs, eps=1e-3))  # as EfficientCapsNet
-            height, width = ((n - size) // stride + 1 for n in (height, width))
+            inputs = outputs
+            height = (height - size) // stride + 1
+            width = (width - size) // stride + 1
         self.averaged = averaged
         self.features = nn.Sequential(*features)
-        inputs = channels[-1] * (1 if averaged else height * width)
-        self.units = None if class_dim is None else nn.Linear(inputs, num_classes * class_dim)
-        self.classifier = (
-            nn.Linear(inputs, num_classes)
-            if class_dim is None
-            else _ClassLogits(num_classes, class_dim)
-        )
+        numbers = inputs if averaged else inputs * height * width
+        if class_dim is None:
+            self.units: nn.Linear | None = None
+            self.classifier: nn.Module = nn.Linear(numbers, num_classes)
+        else:
+            self.units = nn.Linear(numbers, num_classes * class_dim)
+            self.classifier = _ClassLogits(num_classes, class_dim)
         self.decoder = None
         if decoder is not None and class_dim is not None:
             check_widths("the network", decoder=decoder)
@@ -270,12 +270,8 @@ class MatchedCNN(AbstractNetwork):
         if self.units is None:
             logits = self.classifier(features).to(images.dtype)
             return CapsuleOutput(logits.sigmoid(), logits=logits)
-        units = (
-            self.units(features)
-            .relu()
-            .to(images.dtype)
-            .unflatten(1, (self.classifier.num_classes, -1))
-        )  # [b k d]
+        units = self.units(features).relu().to(images.dtype)
+        units = units.unflatten(1, (self.classifier.num_classes, -1))  # [b k d]
         logits = self.classifier(units)
         scores = logits.sigmoid()
         return CapsuleOutput(scores, Capsules(units, scores, logits), logits)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Literal, get_args
 
 from torch import nn
@@ -36,9 +35,8 @@ log = logging.getLogger(__name__)
 LEAK = 0.3  # Keras's default
 _LARGE_KERNEL = 16  # ours: 9 at the paper's size of MNIST, 13 at 36x36
 NORMALISATION_EPS = 1e-3  # Keras's default
-INITIAL_SCALE = (
-    0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
-)
+# Keras's default for "random_uniform": bound of both parameters of instance normalisation
+INITIAL_SCALE = 0.05
 
 
 class EfficientCapsNet(base.AbstractReconstructingNetwork):
@@ -85,18 +83,17 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
         base.check_equal_lengths(
             name, channels=channels, kernel_sizes=kernel_sizes, strides=strides
         )
-        channel, height, width = self.set_image_shape(
-            image_shape, base.smallest_side(kernel_sizes, strides)
-        )
+        smallest = base.smallest_side(kernel_sizes, strides)
+        inputs, height, width = self.set_image_shape(image_shape, smallest)
 
         features: list[nn.Module] = []
-        for (inputs, outputs), size, stride in zip(
-            pairwise((channel, *channels)), kernel_sizes, strides, strict=True
-        ):
+        for outputs, size, stride in zip(channels, kernel_sizes, strides, strict=True):
             conv = base.he_conv(inputs, outputs, size, stride)  # official code
             rectifier = nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK)
             features += [conv, rectifier, _normalisation(normalisation, outputs)]
-            height, width = ((n - size) // stride + 1 for n in (height, width))
+            inputs = outputs
+            height = (height - size) // stride + 1
+            width = (width - size) // stride + 1
         self.features = nn.Sequential(*features)
         self.primary = primary(channels[-1], (height, width))
         rows, columns = self.primary.conv.kernel_size
@@ -108,9 +105,8 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
                 columns,
             )
         children, dim = self.primary.count, self.primary.dim
-        weight_std = he_std(
-            num_classes * children * dim
-        )  # official code: fan-in as Keras derives it from the shape
+        # official code: fan-in as Keras derives it from the shape
+        weight_std = he_std(num_classes * children * dim)
         self.digits = DenseCapsules(
             children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std
         )
@@ -123,9 +119,7 @@ class EfficientCapsNet(base.AbstractReconstructingNetwork):
     ) -> CapsuleOutput:
         self.check_images(images)
         primary = self.primary(self.features(images))  # [b i c]
-        digits = self.digits(
-            primary.poses, primary.activations, on_iteration=on_iteration
-        )  # [b k d]
+        digits = self.digits(*primary[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:

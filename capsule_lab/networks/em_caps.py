@@ -106,11 +106,16 @@ class EMCaps(AbstractReconstructingNetwork):
         self.conv_capsules = conv(
             self.conv.grid, self.primary.types, dim, routing=routing, rows=rows
         )
+        kernels = self.conv.field.layers + self.conv_capsules.kernels
         self.classes = classes(
-            self.conv_capsules.grid, self.conv_capsules.types, dim, num_classes,
-            routing=with_options(routing, class_routing), rows=rows,
-            field=self.conv.field._replace(layers=self.conv.field.layers + self.conv_capsules.kernels),
-        )  # fmt: skip
+            self.conv_capsules.grid,
+            self.conv_capsules.types,
+            dim,
+            num_classes,
+            routing=with_options(routing, class_routing),
+            rows=rows,
+            field=self.conv.field._replace(layers=kernels),
+        )
         self.decoder = build_decoder(decoder, self.classes, num_classes, dim, self.image_shape)
 
     def forward(
@@ -118,10 +123,9 @@ class EMCaps(AbstractReconstructingNetwork):
     ) -> CapsuleOutput:
         self.check_images(images)
         features = self.norm(self.conv(images)).relu()  # [b channels h w]
-        capsules = self.conv_capsules(*self.primary(features)[:2])  # [b i c]
-        classes = self.classes(
-            capsules.poses, capsules.activations, on_iteration=on_iteration
-        )  # [b k d]
+        primary = self.primary(features)  # [b i c]
+        capsules = self.conv_capsules(*primary[:2])
+        classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:

@@ -86,7 +86,8 @@ class HeinsenNet(AbstractCapsuleNetwork):
                 (width - KERNEL) // stride + 1,
             )
         self.features = nn.Sequential(*features)
-        dim, children = pose_size**2, height * width * parts
+        dim = pose_size**2
+        children = height * width * parts
         self.primary = ComposedPrimaryCapsules(
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts * dim, 1)),
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts, 1)),
@@ -97,12 +98,10 @@ class HeinsenNet(AbstractCapsuleNetwork):
         self.classes = ClassCapsules(1, parts, dim, num_classes, dim, routing=last, rows=pose_size)
         for capsules in (self.parts, self.classes):
             nn.init.normal_(capsules.weight, std=1 / pose_size)  # official code
-        axes = (
-            torch.linspace(-1, 1, side) for side in self.image_shape[1:]
-        )  # Heinsen 2019, section 4
-        self.register_buffer(
-            "coordinates", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False
-        )
+        # Heinsen 2019, section 4
+        axes = [torch.linspace(-1, 1, side) for side in self.image_shape[1:]]
+        coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"))
+        self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(
         self, images: ImageBatch, *, on_iteration: OnIteration | None = None

@@ -81,12 +81,20 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         self.features = Stem([[channels[0], 3, 1]], channel, (height, width))
         for stage, (outputs, count) in enumerate(zip(channels, blocks, strict=True)):
             for block in range(count):
-                self.features.add_block(outputs, 2 if stage and not block else 1)
+                stride = 2 if stage > 0 and block == 0 else 1
+                self.features.add_block(outputs, stride)
         self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)
         self.conv_capsules = ConvStack(
-            self.features.grid, primary_types, dim, routing=routing, rows=pose_size, types=conv_types,
-            strides=conv_strides, kernel_size=kernel_size, initialise=_initialise,
-        )  # fmt: skip
+            self.features.grid,
+            primary_types,
+            dim,
+            routing=routing,
+            rows=pose_size,
+            types=conv_types,
+            strides=conv_strides,
+            kernel_size=kernel_size,
+            initialise=_initialise,
+        )
         children = math.prod(self.conv_capsules.grid) * self.conv_capsules.types
         dense: list[ClassCapsules] = []
         for below, parents in pairwise((children, *dense_types, num_classes)):
@@ -101,19 +109,20 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         self, images: ImageBatch, *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         self.check_images(images)
-        capsules = self.conv_capsules(*self.primary(self.features(images))[:2])  # [b i c]
+        primary = self.primary(self.features(images))  # [b i c]
+        capsules = self.conv_capsules(primary.poses, primary.activations)
         for layer in self.dense_capsules:
-            capsules = layer(capsules.poses, capsules.activations)
-        classes = self.classes(
-            capsules.poses, capsules.activations, on_iteration=on_iteration
-        )  # [b k d]
+            capsules = layer(*capsules[:2])
+        classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        layers = numbered("conv_capsules", self.conv_capsules) | numbered(
-            "dense_capsules", self.dense_capsules
-        )
-        return {"primary": self.primary, **layers, "classes": self.classes}
+        return {
+            "primary": self.primary,
+            **numbered("conv_capsules", self.conv_capsules),
+            **numbered("dense_capsules", self.dense_capsules),
+            "classes": self.classes,
+        }
 
 
 class NormalisedPrimaryCapsules(nn.Module):
@@ -129,10 +138,11 @@ class NormalisedPrimaryCapsules(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses = (
-            self.pose(features).unflatten(1, (self.types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)
-        )  # [b i c]
-        poses = self.norm(poses.float() if poses.dtype in HALF else poses)  # autocast ends here
+        poses = self.pose(features).unflatten(1, (self.types, -1))  # [b type c h w]
+        poses = poses.permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+        if poses.dtype in HALF:  # autocast ends here
+            poses = poses.float()
+        poses = self.norm(poses)
         return Capsules(poses, torch.ones_like(poses[..., 0]))
 
 

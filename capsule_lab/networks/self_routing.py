@@ -93,14 +93,14 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         self.primary = ComposedPrimaryCapsules(
             conv3x3(channels, types * dim), conv3x3(channels, types), types=types
         )
-        self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
+        # official code: Kaiming with all numbers of a child as fan-in
+        bound = (6 / (types * dim * dim)) ** 0.5
+        self.conv_capsules = nn.ModuleList()
+        self.norms = nn.ModuleList()
         for stride in conv_strides:
             layer = ConvCapsules(
                 grid, types, dim, types, dim, routing=routing, stride=stride, padding=1
             )
-            bound = (
-                6 / (types * dim * dim)
-            ) ** 0.5  # official code: Kaiming with all numbers of a child as fan-in
             nn.init.uniform_(layer.weight, -bound, bound)
             self.conv_capsules.append(layer)
             self.norms.append(nn.BatchNorm1d(types * dim))
@@ -120,10 +120,9 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         capsules = self.primary(self.trunk(images))  # [b i c]
         for layer, norm in zip(self.conv_capsules, self.norms, strict=True):
             capsules = layer(*capsules[:2])
-            by_position = capsules.poses.unflatten(1, (-1, self.primary.types)).flatten(
-                2
-            )  # [b position type·c]
-            poses = norm(by_position.transpose(1, 2)).transpose(1, 2).reshape(capsules.poses.shape)
+            grid = capsules.poses.unflatten(1, (-1, self.primary.types))
+            by_component = grid.flatten(2).transpose(1, 2)  # [b type·c position]
+            poses = norm(by_component).transpose(1, 2).reshape(capsules.poses.shape)
             capsules = capsules._replace(poses=poses)
         classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
@@ -162,9 +161,8 @@ class AveragePoolingNet(AbstractNetwork):
 
     def forward(self, images: ImageBatch) -> CapsuleOutput:
         self.check_images(images)
-        scores = self.classifier(self.trunk(images).mean((2, 3))).to(
-            images.dtype
-        )  # autocast ends here
+        scores = self.classifier(self.trunk(images).mean((2, 3)))
+        scores = scores.to(images.dtype)  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
 

@@ -92,31 +92,27 @@ class TransformingAutoencoder(AbstractPairNetwork):
             raise ValueError(
                 "recognition is empty; expected the units of at least one layer, such as (10,)"
             )
-        if (capsules is None) == (window is None):
-            raise ValueError(
-                f"capsules is {capsules} and window is {window}; expected one of the two: a number of capsules that "
-                "see the whole image or the size of the window of each"
-            )
-        check_sizes(name, **({"window": window} if capsules is None else {"capsules": capsules}))
-        if window is not None and patch < window:
-            raise ValueError(
-                f"patch is {patch} and window is {window}; expected a patch at least as large"
-            )
+        _check_windows(name, capsules, window, patch)
         channel, height, width = self.set_image_shape(image_shape, window or 1)
         self.pose: Pose = pose
-        self.window, self.stride, self.patch = window, stride, patch
+        self.window = window
+        self.stride = stride
+        self.patch = patch
         self.activation = torch.sigmoid if activation == "sigmoid" else torch.relu
         if window is None:
             self.grid = (1, 1)
             inputs = outputs = channel * height * width
             self.capsules = sets = capsules or 0
         else:
-            rows, columns = (-(-(side - window) // stride) + 1 for side in (height, width))
+            rows = math.ceil((height - window) / stride) + 1
+            columns = math.ceil((width - window) / stride) + 1
             self.grid = (rows, columns)
-            inputs, outputs = channel * window**2, channel * patch**2
+            inputs = channel * window**2
+            outputs = channel * patch**2
             self.capsules = rows * columns
             sets = 1 if shared else self.capsules
-        widths, components = [inputs, *recognition], math.prod(CHANGES[pose])
+        widths = [inputs, *recognition]
+        components = math.prod(CHANGES[pose])
         self.recognition = nn.ModuleList(_PerCapsule(sets, *sizes) for sizes in pairwise(widths))
         self.presence = _PerCapsule(sets, widths[-1], 1)
         self.where = _PerCapsule(sets, widths[-1], components)
@@ -128,19 +124,18 @@ class TransformingAutoencoder(AbstractPairNetwork):
     def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         """Compute the images after ``change``."""
         poses, presences = self.recognise(images)
-        return TransformedImages(
-            self.generate(self.changed(poses, change), presences), poses, presences
-        )
+        transformed = self.generate(self.changed(poses, change), presences)
+        return TransformedImages(transformed, poses, presences)
 
     def recognise(self, images: ImageBatch) -> tuple[Poses, Presences]:
         """Compute poses and presences."""
         self.check_images(images)
-        units = self._windows(images).transpose(
-            0, 1
-        )  # [k b pixel], k is 1 if all see the whole image
+        # [k b pixel], k is 1 if all see the whole image
+        units = self._windows(images).transpose(0, 1)
         for layer in self.recognition:
             units = self.activation(layer(units))
-        poses, presences = self.where(units), self.presence(units).sigmoid()
+        poses = self.where(units)
+        presences = self.presence(units).sigmoid()
         return poses.transpose(0, 1), presences.squeeze(2).t()
 
     @checks_shapes
@@ -205,7 +200,8 @@ class TransformingAutoencoder(AbstractPairNetwork):
     def _windows(self, images: Tensor) -> Float[Tensor, "batch window pixel"]:
         if self.window is None:
             return images.flatten(1).unsqueeze(1)
-        return unfold(pad(images, self.padding), self.window, stride=self.stride).transpose(1, 2)
+        padded = pad(images, self.padding)
+        return unfold(padded, self.window, stride=self.stride).transpose(1, 2)
 
     def _placed(self, patches: Float[Tensor, "batch pixel window"]) -> ImageBatch:
         """Add patches around their windows; patches that cannot be centred extend one pixel more right and below."""
@@ -217,6 +213,23 @@ class TransformingAutoencoder(AbstractPairNetwork):
         beyond = (self.patch - self.window) // 2
         first, start = top + beyond, left + beyond
         return canvas[..., first : first + height, start : start + width]
+
+
+def _check_windows(owner: str, capsules: int | None, window: int | None, patch: int) -> None:
+    """Check that capsules see either the whole image or a window of it."""
+    if (capsules is None) == (window is None):
+        raise ValueError(
+            f"capsules is {capsules} and window is {window}; expected one of the two: a number of capsules that "
+            "see the whole image or the size of the window of each"
+        )
+    if capsules is not None:
+        check_sizes(owner, capsules=capsules)
+    if window is not None:
+        check_sizes(owner, window=window)
+        if patch < window:
+            raise ValueError(
+                f"patch is {patch} and window is {window}; expected a patch at least as large"
+            )
 
 
 class _PerCapsule(nn.Module):
@@ -291,7 +304,7 @@ class PairAutoencoder(AbstractPairNetwork):
 
 def _layers(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers with ReLU between them."""
-    linear = [nn.Linear(*sizes) for sizes in pairwise(widths)]
-    return nn.Sequential(
-        *[part for layer in linear[:-1] for part in (layer, nn.ReLU())], linear[-1]
-    )
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from capsule_lab.errors import check_sizes
 from capsule_lab.layers import ClassCapsules, ConvStack, LinearPrimaryCapsules
@@ -56,10 +57,9 @@ class VBCaps(AbstractCapsuleNetwork):
         )
         channel, height, width = self.set_image_shape(image_shape, IMAGE_KERNEL)
         dim = POSE_SIZE**2
-        self.conv = nn.Conv2d(
-            channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False
-        )  # official code
-        nn.init.kaiming_uniform_(self.conv.weight)  # official code
+        # without a bias and drawn from this distribution: official code
+        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False)
+        nn.init.kaiming_uniform_(self.conv.weight)
         self.norm = nn.BatchNorm2d(channels)
         self.primary = LinearPrimaryCapsules(
             channels, types=primary_types, dim=dim, offset=0.0, norm=True, norm_per_type=True
@@ -70,31 +70,33 @@ class VBCaps(AbstractCapsuleNetwork):
             (height - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
             (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
         )
+
+        def initialise(weight: nn.Parameter) -> None:
+            places, _, parents, _ = weight.shape
+            glorot_uniform_(weight, places * dim, parents * kernel_size**2 * dim)
+
         self.conv_capsules = ConvStack(
-            grid, primary_types, dim, routing=routing, rows=POSE_SIZE, types=conv_types, strides=conv_strides,
+            grid,
+            primary_types,
+            dim,
+            routing=routing,
+            rows=POSE_SIZE,
+            types=conv_types,
+            strides=conv_strides,
             kernel_size=kernel_size,
-            initialise=lambda one: glorot_uniform_(one, len(one) * dim, one.shape[2] * kernel_size**2 * dim),
-        )  # fmt: skip
-        grid, types = self.conv_capsules.grid, self.conv_capsules.types
-        rows, columns = grid_coordinates(grid)
-        rows, columns = (
-            rows + 0.5 / grid[0],
-            columns + 0.5 / grid[1],
-        )  # official code: (i + 1) / n, not the centres
-        coordinates = coordinate_addition(
-            axes=(rows / 10, columns / 10),  # 10: official code
-            entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: right-hand column
-            dim=dim,
+            initialise=initialise,
         )
+        types = self.conv_capsules.types
+        height, width = self.conv_capsules.grid
         self.classes = ClassCapsules(
-            grid[0] * grid[1],
+            height * width,
             types,
             dim,
             num_classes,
             dim,
             routing=routing,
             rows=POSE_SIZE,
-            coordinates=coordinates,
+            coordinates=class_coordinates(self.conv_capsules.grid, dim),
         )
         glorot_uniform_(self.classes.weight, types * dim, num_classes * dim)
 
@@ -102,12 +104,10 @@ class VBCaps(AbstractCapsuleNetwork):
         self, images: ImageBatch, *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         self.check_images(images)
-        capsules = self.conv_capsules(
-            *self.primary(self.norm(self.conv(images)).relu())[:2]
-        )  # [b i c]
-        classes = self.classes(
-            capsules.poses, capsules.activations, on_iteration=on_iteration
-        )  # [b k d]
+        features = self.norm(self.conv(images)).relu()  # [b channels h w]
+        primary = self.primary(features)  # [b i c]
+        capsules = self.conv_capsules(*primary[:2])
+        classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
@@ -116,6 +116,20 @@ class VBCaps(AbstractCapsuleNetwork):
             **numbered("conv_capsules", self.conv_capsules),
             "classes": self.classes,
         }
+
+
+def class_coordinates(grid: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:
+    """Return the vectors added to the votes for the classes, with the coordinates of the official code."""
+    height, width = grid
+    rows, columns = grid_coordinates(grid)
+    # official code: (i + 1) / n, not the centres
+    rows = rows + 0.5 / height
+    columns = columns + 0.5 / width
+    return coordinate_addition(
+        axes=(rows / 10, columns / 10),  # 10: official code
+        entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: right-hand column
+        dim=dim,
+    )
 
 
 def glorot_uniform_(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:

@@ -1,6 +1,7 @@
 """Routing algorithms, one per file and paper, each as a pure function followed by a thin module.
 
-The package exports the names in ``__all__`` of each of its modules: a new module needs no entry here.
+The package exports the names in ``__all__`` of each of its modules. For editors, ``tests/test_type_checking_lists.py``
+names the line that a new module adds here.
 """
 # ruff: noqa: F403, F405
 
@@ -24,10 +25,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run the loop be
     from capsule_lab.routing.variational_bayes import *
 else:
     __all__ = []
-    for _file in (
-        "base",
-        *(file.name for file in pkgutil.iter_modules(__path__) if file.name != "base"),
-    ):
+    _files = {file.name for file in pkgutil.iter_modules(__path__)}
+    for _file in ["base", *sorted(_files - {"base"})]:
         _module = importlib.import_module(f"{__name__}.{_file}")
         for _name in getattr(_module, "__all__", ()):
             globals()[_name] = getattr(_module, _name)

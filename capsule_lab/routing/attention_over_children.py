@@ -80,24 +80,25 @@ class AttentionOverChildren(AbstractRouting):
     def __init__(self, parents: int, dim: int, *, backend: Backend = "auto") -> None:
         super().__init__(backend=backend)
         self.weight = nn.Parameter(_glorot(parents, dim, dim, fan_in=dim, fan_out=dim))
-        self.bias = nn.Parameter(
-            torch.zeros(parents, dim)
-        )  # Keras' default, as in the official code
+        # zero: Keras' default, as in the official code
+        self.bias = nn.Parameter(torch.zeros(parents, dim))
 
     def build(self, layer: LayerInfo) -> None:
         children = layer.children
+        fan_in = layer.dim * children
         sizes = (layer.parents, layer.dim, children, children)
-        self.attention = nn.Parameter(
-            _glorot(*sizes, fan_in=layer.dim * children, fan_out=children)
-        )
+        self.attention = nn.Parameter(_glorot(*sizes, fan_in=fan_in, fan_out=children))
 
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
     ) -> Capsules:
-        on_iteration = call.get("on_iteration")  # parents do not compete: nothing to normalise
-        learned = self.require_parameter("attention"), self.weight, self.bias
         return attention_over_children(
-            votes, *learned, on_iteration=on_iteration, backend=self.backend
+            votes,
+            self.require_parameter("attention"),
+            self.weight,
+            self.bias,
+            on_iteration=call.get("on_iteration"),  # parents do not compete: no ``normalise``
+            backend=self.backend,
         )
 
 

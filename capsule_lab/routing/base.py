@@ -17,8 +17,13 @@ from capsule_lab.kernels import AbstractVotes, Backend, check_backend
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 __all__ = [
-    "AbstractRouting", "LayerInfo", "Normalisation", "Normaliser", "RoutingFactory", "build_routing",
-]  # fmt: skip
+    "AbstractRouting",
+    "LayerInfo",
+    "Normalisation",
+    "Normaliser",
+    "RoutingFactory",
+    "build_routing",
+]
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
 """Which parents compete for a child in a convolutional layer, where several positions see each child.
@@ -84,11 +89,11 @@ class LayerInfo:
 
     parents: int  # in one call: of the layer or, if convolutional, of one position
     dim: int  # components of a parent's pose
-    children: (
-        int  # seen by each parent: all or, if convolutional, a window ordered (row, column, type)
-    )
+    # seen by each parent: all or, if convolutional, a window ordered (row, column, type)
+    children: int
     child_dim: int  # components of a child's pose
-    shared: bool  # whether positions of parents (convolution) or of children (classes) share transformations
+    # whether positions of parents (convolution) or of children (classes) share transformations
+    shared: bool
     child_types: int
     """Kinds of child with different transformations: the number of children, unless the positions of the children share
     transformations; children are then ordered (position, type)."""

@@ -54,11 +54,11 @@ def batch_norm_of_all_processes(
         with torch.no_grad():
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked += 1
-            share = (
-                norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked
-            )  # None: a plain mean
+            # without a momentum: the mean over all batches
+            share = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+            variance = squares / (count - 1)
             norm.running_mean.lerp_(mean.to(norm.running_mean), share)
-            norm.running_var.lerp_((squares / (count - 1)).to(norm.running_var), share)
+            norm.running_var.lerp_(variance.to(norm.running_var), share)
     scale = (squares / count + norm.eps).rsqrt()
     normalised = deviations * scale.view(shape)
     if norm.weight is not None:
@@ -68,7 +68,8 @@ def batch_norm_of_all_processes(
 
 def _sums(count: float, total: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums over all processes."""
-    everywhere = _SumOverProcesses.apply(torch.cat([total.new_full((1,), count), total]))
+    own = torch.cat([total.new_full((1,), count), total])
+    everywhere = _SumOverProcesses.apply(own)
     return everywhere[0], everywhere[1:]
 
 

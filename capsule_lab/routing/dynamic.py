@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -105,30 +105,29 @@ class DynamicRouting(base.AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Sabour 2017, section 2
+        iterations: int = 3,
         bias: bool = True,
         learned_prior: bool = False,
         update: Update = "add",
         leaky: bool = False,
         gradient: Gradient = "full",
-        squash: Squash = "squash",  # Sabour 2017, equation 1
+        squash: Squash = "squash",
         backend: Backend = "auto",
     ) -> None:
         _check(iterations, update, gradient, squash)
-        options: dict[str, Any] = {
-            "update": update,
-            "leaky": leaky,
-            "gradient": gradient,
-            "squash": squash,
-        }
         super().__init__(
-            backend=backend, iterations=iterations, learned_prior=learned_prior, **options
+            backend=backend,
+            iterations=iterations,
+            learned_prior=learned_prior,
+            update=update,
+            leaky=leaky,
+            gradient=gradient,
+            squash=squash,
         )
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.bias = (
-            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
-        )  # 0.1: official code
+        initial_bias = torch.full((parents, dim), 0.1)  # 0.1: official code
+        self.bias = nn.Parameter(initial_bias) if bias else None
 
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]

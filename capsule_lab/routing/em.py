@@ -37,9 +37,8 @@ class Gaussians(NamedTuple):
     mass: Float[Tensor, "batch parent"]
     poses: Float[Tensor, "batch parent dim"]  # means
     variances: Float[Tensor, "batch parent dim"]
-    squared: Float[
-        Tensor, "batch parent child dim"
-    ]  # deviations of the votes from the means, for the next E-step
+    # deviations of the votes from the means, for the next E-step
+    squared: Float[Tensor, "batch parent child dim"]
 
 
 def m_step(
@@ -59,9 +58,8 @@ def m_step(
     if damping:
         poses = (1 - damping) * poses + (0.0 if previous is None else damping * previous)
     squared = (votes - poses.unsqueeze(2)).square()  # (V_ij - mu_j)^2 [b j i d]
-    variances = min_variance + (weights.unsqueeze(2) @ squared).squeeze(
-        2
-    )  # sigma_j^2: bji,bjid->bjd
+    spread = (weights.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
+    variances = min_variance + spread  # sigma_j^2 [b j d]
     return Gaussians(mass, poses, variances, squared)
 
 
@@ -72,9 +70,8 @@ def e_step(
 
     ``ln (a_j p_ij) = log_height_j - sum_d (V_ijd - mu_jd)^2 / (2 sigma_jd^2)``, normalised over the parents of a child.
     """
-    distances = (parents.squared @ (0.5 / parents.variances).unsqueeze(3)).squeeze(
-        3
-    )  # bjid,bjd->bji
+    half_precision = 0.5 / parents.variances  # [b j d]
+    distances = (parents.squared @ half_precision.unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
     return normalise(log_height.unsqueeze(2) - distances)
 
 
@@ -88,9 +85,8 @@ def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> A
         # E-step: children are assigned to the parents whose Gaussians explain their votes
         couplings = normalise(votes.zero_logits()) if before is None else e_step(*before, normalise)
         # M-step: the Gaussians are fitted to the votes of their assigned children
-        return couplings, m_step(
-            dense, couplings, activations, before and before[0].poses, **options
-        )
+        previous = None if before is None else before[0].poses
+        return couplings, m_step(dense, couplings, activations, previous, **options)
 
     return em_step
 
@@ -155,7 +151,8 @@ def em_routing(
         em_step = make_em_step(
             votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps
         )
-        before, competition = None, EqualOverTypes() if initial == "types" else normalise
+        before = None
+        competition = EqualOverTypes() if initial == "types" else normalise
         for iteration in range(iterations):
             # E-step and M-step: R_ij [b j i]; sum_i R_ij a_i [b j], mu_j and sigma_j^2 [b j d]
             couplings, parents = em_step(before, competition, last=iteration == iterations - 1)
@@ -169,12 +166,12 @@ def em_routing(
             log_activation, parent_activations = em_costs.activate(logit, activation)
             result = parents.poses, parent_activations, logit
             if on_iteration is not None:
-                on_iteration(
-                    RoutingTrace(iteration, couplings.transpose(1, 2), *result, parents.variances)
-                )
+                by_child = couplings.transpose(1, 2)
+                on_iteration(RoutingTrace(iteration, by_child, *result, parents.variances))
             # logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): activation times height of the Gaussian
             log_height = log_activation - 0.5 * (log_variance + dim * LOG_2PI)
-            before, competition = (parents, log_height), normalise
+            before = parents, log_height
+            competition = normalise
         return result
 
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
@@ -200,16 +197,16 @@ class EMRouting(AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Hinton 2018, section 4 and table 1
+        iterations: int = 3,
         normalisation: Normalisation = "all_parents",
-        cost: Cost = "official_fast",
+        cost: Cost = "official_fast",  # not that of ``em_routing``, see above
         activation: Activation = "description_length",
         inverse_temperature: float | None = None,
         temperature_schedule: Temperature = "saturating",
         initial: Initial = "parents",
         damping: float = 0.0,
-        min_variance: float = 5e-4,  # official code
-        mass_eps: float = 1e-7,  # official code
+        min_variance: float = 5e-4,
+        mass_eps: float = 1e-7,
         beta_u: float | None = None,
         beta_a: float | None = None,
         shared_betas: bool = False,
@@ -219,25 +216,32 @@ class EMRouting(AbstractRouting):
             cost, beta_u, beta_a, inverse_temperature
         )
         super().__init__(
-            backend=backend, normalisation=normalisation, iterations=iterations, cost=cost, activation=activation,
-            inverse_temperature=inverse_temperature, temperature_schedule=temperature_schedule, initial=initial,
-            damping=damping, min_variance=min_variance, mass_eps=mass_eps,
-        )  # fmt: skip
+            backend=backend,
+            normalisation=normalisation,
+            iterations=iterations,
+            cost=cost,
+            activation=activation,
+            inverse_temperature=inverse_temperature,
+            temperature_schedule=temperature_schedule,
+            initial=initial,
+            damping=damping,
+            min_variance=min_variance,
+            mass_eps=mass_eps,
+        )
         em_costs.check_options(**self.options)
-        betas, learned = (1 if shared_betas else parents,), activation == "description_length"
-        self.beta_u = nn.Parameter(
-            torch.full(betas, beta_u), requires_grad=learned
-        )  # mixing proportions use none
+        betas = (1 if shared_betas else parents,)
+        learned = activation == "description_length"  # mixing proportions use none
+        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
 
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
     ) -> Capsules:
-        learned = self.beta_u, self.beta_a
         return em_routing(
             votes,
             self.require_activations(activations),
-            *learned,
+            self.beta_u,
+            self.beta_a,
             **self.options,
             backend=self.backend,
             **call,

@@ -30,11 +30,8 @@ INITIAL: dict[Cost, dict[str, float]] = {
     "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # official code
     # ours: official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
-    "standardised": {
-        "inverse_temperature": 1.0,
-        "beta_u": 0.0,
-        "beta_a": 0.0,
-    },  # tutorial; betas: ours, mid-range
+    # tutorial; betas: ours, mid-range
+    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},
 }
 """Initial values for each cost. Each cost has different units; with other values a layer may start dead."""
 
@@ -109,8 +106,11 @@ def inverse_temperatures(
         return [final * (1 - 0.95 ** (t + 1)) for t in steps]  # 0.95: official code
     if schedule == "linear":
         last = min(iterations, 3)  # 3: tutorial
-        return [final * (1 + (last - 1) * t / max(1, iterations - 1)) for t in steps]
-    return [final * (t + 1) if schedule == "increment" else final for t in steps]
+        intervals = max(1, iterations - 1)
+        return [final * (1 + (last - 1) * t / intervals) for t in steps]
+    if schedule == "increment":
+        return [final * (t + 1) for t in steps]
+    return [final] * iterations
 
 
 def initial_values(
@@ -118,13 +118,14 @@ def initial_values(
 ) -> tuple[float, float, float]:
     """Return the last three arguments with ``None`` replaced by the values of ``INITIAL``."""
     check_choice("routing cost", cost, get_args(Cost))
-    for name, value in (("beta_u", beta_u), ("beta_a", beta_a)):
-        check_number(f"routing {name}", 0.0 if value is None else value)
-    given = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": inverse_temperature}
-    values = [
-        INITIAL[cost][name] if value is None else float(value) for name, value in given.items()
-    ]
-    return values[0], values[1], values[2]
+    initial = INITIAL[cost]
+    beta_u = initial["beta_u"] if beta_u is None else beta_u
+    beta_a = initial["beta_a"] if beta_a is None else beta_a
+    check_number("routing beta_u", beta_u)
+    check_number("routing beta_a", beta_a)
+    if inverse_temperature is None:
+        inverse_temperature = initial["inverse_temperature"]
+    return float(beta_u), float(beta_a), float(inverse_temperature)
 
 
 def check_options(iterations: int, *, damping: float = 0.0, **others: Any) -> None:

@@ -38,7 +38,9 @@ class Adjusted(base.Normaliser):
         self, normalise: base.Normaliser, temperature: float | Tensor, prior: Tensor | None
     ) -> None:
         super().__init__()
-        self.normalise, self.temperature, self.prior = normalise, temperature, prior
+        self.normalise = normalise
+        self.temperature = temperature
+        self.prior = prior
         self.rows_per_image = normalise.rows_per_image
 
     def __call__(self, log_couplings: Tensor) -> Tensor:
@@ -48,8 +50,9 @@ class Adjusted(base.Normaliser):
         return self.normalise.fused(self._adjusted(log_couplings))
 
     def _adjusted(self, log_couplings: Tensor) -> Tensor:
-        tempered = log_couplings if _is_one(self.temperature) else log_couplings / self.temperature
-        return tempered if self.prior is None else tempered + self.prior
+        if not _is_one(self.temperature):
+            log_couplings = log_couplings / self.temperature
+        return log_couplings if self.prior is None else log_couplings + self.prior
 
 
 @checks_routing
@@ -123,11 +126,11 @@ class NormalisedEMRouting(base.AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 2,  # ours
+        iterations: int = 2,
         normalisation: base.Normalisation = "all_parents",
         temperature: float = 1.0,
-        min_variance: float = 1.0,  # ours: see the top of this file
-        mass_eps: float = 1e-5,  # official code of Hinton 2018, class capsules
+        min_variance: float = 1.0,
+        mass_eps: float = 1e-5,
         pose_norm: bool = True,
         learned_prior: bool = False,
         backend: Backend = "auto",
@@ -150,9 +153,13 @@ class NormalisedEMRouting(base.AbstractRouting):
     ) -> Capsules:
         if on_iteration := call.get("on_iteration"):
             call["on_iteration"] = self._with_activations(on_iteration)
-        given = votes, self.require_activations(activations)
         poses, evidence = em_evidence(
-            *given, prior=self.built_prior, **self.options, backend=self.backend, **call
+            votes,
+            self.require_activations(activations),
+            prior=self.built_prior,
+            **self.options,
+            backend=self.backend,
+            **call,
         )
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -54,23 +54,18 @@ def heinsen_routing(
     check_probabilities("heinsen_routing", "activations", activations)
     normalise = normalise or base.Normaliser()
     positions = base.check_child_types(len(beta_use), activations.shape[1])
-    benefit, cost = (beta.t().repeat(1, positions) for beta in (beta_use, beta_ignore))  # [j i]
+    benefit = beta_use.t().repeat(1, positions)  # [j i]
+    cost = beta_ignore.t().repeat(1, positions)  # [j i]
     votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         em_step = make_em_step(votes, activations, damping=0.0, min_variance=EPS, mass_eps=EPS)
         before = None
         for iteration in range(iterations):
-            # E-step and M-step: as in EM routing
-            couplings, parents = em_step(
-                before, normalise, last=iteration == iterations - 1
-            )  # R_ij [b j i]
-            if isinstance(votes, FusedVotes):  # the same couplings, with a gradient
-                couplings = (
-                    normalise(votes.zero_logits())
-                    if before is None
-                    else votes.e_step(before, normalise)
-                )
+            # E-step and M-step: as in EM routing, R_ij [b j i]
+            couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)
+            if isinstance(votes, FusedVotes):
+                couplings = _couplings_with_gradient(votes, before, normalise)
             # D-step: the share of each child that a parent uses and ignores, and the score of the parent
             use = activations.unsqueeze(1) * couplings  # [b j i]
             ignore = activations.unsqueeze(1) - use
@@ -79,18 +74,26 @@ def heinsen_routing(
                 result = parents.poses, scores.sigmoid(), scores, parents.variances
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *result))
             # logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
-            before = (
-                parents,
-                nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2),
-            )
+            log_deviations = 0.5 * parents.variances.log().sum(2)  # [b j]
+            before = parents, nn.functional.logsigmoid(scores) - log_deviations
         return parents.poses, scores.sigmoid(), scores
 
     return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
 
 
+def _couplings_with_gradient(
+    votes: FusedVotes, before: tuple[Any, Tensor] | None, normalise: base.Normaliser
+) -> Tensor:
+    """Compute the couplings of a fused step again, because the step returns them without a gradient."""
+    if before is None:
+        return normalise(votes.zero_logits())
+    return votes.e_step(before, normalise)
+
+
 def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Tensor | Votes:
     children = (votes.poses if isinstance(votes, Votes) else votes).shape[1]
-    added = bias.repeat(base.check_child_types(len(bias), children), 1, 1)  # [i j d]
+    positions = base.check_child_types(len(bias), children)
+    added = bias.repeat(positions, 1, 1)  # [i j d]
     return add_to_votes(votes, added) if isinstance(votes, Votes) else votes + added
 
 
@@ -109,27 +112,23 @@ class HeinsenRouting(base.AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Heinsen 2019, section 3
+        iterations: int = 3,
         bias: bool = True,
         normalisation: base.Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.with_bias = bias
-        for name in (
-            "beta_use",
-            "beta_ignore",
-            "bias",
-        ):  # fixes the order in the saved state of an optimiser
+        # in the order of the saved state of an optimiser
+        for name in ("beta_use", "beta_ignore", "bias"):
             self.register_parameter(name, None)
 
     def build(self, layer: base.LayerInfo) -> None:
-        self.beta_use = nn.Parameter(
-            torch.zeros(layer.child_types, layer.parents)
-        )  # 0: official code
-        self.beta_ignore = nn.Parameter(torch.zeros(layer.child_types, layer.parents))
+        sizes = layer.child_types, layer.parents
+        self.beta_use = nn.Parameter(torch.zeros(sizes))  # 0: official code
+        self.beta_ignore = nn.Parameter(torch.zeros(sizes))  # 0: official code
         if self.with_bias:
-            self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.dim))
+            self.bias = nn.Parameter(torch.zeros(*sizes, layer.dim))
 
     def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
@@ -137,8 +136,13 @@ class HeinsenRouting(base.AbstractRouting):
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[base.Call]
     ) -> Capsules:
-        given = votes, self.require_activations(activations)
-        betas = self.require_parameter("beta_use"), self.require_parameter("beta_ignore")
         return heinsen_routing(
-            *given, *betas, bias=self.bias, **self.options, backend=self.backend, **call
+            votes,
+            self.require_activations(activations),
+            self.require_parameter("beta_use"),
+            self.require_parameter("beta_ignore"),
+            bias=self.bias,
+            **self.options,
+            backend=self.backend,
+            **call,
         )

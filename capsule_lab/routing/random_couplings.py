@@ -58,9 +58,11 @@ class RandomCouplings(UniformRouting):
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]
     ) -> Capsules:
-        fixed = {
-            "log_couplings": self.require_parameter("log_couplings"),
+        return uniform_routing(
+            votes,
+            log_couplings=self.require_parameter("log_couplings"),
+            bias=self.bias,
             **self.options,
-            "backend": self.backend,
-        }
-        return uniform_routing(votes, bias=self.bias, **fixed, **call)
+            backend=self.backend,
+            **call,
+        )

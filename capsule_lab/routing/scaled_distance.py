@@ -62,9 +62,9 @@ def scaled_distance_agreement(
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
         entries = normalise.rows_per_image * parent * child
-        log_ratio = (
-            math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0
-        )  # one parent: coupling 1
+        log_ratio = 0.0  # a single parent has the coupling 1
+        if parent > 1:
+            log_ratio = math.log(share * (parent - 1) / (1 - share))
         dense = votes.dense()  # [b i j d]
         shortened = _shortened(dense, lengths)
         logits = votes.zero_logits()  # [b j i]
@@ -75,9 +75,8 @@ def scaled_distance_agreement(
             poses = squash(total)  # [b j d]
             if iteration < iterations - 1:
                 distances = length(poses.unsqueeze(1) - shortened).transpose(1, 2)  # [b j i]
-                mean = (
-                    normalise.total(distances.sum(2)).unsqueeze(2) / entries
-                )  # d_o of the image [b 1 1]
+                summed = normalise.total(distances.sum(2))  # of the image [b 1]
+                mean = summed.unsqueeze(2) / entries  # d_o [b 1 1]
                 logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
             if on_iteration is not None:
                 parents = poses, length(poses), squash_logits(total)
@@ -91,7 +90,8 @@ def _shortened(
     votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]
 ) -> Tensor:
     """Shorten votes to at most the length of their child's pose."""
-    return votes * (lengths.unsqueeze(2) / length(votes)).clamp_max(1).unsqueeze(3)
+    factors = (lengths.unsqueeze(2) / length(votes)).clamp_max(1)  # [b i j]
+    return votes * factors.unsqueeze(3)
 
 
 class ScaledDistanceAgreement(AbstractRouting):
@@ -110,8 +110,8 @@ class ScaledDistanceAgreement(AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Peer 2018, official code
-        share: float = 0.9,  # Peer 2018, official code
+        iterations: int = 3,
+        share: float = 0.9,
         bias: bool = True,
         normalisation: Normalisation = "window",
         backend: Backend = "auto",
@@ -120,9 +120,8 @@ class ScaledDistanceAgreement(AbstractRouting):
         super().__init__(
             backend=backend, normalisation=normalisation, iterations=iterations, share=share
         )
-        self.bias = (
-            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
-        )  # 0.1: official code
+        initial_bias = torch.full((parents, dim), 0.1)  # 0.1: official code
+        self.bias = nn.Parameter(initial_bias) if bias else None
 
     def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         dense = super().counted_votes(votes)
@@ -139,4 +138,5 @@ class ScaledDistanceAgreement(AbstractRouting):
 
 def _check(iterations: int, share: float, parents: int) -> None:
     check_iterations(iterations)
-    check_number("routing share", share, above=1 / parents if parents > 1 else 0, below=1)
+    equal_share = 1 / parents if parents > 1 else 0
+    check_number("routing share", share, above=equal_share, below=1)

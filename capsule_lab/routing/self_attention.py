@@ -61,9 +61,8 @@ def self_attention_routing(
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
         every = torch.ones_like(votes.zero_logits())  # [b j i]
-        attention = votes.agreement(votes.weighted_sum(every)) / math.sqrt(
-            votes.shape[3]
-        )  # sum_k A_j[i, k]: [b j i]
+        summed = votes.weighted_sum(every)  # sum_k u_kj [b j d]
+        attention = votes.agreement(summed) / math.sqrt(votes.shape[3])  # sum_k A_j[i, k] [b j i]
         couplings = normalise(attention)  # [b j i]
         if prior is not None:
             couplings = couplings + prior_of_every_child(prior, votes)
@@ -95,9 +94,8 @@ class SelfAttentionRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
-        super().__init__(
-            backend=backend, normalisation=normalisation, learned_prior=prior
-        )  # zeros: official code
+        # the prior starts at zero: official code
+        super().__init__(backend=backend, normalisation=normalisation, learned_prior=prior)
 
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import Backend, route
+from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import (
     AbstractRouting,
     Call,
@@ -53,45 +53,37 @@ def self_routing(
         weight, bias: ``W^route`` and its bias for each child type; children are ordered (position, type).
         normalise, on_iteration, backend: see ``AbstractRouting``.
     """
-    check_range(
-        "self_routing",
-        "activations",
-        activations,
-        0,
-        math.inf,
-        "activations, 0 or more, not logits",
-    )
+    expected = "activations, 0 or more, not logits"
+    check_range("self_routing", "activations", activations, 0, math.inf, expected)
     normalise = normalise or Normaliser()
-    children, (types, _, child_dim) = votes.child_poses, weight.shape
+    children = votes.child_poses
+    types, _, child_dim = weight.shape
     check_child_types(types, children.shape[1])
     if children.shape[2] != child_dim:
         raise ValueError(
             f"poses have {children.shape[2]} components, the routing's weight {child_dim}; expected equal numbers"
         )
     by_type = einsum("bptc,tjc->bjpt", children.unflatten(1, (-1, types)), weight)
-    couplings = normalise((by_type + bias.t().unsqueeze(1)).flatten(2))  # c_ij [b j i]
+    biased = by_type + bias.t().unsqueeze(1)  # [b j position type]
+    couplings = normalise(biased.flatten(2))  # c_ij [b j i]
     total = activations.sum(1, keepdim=True)  # [b 1]
-    share = torch.where(
-        total > EPS, activations / total.clamp_min(EPS), 1 / activations.shape[1]
-    )  # [b i]
+    equal_share = 1 / activations.shape[1]
+    share = torch.where(total > EPS, activations / total.clamp_min(EPS), equal_share)  # [b i]
     assigned = couplings * share.unsqueeze(1)  # [b j i]
     parent_activations = assigned.sum(2)  # a_j [b j]
     if votes.weight.shape[3] == 0:
         poses = assigned.new_zeros(*parent_activations.shape, 0)
     else:
         weights = assigned / parent_activations.clamp_min(EPS).unsqueeze(2)
-        poses = route(
-            lambda votes, weights: (votes.weighted_sum(weights),),
-            votes,
-            weights,
-            normalise,
-            None,
-            backend,
-        )[0]
+        (poses,) = route(_weighted_sum, votes, weights, normalise, None, backend)
     logits = parent_activations.clamp_min(torch.finfo(poses.dtype).tiny).log()
     if on_iteration is not None:
         on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, parent_activations, logits))
     return Capsules(poses, parent_activations, logits)
+
+
+def _weighted_sum(votes: AbstractVotes, weights: Tensor) -> tuple[Tensor]:
+    return (votes.weighted_sum(weights),)
 
 
 class SelfRouting(AbstractRouting):
@@ -116,10 +108,9 @@ class SelfRouting(AbstractRouting):
         self.poses = poses
 
     def build(self, layer: LayerInfo) -> None:
-        self.weight = nn.Parameter(
-            torch.zeros(layer.child_types, layer.parents, layer.child_dim)
-        )  # 0: official code
-        self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
+        sizes = layer.child_types, layer.parents, layer.child_dim
+        self.weight = nn.Parameter(torch.zeros(sizes))  # 0: official code
+        self.bias = nn.Parameter(torch.zeros(sizes[:2]))  # 0: official code
 
     def forward(
         self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]

@@ -85,16 +85,15 @@ class UniformRouting(base.AbstractRouting):
         bias: bool = True,
         learned_gain: bool = False,
         leaky: bool = False,
-        squash: Squash = "squash",  # Sabour 2017, equation 1
+        squash: Squash = "squash",
         backend: Backend = "auto",
     ) -> None:
         check_choice("routing squash", squash, get_args(Squash))
         super().__init__(backend=backend, leaky=leaky, squash=squash)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.bias = (
-            nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None
-        )  # 0.1: official code
+        initial_bias = torch.full((parents, dim), 0.1)  # 0.1: official code
+        self.bias = nn.Parameter(initial_bias) if bias else None
         self.gain = nn.Parameter(torch.ones(())) if learned_gain else None
 
     def forward(

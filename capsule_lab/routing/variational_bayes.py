@@ -72,14 +72,17 @@ def variational_bayes_routing(
     first = EqualOverTypes() if initial == "types" else normalise
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, ...]:
-        dim, dense = votes.shape[3], votes.dense().transpose(1, 2)  # [b j i d]
+        dim = votes.shape[3]
+        dense = votes.dense().transpose(1, 2)  # [b j i d]
         component = torch.arange(dim, dtype=dense.dtype, device=dense.device)
         couplings = first(votes.zero_logits())  # R_ij [b j i]
         for iteration in range(iterations):
             # posteriors of the parents, given the assignment of votes
             assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
             mass = assigned.sum(2)  # R_j [b j]
-            alpha, kappa, nu = ALPHA + mass, KAPPA + mass, dim + 1 + mass  # dim + 1: official code
+            alpha = ALPHA + mass  # [b j]
+            kappa = KAPPA + mass  # [b j]
+            nu = dim + 1 + mass  # [b j]; dim + 1: official code
             poses = votes.weighted_sum(assigned) / kappa.unsqueeze(2)  # m_j [b j d]
             squared = (dense - poses.unsqueeze(2)).square()  # [b j i d]
             spread = (assigned.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
@@ -92,21 +95,18 @@ def variational_bayes_routing(
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
             if iteration < iterations - 1:
                 # posterior of the assignment of a child: ln R_ij up to a constant
-                distances = (squared @ (nu.unsqueeze(2) / inverse_scale).unsqueeze(3)).squeeze(
-                    3
-                )  # bjid,bjd->bji
+                precision = nu.unsqueeze(2) / inverse_scale  # [b j d]
+                distances = (squared @ precision.unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
                 log_height = log_share + 0.5 * log_precision - 0.5 * dim / kappa  # [b j]
                 couplings = normalise(log_height.unsqueeze(2) - 0.5 * distances)
-        entropy = 0.5 * (
-            dim * math.log(2 * math.pi * math.e) - log_precision
-        )  # of a Gaussian [b j]
+        # entropy of a Gaussian [b j]
+        entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - log_precision)
         logits = -log_share.exp() * entropy
         return poses, logits.sigmoid(), logits
 
-    dense: Backend = (
-        "reference" if backend == "reference" else "matmul"
-    )  # no kernel sums squared votes
-    return Capsules(*route(procedure, votes, activations, normalise, on_iteration, dense))
+    if backend != "reference":
+        backend = "matmul"  # no kernel sums squared votes
+    return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
 
 
 class VariationalBayesRouting(AbstractRouting):
@@ -127,7 +127,7 @@ class VariationalBayesRouting(AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Ribeiro 2020
+        iterations: int = 3,
         normalisation: Normalisation = "all_parents",
         initial: Initial = "parents",
         affine: bool = True,
@@ -148,6 +148,6 @@ class VariationalBayesRouting(AbstractRouting):
         parents = variational_bayes_routing(*given, **self.options, backend=self.backend, **call)
         assert parents.logits is not None
         by_component = parents.poses.transpose(1, 2)  # [b d j]
-        poses = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component).transpose(1, 2)
+        normalised = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component)
         logits = self.logit_norm(parents.logits)
-        return Capsules(poses, logits.sigmoid(), logits)
+        return Capsules(normalised.transpose(1, 2), logits.sigmoid(), logits)

@@ -13,9 +13,14 @@ from tests.helpers.networks import pictures, small_capsnet, small_em_caps
 SHAPE = (1, 28, 28)
 primary = partial(LinearPrimaryCapsules, types=2, norm=True)
 em_caps = partial(
-    small_em_caps, SHAPE, 10, routing=NormalisedEMRouting, class_routing={"pose_norm": False}, batch_norm=True,
+    small_em_caps,
+    SHAPE,
+    10,
+    routing=NormalisedEMRouting,
+    class_routing={"pose_norm": False},
+    batch_norm=True,
     primary=primary,
-)  # fmt: skip
+)
 NETWORKS: dict[str, Any] = {
     "capsnet": lambda: small_capsnet(SHAPE, 10, decoder=(16, 32)),
     "capsnet of two layers": lambda: small_capsnet(SHAPE, 10, hidden=[[6, 8]], decoder=None),

@@ -1,5 +1,6 @@
 """Networks and images for tests of questions and attacks, without a run."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,12 +40,15 @@ def quarter_turn(images: Tensor, degrees: float) -> Tensor:
 
 def subject(network: Any, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
     """Digits of four classes, in two batches."""
-    stored, labels = digits(images), torch.arange(images) % CLASSES
+    stored = digits(images)
+    keys = torch.arange(images)
+    labels = keys % CLASSES
 
     def batches(pictures: Tensor) -> list[Batch]:
-        size = -(-images // 2)
-        parts = (tensor.split(size) for tensor in (pictures / 255, labels, torch.arange(images)))
-        return [Batch(*fields) for fields in zip(*parts, strict=True)]
+        size = math.ceil(images / 2)
+        pixels = (pictures / 255).split(size)
+        parts = zip(pixels, labels.split(size), keys.split(size), strict=True)
+        return [Batch(*part) for part in parts]
 
     def changed(change: Change, strength: float) -> list[Batch]:
         return batches(change(stored, strength))

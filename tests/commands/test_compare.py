@@ -27,18 +27,17 @@ def test_options_results_and_images_of_two_runs(cli: Cli, trained: Trained, tmp_
     (other / "metrics.json").write_text(json.dumps(record))
     ended = cli("compare", f"runs=[{trained.directory},{other}]")
     assert (ended.status, ended.err) == (0, "")
-    rows = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if line}
+    lines = [line.split() for line in ended.out.splitlines() if line]
+    rows = {name: values for name, *values in lines}
     assert rows["routing.iterations"] == ["3", "1"]
     assert "model.routing.iterations" not in rows, "a copy"
     assert "seed" not in rows
-    assert (
-        rows["test.error"][0] == rows["test.error"][1] == f"{trained.result['test']['error']:.4g}"
-    )
+    assert rows["test.error"][:2] == [f"{trained.result['test']['error']:.4g}"] * 2
     assert rows["steps"] == [str(trained.result["steps"]), "7"]
-    first, second = int((found.wrong & ~wrong).sum()), int((wrong & ~found.wrong).sum())
-    assert (
-        f"{first} images are wrong only in the first run, {second} only in the second" in ended.out
-    )
+    first = int((found.wrong & ~wrong).sum())
+    second = int((wrong & ~found.wrong).sum())
+    counted = f"{first} images are wrong only in the first run, {second} only in the second"
+    assert counted in ended.out
     assert f"p = {binomtest(first, first + second).pvalue:.3g} " in ended.out
 
 
@@ -74,9 +73,8 @@ def test_other_data_and_files_from_elsewhere(cli: Cli, trained: Trained, tmp_pat
     assert "provenance.source" in ended.out
     for content in ("a: [", "[1, 2]", "a: &x [*x]", "a: !!python/object/apply:os.getcwd []"):
         (other / "config.yaml").write_text(content)
-        assert "cannot be read" in one_sentence(
-            cli("compare", f"runs=[{trained.directory},other]")
-        ), content
+        ended = cli("compare", f"runs=[{trained.directory},other]")
+        assert "cannot be read" in one_sentence(ended), content
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
@@ -60,10 +61,13 @@ def test_contact_sheet_shows_the_images_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[np.ndarray] = []
+
+    def keep(*images: np.ndarray, **_: Any) -> Figure:
+        shown.extend(images)
+        return Figure()
+
     monkeypatch.setattr(toynorb, "render", painted)
-    monkeypatch.setattr(
-        "toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or Figure()
-    )
+    monkeypatch.setattr("toynorb.catalogue.toy_sheet", keep)
     dataset._draw(tmp_path / "sheet.png", 8)
     reported = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
     assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
@@ -99,38 +103,31 @@ def test_folder_of_pictures_is_packed_and_drawn(cli: Cli, tmp_path: Path) -> Non
     assert first.status == 0, first.err
     (packed,) = (tmp_path / "there").glob("folder-*")
     second = cli("dataset", *options, "size=24")
-    assert (
-        "pictures of 16 bits or more are scaled to 8 bits, each by its own range"
-        in first.out + second.out
-    )
+    warning = "pictures of 16 bits or more are scaled to 8 bits, each by its own range"
+    assert warning in first.out + second.out
     *_, sheet, old = second.out.splitlines()
-    assert (
-        old
-        == f"there/{packed.name} (0 MB) is of another folder, size or state of the pictures; remove it if unused"
-    )
+    unused = "is of another folder, size or state of the pictures; remove it if unused"
+    assert old == f"there/{packed.name} (0 MB) {unused}"
     drawn = matplotlib.image.imread(tmp_path / sheet)
     assert drawn[..., :3].std() > 0.1
 
 
 def test_contact_sheet_has_training_images_of_each_class(cli: Cli, tmp_path: Path) -> None:
     for name in ("multimnist", "cifar10"):
+        sheet = f"here/{name}_contact_sheet.png"
         ended = cli("dataset", f"name={name}", "directory=here", "source=standin")
-        assert (ended.status, ended.out.splitlines()[-1]) == (0, f"here/{name}_contact_sheet.png")
-        assert (
-            matplotlib.image.imread(tmp_path / "here" / f"{name}_contact_sheet.png")[..., :3].std()
-            > 0.1
-        )
+        assert (ended.status, ended.out.splitlines()[-1]) == (0, sheet)
+        assert matplotlib.image.imread(tmp_path / sheet)[..., :3].std() > 0.1
     images = dataset._first_images(AffNISTDataModule(source="standin", directory=str(tmp_path)))
-    assert {label: tuple(each.shape) for label, each in images.items()} == dict.fromkeys(
-        range(10), (12, 1, 40, 40)
-    )
-    assert (torch.cat([*images.values()]).min(), torch.cat([*images.values()]).max()) == (0, 1)
+    assert [*images] == [*range(10)]
+    pixels = torch.stack([*images.values()])
+    assert pixels.shape == (10, 12, 1, 40, 40)
+    assert (pixels.min(), pixels.max()) == (0, 1)
 
 
 @pytest.mark.parametrize("overrides", [["data=mnist"], ["data=mnist", "model=capsnet"]])
 def test_groups_of_other_commands_are_refused_in_one_sentence(
     cli: Cli, overrides: list[str]
 ) -> None:
-    assert "data does not exist; Options: directory, name, " in one_sentence(
-        cli("dataset", *overrides)
-    )
+    refused = one_sentence(cli("dataset", *overrides))
+    assert "data does not exist; Options: directory, name, " in refused

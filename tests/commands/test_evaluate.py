@@ -26,6 +26,21 @@ class SmallerImages(MNISTDataModule):
 
 
 OTHER_DATA = {"_target_": "capsule_lab.data.MNISTDataModule", "source": "standin"}
+OF_A_RESULT = {
+    "checkpoint",
+    "provenance",
+    "data",
+    "couplings",
+    "hardware",
+    "precision",
+    "command",
+    "commit",
+    "versions",
+    "device",
+    "image_counts",
+    "python",
+}
+"""Keys beside the split and, of a test, the predictions."""
 
 
 @pytest.fixture(scope="module")
@@ -80,34 +95,27 @@ def test_results_are_written_beside_the_checkpoint(
         assert (ended.status, ended.err) == (0, "")
         assert {path: path.read_bytes() for path in before} == before
         path = a_copy / "evaluations" / f"{name}.json"
-        predictions = [] if "split=val" in overrides else [path.with_suffix(".npz")]
-        assert {path for path in a_copy.rglob("*") if path.is_file()} == {
-            *before,
-            path,
-            *predictions,
-        }
+        written = {path}
+        keys = {*OF_A_RESULT, "val"}
+        if "split=val" not in overrides:
+            written.add(path.with_suffix(".npz"))
+            keys = {*OF_A_RESULT, "test", "predictions"}
+        assert {each for each in a_copy.rglob("*") if each.is_file()} == {*before, *written}
         assert f"written to {path}\n" in ended.out
         assert overrides or f"test error {trained.result['test']['error']:.2f} %" in ended.out
         result = json.loads(path.read_text())
-        assert set(result) == {
-            "val" if "split=val" in overrides else "test",
-            "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
-            "device", "image_counts",
-            "python", *(["predictions"] if predictions else []),
-        }  # fmt: skip
+        assert result.keys() == keys
         assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
         assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
-        for file in (path, *predictions):
+        for file in written:
             file.unlink()
 
 
 def test_evaluation_on_other_data_names_the_data_set(
     trained: Trained, trainer: DictConfig, real: Path
 ) -> None:
-    run, other = (
-        runs.open(trained.directory),
-        {**OTHER_DATA, "source": "real", "directory": str(real)},
-    )
+    run = runs.open(trained.directory)
+    other = {**OTHER_DATA, "source": "real", "directory": str(real)}
     result = evaluate(run, data=other, trainer=trainer)
     assert result_file(run, "test", other, result).name == "best-test-mnist-real.json"
     assert result["provenance"]["source"] == "real"
@@ -118,16 +126,12 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
     expected.setup("validate")
     data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
+    command = ["evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data]
     for seed, name in (("null", ""), ("0", ""), ("1", "-seed=1")):
-        assert (
-            cli(
-                "evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}"
-            ).status
-            == 0
-        )
+        assert cli(*command, f"seed={seed}").status == 0
         file = a_copy / "evaluations" / f"best-val-mnist-standin{name}-validation=stratified.json"
-        result, same = json.loads(file.read_text()), not name
-        assert (result["provenance"]["split"] == expected.provenance["split"]) is same
+        split = json.loads(file.read_text())["provenance"]["split"]
+        assert (split == expected.provenance["split"]) is (name == "")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,9 @@ def test_wrong_arguments(
 
 
 def test_name_of_the_result_file_has_the_options_and_no_path(trained: Trained) -> None:
-    run, names, folder = runs.open(trained.directory), set(), trained.directory / "evaluations"
+    run = runs.open(trained.directory)
+    folder = trained.directory / "evaluations"
+    names = set()
     for options, name in (
         ({"validation_share": "1/5", "eval_images": 7}, "-validation_share=1_5-eval_images=7"),
         ({"directory": "/data"}, ""),

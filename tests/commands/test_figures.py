@@ -1,11 +1,14 @@
 """The command ``figures``: figures of a run, drawn from its directory."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from capsule_lab import runs
 from capsule_lab.analysis import curves
@@ -31,13 +34,18 @@ OF_TWO_DIGITS = [
     "predictions",
     "reconstructions",
     "segmentation",
-    *OF_ONE_DIGIT[4:],
+    "perturbation",
+    "perturbation_sheet",
 ]
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
-    options = FiguresOptions.read(compose("figures", [f"run={run}", *overrides]))
-    return dict(draw(runs.open(run), options))
+    config = compose("figures", [f"run={run}", *overrides])
+    return dict(draw(runs.open(run), config))
+
+
+def labels_of(lines: Iterable[Line2D]) -> list[str]:
+    return [line.get_label() for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +62,8 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
-    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == [
-        "val_predictions.png", "val_reconstructions.png"
-    ]  # fmt: skip
+    during_training = sorted(path.name for path in (two_digits / "figures").iterdir())
+    assert during_training == ["val_predictions.png", "val_reconstructions.png"]
     figures = drawn(two_digits)
     assert list(figures) == OF_TWO_DIGITS
     assert captions(figures["reconstructions"])[0].startswith("L:(")
@@ -65,35 +72,26 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
 
 def test_options_choose_images_and_classes(trained: Trained) -> None:
     for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
-        options = (
-            f"images={images}",
-            f"held_out={held_out}",
-            f"sheet_classes={classes}".replace(" ", ""),
-        )
+        sheet_classes = f"sheet_classes={classes}".replace(" ", "")
+        options = (f"images={images}", f"held_out={held_out}", sheet_classes)
         figures = drawn(trained.directory, *options)
-        assert len(captions(figures["reconstructions"])) == images
-        assert all("→" in caption for caption in captions(figures["reconstructions"]))
-        assert texts(figures["right_and_wrong"])[-1].endswith(
-            f"of the {looked_at} images looked at"
-        )
-        sheets = {
-            name: figure
-            for name, figure in figures.items()
-            if name.startswith("perturbation_sheet")
-        }
-        assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
-        below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
-        assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
-        assert [row_names(each) for each in sheets.values()] == [
-            [f"dimension {n}" for n in range(4)]
-        ] * len(classes)
+        below_images = captions(figures["reconstructions"])
+        assert len(below_images) == images
+        assert all("→" in caption for caption in below_images)
+        note = texts(figures["right_and_wrong"])[-1]
+        assert note.endswith(f"of the {looked_at} images looked at")
+        sheets = [name for name in figures if name.startswith("perturbation_sheet")]
+        assert sheets == [f"perturbation_sheet_{label}" for label in classes]
+        for name, label in zip(sheets, classes, strict=True):
+            _, title = figures[name].get_suptitle().split("\nclass ")
+            assert title.startswith(f"{label}:")
+            assert row_names(figures[name]) == [f"dimension {n}" for n in range(4)]
 
 
 def test_class_without_held_out_images_is_refused(cli: Cli, a_copy: Path) -> None:
     message = one_sentence(cli("figures", f"run={a_copy}", "sheet_classes=[11]"))
-    assert message.startswith(
-        "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"
-    )
+    expected = "sheet_classes contains 11; expected classes of the held-out images: 0, 1, 2"
+    assert message.startswith(expected)
 
 
 def test_transfer_figure_shows_affine_against_validation_accuracy(tmp_path: Path) -> None:
@@ -122,40 +120,33 @@ def test_curves_show_training_and_validation(trained: Trained, tmp_path: Path) -
     whole = curves.training_curves(trained.directory / "metrics.csv")
     for axis, label in zip(whole.axes, ("loss", "error in %"), strict=True):
         assert axis.get_ylabel() == label
-        assert [line.get_label() for line in axis.lines] == [
-            "train, a few steps",
-            "train, epoch",
-            "val",
-        ]
+        assert labels_of(axis.lines) == ["train, a few steps", "train, epoch", "val"]
         assert [line.get_xdata().tolist() for line in axis.lines] == [[3, 6], [4, 8], [4, 8]]
     for error in (0.0, 12.5):
         file = tmp_path / "metrics.csv"
         file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
         figure = curves.training_curves(file)
         figure.savefig(tmp_path / "curves.png")
-        assert [line.get_label() for axis in figure.axes for line in axis.lines] == [
-            "train",
-            "train",
-        ]
+        for axis in figure.axes:
+            assert labels_of(axis.lines) == ["train"]
 
 
 def test_layer_curves_are_ordered_from_the_image_upwards(trained: Trained) -> None:
     assert curves.layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
     activation, dead = curves.layer_curves(trained.directory / "metrics.csv").axes
+    table = pd.read_csv(trained.directory / "metrics.csv")
     for axis, quantity in ((activation, "activation_digits"), (dead, "dead_digits")):
-        assert [line.get_label() for line in axis.lines] == ["primary", "digits"]
-        table = pd.read_csv(trained.directory / "metrics.csv")[["step", f"val/{quantity}"]].dropna()
+        assert labels_of(axis.lines) == ["primary", "digits"]
         assert axis.lines[1].get_xdata().tolist() == [4, 8]
-        assert axis.lines[1].get_ydata().tolist() == table[f"val/{quantity}"].tolist()
+        assert axis.lines[1].get_ydata().tolist() == table[f"val/{quantity}"].dropna().tolist()
 
 
 def test_command_writes_figures_into_the_run(cli: Cli, a_copy: Path) -> None:
     before = (a_copy / "metrics.csv").read_bytes()
     ended = cli("figures", f"run={a_copy}", "images=2")
     assert (ended.status, ended.err) == (0, "")
-    assert [line for line in ended.out.splitlines() if line.endswith(".png")] == [
-        str(a_copy / "figures" / f"{name}.png") for name in OF_ONE_DIGIT
-    ]
+    written = [line for line in ended.out.splitlines() if line.endswith(".png")]
+    assert written == [str(a_copy / "figures" / f"{name}.png") for name in OF_ONE_DIGIT]
     assert (a_copy / "metrics.csv").read_bytes() == before
     picture = matplotlib.image.imread(a_copy / "figures" / "curves.png")
     assert picture[..., :3].std() > 0
@@ -182,10 +173,8 @@ def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: 
     assert cli("train", *TINY_CNN, *smoke).status == 0
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
-    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == [
-        "curves.png",
-        "predictions.png",
-    ]
+    names = sorted(path.name for path in (tmp_path / "run" / "figures").iterdir())
+    assert names == ["curves.png", "predictions.png"]
 
 
 def test_figures_of_a_capsnet_name_the_validation_images(
@@ -193,18 +182,22 @@ def test_figures_of_a_capsnet_name_the_validation_images(
 ) -> None:
     """Test images are not read."""
     load = MNISTDataModule.load
-    monkeypatch.setattr(
-        MNISTDataModule, "load", lambda self, *, train: load(self, train=train) if train else 1 / 0
-    )
+
+    def load_training_images(self: MNISTDataModule, *, train: bool) -> Any:
+        assert train, "read the test images"
+        return load(self, train=True)
+
+    monkeypatch.setattr(MNISTDataModule, "load", load_training_images)
     figures = drawn(trained.directory)
     assert list(figures) == OF_ONE_DIGIT
-    headings = {
-        name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()
-    }
-    of_all = f"{trained.directory.name}: stand-in for MNIST"
-    assert (headings.pop("curves"), headings.pop("layers")) == (of_all, of_all)
-    images = f"{trained.directory.name}: validation images of stand-in for MNIST, weights of best.ckpt, at step "
-    assert [heading[: len(images)] for heading in headings.values()] == [images] * len(headings)
+    run = trained.directory.name
+    of_images = f"{run}: validation images of stand-in for MNIST, weights of best.ckpt, at step "
+    for name, drawing in figures.items():
+        heading = drawing.get_suptitle().replace("\n", " ")
+        if name in ("curves", "layers"):
+            assert heading == f"{run}: stand-in for MNIST"
+        else:
+            assert heading.startswith(of_images)
 
 
 def test_curves_of_a_single_point_have_markers_and_margins(tmp_path: Path) -> None:
@@ -223,10 +216,8 @@ def test_legend_lists_only_drawn_curves(tmp_path: Path) -> None:
         "step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n"
     )
     loss, error = curves.training_curves(file).axes
-    assert [(line.get_label(), line.get_marker()) for line in loss.lines] == [
-        ("train", "o"),
-        ("val", "o"),
-    ]
+    assert labels_of(loss.lines) == ["train", "val"]
+    assert [line.get_marker() for line in loss.lines] == ["o", "o"]
     assert [text.get_text() for text in error.get_legend().get_texts()] == ["val"]
 
 
@@ -248,7 +239,6 @@ def test_curves_of_pairs_show_poses_instead_of_the_error(
 def test_one_figure_is_drawn_for_a_notebook(trained: Trained) -> None:
     found = figure(trained.directory, "reconstructions", held_out=20, images=3)
     assert "validation images of stand-in for MNIST" in found.get_suptitle().replace("\n", " ")
-    with pytest.raises(
-        RunError, match="reconstruction is not a figure of this run; did you mean reconstructions"
-    ):
+    message = "reconstruction is not a figure of this run; did you mean reconstructions"
+    with pytest.raises(RunError, match=message):
         figure(runs.open(trained.directory), "reconstruction", held_out=20)

@@ -3,7 +3,6 @@
 import csv
 import json
 import logging
-import re
 import shlex
 import shutil
 import signal
@@ -31,6 +30,8 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
+from capsule_lab.train import Training, main, summary, train
+from tests.helpers.closeness import assert_close
 from tests.helpers.commands import (
     CHOSEN,
     NO_PICTURES,
@@ -54,31 +55,63 @@ from tests.helpers.training import (
 )
 
 NAMES = ["best", "last"]
+OF_A_RESULT = {
+    "status",
+    "name",
+    "overrides",
+    "test",
+    "val",
+    "weights_tested",
+    "provenance",
+    "parameters",
+    "steps",
+    "planned_steps",
+    "epochs",
+    "seed",
+    "training_seconds",
+    "training_cpu_seconds",
+    "precision",
+    "hardware",
+    "config_hash",
+    "command",
+    "commit",
+    "versions",
+    "python",
+    "stopped_by",
+    "val_step",
+    "best",
+    "tested_step",
+    "curves",
+    "device",
+    "predictions",
+    "image_counts",
+}
+
+
+FILES = {
+    "config.yaml",
+    "metrics.json",
+    "metrics.csv",
+    "predictions.npz",
+    "train.log",
+    "checkpoints/best.ckpt",
+    "checkpoints/last.ckpt",
+    "figures/val_reconstructions.png",
+    "figures/val_confusion.png",
+    "figures/test_confusion.png",
+}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
 def test_run_directory_has_exactly_these_files(trained: Trained) -> None:
-    files = {
-        path
-        for path in trained.directory.rglob("*")
-        if path.is_file() and path.parent.name != "evaluations"
-    }
-    assert {str(path.relative_to(trained.directory)) for path in files} == {
-        *["config.yaml", "metrics.json", "metrics.csv", "predictions.npz", "train.log"],
-        *(f"checkpoints/{name}.ckpt" for name in NAMES),
-        *(
-            f"figures/{name}.png"
-            for name in ("val_reconstructions", "val_confusion", "test_confusion")
-        ),
-    }
-    assert all(path.stat().st_size for path in files)
+    found = contents(trained.directory)
+    written_by_training = {name for name in found if not name.startswith("evaluations/")}
+    assert written_by_training == FILES
+    assert all(found.values()), "a file is empty"
     assert list(trained.directory.parent.rglob(".*")) == []
     text = (trained.directory / "config.yaml").read_text()
     assert "${" not in text
@@ -88,74 +121,62 @@ def test_run_directory_has_exactly_these_files(trained: Trained) -> None:
 def test_metrics_json_has_results_and_everything_to_repeat_the_run(trained: Trained) -> None:
     result = json.loads((trained.directory / "metrics.json").read_text())
     assert result == trained.result
-    assert set(result) == {
-        "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
-        "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
-        "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
-        "curves", "device", "predictions", "image_counts",
-    }  # fmt: skip
-    assert (result["status"], result["stopped_by"], result["weights_tested"]) == (
-        "finished",
-        "steps",
-        "best",
-    )
-    best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
-    assert (last["global_step"], last["epoch"]) == (8, 2)
-    assert result["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
-    assert result["tested_step"] == best["global_step"]
-    assert (result["val"], result["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
-    assert (result["steps"], result["planned_steps"], result["epochs"], result["seed"]) == (
-        8,
-        8,
-        2,
-        0,
-    )
+    assert result.keys() == OF_A_RESULT
+    assert result["status"] == "finished"
+    assert result["stopped_by"] == "steps"
+    assert result["steps"] == result["planned_steps"] == 8
+    assert result["epochs"] == 2
+    assert result["seed"] == 0
     assert result["config_hash"] == runs.directories.config_hash(trained.config)
     assert result["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
     assert result["device"] == "cpu"
     assert "cores" in result["hardware"]
-    assert 0 < result["training_seconds"] < 300
-    seconds = {
-        name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES
-    }
-    assert (
-        seconds["best"]
-        < seconds["last"]
-        == pytest.approx(result["training_seconds"], abs=0.05 + 1e-9)
-    )
-
-    for split in ("test", "val"):
-        metrics = result[split]
-        assert {"error", "loss", "margin", "reconstruction"} <= set(metrics)
-        assert 0 <= metrics["error"] <= 100
-        assert metrics["loss"] == pytest.approx(
-            metrics["margin"] + metrics["reconstruction"], rel=1e-5
-        )
-    rows = curves(trained.directory)
-    for column in ("train/loss", "val/error", "val/coupling_entropy"):
-        assert [row["step"] for row in rows if row[column]] == ["3", "7"]
-    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [
-        result["test"]["error"]
-    ]
     assert result["provenance"]["source"] == "standin"
     assert result["provenance"]["split"]["train_images"] == 256
     assert len(result["provenance"]["split"]["hash"]) == 32
+
+
+def test_metrics_json_has_the_steps_and_seconds_of_the_checkpoints(trained: Trained) -> None:
+    result = trained.result
+    best = checkpoint(trained.directory, "best")
+    last = checkpoint(trained.directory)
+    assert (last["global_step"], last["epoch"]) == (8, 2)
+    assert result["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
+    assert result["weights_tested"] == "best"
+    assert result["tested_step"] == best["global_step"]
+    assert (result["val"], result["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
+    seconds = last["capsule_lab"]["seconds"]
+    assert best["capsule_lab"]["seconds"] < seconds
+    assert 0 < result["training_seconds"] < 300
+    assert result["training_seconds"] == pytest.approx(seconds, abs=0.05 + 1e-9)
+
+
+def test_metrics_json_has_the_numbers_of_the_curves(trained: Trained) -> None:
+    for split in ("test", "val"):
+        metrics = trained.result[split]
+        assert {"error", "loss", "margin", "reconstruction"} <= metrics.keys()
+        assert 0 <= metrics["error"] <= 100
+        total = metrics["margin"] + metrics["reconstruction"]
+        assert metrics["loss"] == pytest.approx(total, rel=1e-5)
+    rows = curves(trained.directory)
+    for column in ("train/loss", "val/error", "val/coupling_entropy"):
+        assert [row["step"] for row in rows if row[column]] == ["3", "7"]
+    (tested,) = [row["test/error"] for row in rows if row["test/error"]]
+    assert float(tested) == trained.result["test"]["error"]
 
 
 def test_log_has_the_steps_and_overrides_of_the_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"writing to {trained.directory}" in text
-    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, (
-        "also if a notebook composed the configuration"
-    )
+    # also if a notebook composed the configuration
+    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
     assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
     logging.getLogger("capsule_lab").error("of another run")
-    assert (trained.directory / "train.log").read_text() == text, (
-        "the log of a finished run does not change"
-    )
+    after = (trained.directory / "train.log").read_text()
+    assert after == text, "the log of a finished run does not change"
 
 
 def test_invalid_configuration_loads_no_data(
@@ -180,12 +201,11 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
     for where in (".", "checkpoints/best.ckpt"):
         module = trained_module(trained.directory / where)
         with torch.no_grad():
-            output, expected_output = module(images), trained.module(images)
+            output = module(images)
+            expected = trained.module(images)
         assert not module.training
-        torch.testing.assert_close(output.scores, expected_output.scores, rtol=0, atol=0)
-        torch.testing.assert_close(
-            output.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0
-        )
+        assert_close(output.scores, expected.scores, atol=0)
+        assert_close(output.capsules.poses, expected.capsules.poses, atol=0)
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
@@ -195,69 +215,52 @@ def test_result_depends_on_the_seed_alone(
     result = train(tiny(f"seed={seed}", *NO_PICTURES), tmp_path / "again")
     assert (results(result) == results(trained.result)) is same
     assert (curves(tmp_path / "again") == curves(trained.directory)) is same
-    names = weights(trained.directory).keys()
-    assert (
-        all(
-            weights(tmp_path / "again")[name].equal(weights(trained.directory)[name])
-            for name in names
-        )
-        is same
-    )
+    expected = weights(trained.directory)
+    found = weights(tmp_path / "again")
+    assert all(found[name].equal(expected[name]) for name in expected) is same
 
 
 def test_initial_weights_depend_on_the_seed(tiny: Tiny, tmp_path: Path) -> None:
-    one, same, other = (
-        Training(tiny(f"seed={n}"), tmp_path, [], 0.0).module.network.digits.weight
-        for n in (0, 0, 1)
-    )
-    assert one.equal(same)
-    assert not one.equal(other)
+    def initial_weight(seed: int) -> Tensor:
+        training = Training(tiny(f"seed={seed}"), tmp_path, [], 0.0)
+        return training.module.network.digits.weight
+
+    assert initial_weight(0).equal(initial_weight(0))
+    assert not initial_weight(0).equal(initial_weight(1))
 
 
 def test_repeated_run_gets_a_numbered_directory(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``train.resume`` finds the latest run of the same configuration, also after ten others."""
-    config, choose = tiny(), runs.directories.choose_directory
+    config = tiny()
+    choose = runs.directories.choose_directory
     for _ in range(11):
         directory = choose(config, "capsnet-mnist")
         runs.directories.create_directory(directory, config)
-    name = f"capsnet-mnist-{runs.directories.config_hash(config)}-11"
-    assert (
-        choose(tiny("train.resume=true"), "capsnet-mnist")
-        == directory
-        == Path.cwd() / "runs" / name
-    )
+    assert directory.parent == Path.cwd() / "runs"
+    assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-11"
+    assert choose(tiny("train.resume=true"), "capsnet-mnist") == directory
     assert choose(tiny("trainer.max_epochs=3", "train.resume=true"), "capsnet-mnist") != directory
-    shutil.copytree(
-        trained.directory / "checkpoints", directory / "checkpoints", dirs_exist_ok=True
-    )
-    config.ckpt = str(directory / "checkpoints" / "last.ckpt")
-    assert choose(config, "capsnet-mnist") == directory, (
-        "a checkpoint of the same configuration continues there"
-    )
+    checkpoints = directory / "checkpoints"
+    shutil.copytree(trained.directory / "checkpoints", checkpoints, dirs_exist_ok=True)
+    config.ckpt = str(checkpoints / "last.ckpt")
+    # a checkpoint of the same configuration continues there
+    assert choose(config, "capsnet-mnist") == directory
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
     assert choose(tiny(), "a").parent == tmp_path / "elsewhere"
 
 
 REAL = ["data.source=real", "data.train_images=null"]
+ON_OTHER_DATA = "was trained on stand-in for MNIST.*, but the data here is real MNIST"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["train.resume=true", "data.validation=stratified"],
-            "was trained on another split or version of the data; ",
-        ),
-        (
-            ["train.resume=true", *REAL],
-            "was trained on stand-in for MNIST.*, but the data here is real MNIST",
-        ),
-        (
-            ["ckpt=DIRECTORY", *REAL],
-            "was trained on stand-in for MNIST.*, but the data here is real MNIST",
-        ),
+        (["train.resume=true", "data.validation=stratified"], "was trained on another split or v"),
+        (["train.resume=true", *REAL], ON_OTHER_DATA),
+        (["ckpt=DIRECTORY", *REAL], ON_OTHER_DATA),
         (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt has another network"),
         ([], r"already contains a run; continue it with train\.resume=true, or set another"),
     ],
@@ -266,12 +269,11 @@ def test_resuming_with_other_data_or_network_is_refused(
     a_copy: Path, tiny: Tiny, real: Path, overrides: list[str], message: str
 ) -> None:
     before = contents(a_copy)
-    data = [f"data.directory={real}"] if REAL[0] in overrides else []
+    given = [override.replace("DIRECTORY", str(a_copy)) for override in overrides]
+    if REAL[0] in overrides:
+        given.append(f"data.directory={real}")
     with pytest.raises(RunError, match=message):
-        train(
-            tiny(*data, *(override.replace("DIRECTORY", str(a_copy)) for override in overrides)),
-            a_copy,
-        )
+        train(tiny(*given), a_copy)
     assert contents(a_copy) == before
 
 
@@ -283,13 +285,12 @@ def test_moved_run_resumes_exactly(trained: Trained, tiny: Tiny, tmp_path: Path)
     with pytest.raises(InterruptError):
         run(tiny(*NO_PICTURES), tmp_path / "run", SignalAt(5))
     directory = (tmp_path / "run").rename(tmp_path / "moved")
+    columns = list(curves(directory)[0])
     with (directory / "metrics.csv").open("a", newline="") as file:
-        csv.DictWriter(file, list(curves(directory)[0])).writerow(
-            {"step": 7, "epoch": 1, "val/error": 12.5}
-        )
-    assert results(train(tiny("train.resume=true", *NO_PICTURES), directory)) == results(
-        trained.result
-    )
+        newer = {"step": 7, "epoch": 1, "val/error": 12.5}
+        csv.DictWriter(file, columns).writerow(newer)
+    result = train(tiny("train.resume=true", *NO_PICTURES), directory)
+    assert results(result) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
 
 
@@ -299,22 +300,21 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
 ) -> None:
     """An interrupted continuation resumes in the same directory."""
     before = contents(a_copy)
-    config = tiny(
-        "trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}", *NO_PICTURES
-    )
+    last = a_copy / "checkpoints" / "last.ckpt"
+    config = tiny("trainer.max_epochs=3", f"ckpt={last}", *NO_PICTURES)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
     assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-continued"
     with pytest.raises(InterruptError):
         run(config, directory, SignalAt(10))
     config.train.resume = True
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
-    result = run(config, directory, watch := Watch())
+    watch = Watch()
+    result = run(config, directory, watch)
     assert len(watch.rates) == 2
     assert (result["steps"], result["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
-    assert runs.directories.attempts(result["config_hash"]) == [], (
-        "continued, it is no run of its configuration"
-    )
+    # continued, it is no run of its configuration
+    assert runs.directories.attempts(result["config_hash"]) == []
     assert contents(a_copy) == before
 
 
@@ -341,18 +341,21 @@ def test_signal_outside_of_training_saves_nothing(
     signum: signal.Signals,
     message: str,
 ) -> None:
-    sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
-    add_callback(monkeypatch, lambda: sent)
-    asked: list[tuple[int, Any]] = []
-    monkeypatch.setattr(
-        command, "requeue", lambda number: asked.append((number, signal.getsignal(signal.SIGTERM)))
-    )
+    sender = Callback()
+    monkeypatch.setattr(sender, moment, lambda *_: signal.raise_signal(signum))
+    add_callback(monkeypatch, lambda: sender)
+    requeued: list[tuple[int, Any]] = []
+
+    def requeue(number: int) -> None:
+        requeued.append((number, signal.getsignal(signal.SIGTERM)))
+
+    monkeypatch.setattr(command, "requeue", requeue)
     resumed = ["train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
-    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
     ended = cli("train", *TINY, *NO_PICTURES, *resumed)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
-    assert asked == [(signum, signal.SIG_IGN)], "SLURM's next signal does not end scontrol"
-    assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
+    assert requeued == [(signum, signal.SIG_IGN)], "SLURM's next signal does not end scontrol"
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def test_resuming_without_an_earlier_run_is_a_warning(
@@ -384,19 +387,18 @@ class Watch(Callback):
 
 def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path) -> None:
     watch = Watch()
-    schedule = {"initial": "0.01", "rate": "0.5", "every": "1/2 run", "floor": "0.003"}
     config = tiny(
-        *(f"schedule.learning_rate.{name}={value}" for name, value in schedule.items()),
+        "schedule.learning_rate.initial=0.01",
+        "schedule.learning_rate.rate=0.5",
+        "schedule.learning_rate.every=1/2 run",
+        "schedule.learning_rate.floor=0.003",
         *NO_PICTURES,
     )
     result = run(config, tmp_path / "run", watch)
     assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
     assert watch.lengths == {result["planned_steps"]} == {8}
-    logged = [
-        float(row["schedule/learning_rate"])
-        for row in curves(tmp_path / "run")
-        if row["train/loss"]
-    ]
+    rows = [row for row in curves(tmp_path / "run") if row["train/loss"]]
+    logged = [float(row["schedule/learning_rate"]) for row in rows]
     assert logged == pytest.approx([0.005, 0.003])
 
 
@@ -413,18 +415,19 @@ def test_module_counts_the_steps_and_not_the_trainer(tiny: Tiny, tmp_path: Path)
 
 
 def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> None:
-    result = train(
-        tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run"
-    )
+    config = tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES)
+    result = train(config, tmp_path / "run")
     assert (result["test"], result["weights_tested"]) == ({}, None)
     overrides = ["seed=1", "routing.iterations=2"]
     run = FinishedRun(result, tmp_path / "run", True, CHOSEN, overrides)
     shown = summary(result, run.directory, CHOSEN, proposals(run))
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
-    assert shown.endswith("capsule-lab train seed=1 routing=uniform")
-    assert not any("analyse" in line for line in proposals(run._replace(has_weights=False)))
-    assert "try next" not in summary(result, tmp_path / "run", CHOSEN)
+    assert shown.endswith("python -m capsule_lab train seed=1 routing=uniform")
+    shown = summary(result, tmp_path / "without checkpoints", CHOSEN, [])
+    assert "capsule_lab analyse" not in shown
+    shown = summary(result, tmp_path / "run", CHOSEN)
+    assert "try next" not in shown, "a run of a sweep proposes no commands"
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
@@ -434,10 +437,9 @@ def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]
     def terms(self: CapsNetModule, *args: Any) -> dict[str, Tensor]:
         losses = real(self, *args)
         seen.append(self.global_step)
-        return {
-            **losses,
-            "margin": losses["margin"] * (float("nan") if self.global_step >= step else 1),
-        }
+        if self.global_step >= step:
+            losses = {**losses, "margin": losses["margin"] * float("nan")}
+        return losses
 
     return terms
 
@@ -446,29 +448,27 @@ def test_loss_that_is_not_finite_stops_the_run(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a checkpoint is saved at that step, and before the regular check of the guard."""
-    config = tiny(
-        "callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5", *NO_PICTURES
-    )
-    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))
-    with pytest.raises(
-        NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"
-    ):
-        train(config, tmp_path / "run")
+    callbacks = ["callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5"]
+    seen: list[int] = []
+    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen))
+    message = "the margin term of the loss is nan at step 7"
+    with pytest.raises(NonFiniteError, match=f"{message}; try a smaller"):
+        train(tiny(*callbacks, *NO_PICTURES), tmp_path / "run")
     assert max(seen) == 6
     assert not (tmp_path / "run" / "metrics.json").exists()
     failure = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert failure["error"].startswith("the margin term of the loss is nan at step 7")
+    assert failure["error"].startswith(message)
     assert checkpoint(tmp_path / "run")["global_step"] == 6
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
 
 def test_test_with_nan_is_an_error_and_writes_no_result(a_copy: Path, tiny: Tiny) -> None:
-    content = torch.load(path := a_copy / "checkpoints" / "best.ckpt", weights_only=True)
+    path = a_copy / "checkpoints" / "best.ckpt"
+    content = torch.load(path, weights_only=True)
     content["state_dict"]["network.conv.weight"].fill_(torch.nan)
     torch.save(content, path)
-    with pytest.raises(
-        RunError, match=r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"
-    ):
+    message = r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"
+    with pytest.raises(RunError, match=message):
         train(tiny("train.resume=true", *NO_PICTURES), a_copy)
     assert not (a_copy / "metrics.json").exists()
     assert "gives" in json.loads((a_copy / "status.json").read_text())["error"]
@@ -526,18 +526,14 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     result = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), tmp_path / "run")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(
-        events.Tags()["scalars"]
-    )
-    assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(
-        events.Tags()["images"]
-    )
+    scalars = set(events.Tags()["scalars"])
+    images = set(events.Tags()["images"])
+    assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= scalars
+    assert {"val/reconstructions", "val/confusion", "test/confusion"} <= images
     assert events.Scalars("val/error")[-1].value == pytest.approx(result["val"]["error"])
     for split in ("val", "test"):
-        (scalar,), (picture,) = (
-            events.Scalars(f"{split}/error"),
-            events.Images(f"{split}/confusion"),
-        )
+        (scalar,) = events.Scalars(f"{split}/error")
+        (picture,) = events.Images(f"{split}/confusion")
         assert scalar.step == picture.step
     assert [event.step for event in events.Scalars("train/loss_step")] == [2]
     assert len(curves(tmp_path / "run")) == 4
@@ -551,21 +547,22 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_continue(
     ended = cli("train", *overrides)
     assert ended.status == 128 + signal.SIGINT
     assert "SIGINT: stopping after this step" in ended.out
-    message = re.fullmatch(
-        r"capsule_lab: stopped by SIGINT at step 6, saved in (\S+); to continue exactly: capsule-lab train (.*)\n",
-        ended.err,
-    )
-    assert message is not None, ended.err
-    assert Path(message[1]) == tmp_path / "run" / "checkpoints" / "last.ckpt"
+    stopped, _, continued = ended.err.partition("; to continue exactly: ")
+    saved = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert stopped == f"capsule_lab: stopped by SIGINT at step 6, saved in {saved}"
     assert checkpoint(tmp_path / "run")["global_step"] == 6
-    assert shlex.split(message[2]) == [*overrides, "train.resume=true"]
+    words = shlex.split(continued.removeprefix("python -m "))
+    assert words[1:] == [*overrides, "train.resume=true"]
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
 EM_CAPS = ["model=em_caps", "model.primary.types=4", "model.stem=[[8,5,2],[8,3,2]]"]
 """Batch normalisation in stem, primary capsules and routing."""
-WHOLE_STEP = [*TINY_CAPSNET, "model.decoder=null", "data.mixup=0.2", "callbacks=averaged_weights"]
-WHOLE_STEP += [
+WHOLE_STEP = [
+    *TINY_CAPSNET,
+    "model.decoder=null",
+    "data.mixup=0.2",
+    "callbacks=averaged_weights",
     "trainer.gradient_clip_val=0.1",
     "trainer.accumulate_grad_batches=2",
     "loss=cross_entropy_logits",
@@ -590,24 +587,13 @@ def test_two_processes_train_like_one(
         f"data.batch_size={images // 2}",
         "train.directory=two",
     ]
-    ended = python(
-        "-m",
-        "capsule_lab",
-        "train",
-        *model,
-        *TINY_DATA,
-        "trainer.max_epochs=2",
-        *options,
-        *two,
-        cwd=tmp_path,
-    )
+    overrides = [*model, *TINY_DATA, "trainer.max_epochs=2", *options, *two]
+    ended = python("-m", "capsule_lab.train", *overrides, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
-    accumulated = 2 if model is WHOLE_STEP else 1
-    assert (
-        f"a step has {images * accumulated} images: 2 processes, data.batch_size={images // 2}, "
-        in ended.out
-    )
+    of_a_step = 2 * images if model is WHOLE_STEP else images
+    processes = f"2 processes, data.batch_size={images // 2}, "
+    assert f"a step has {of_a_step} images: {processes}" in ended.out
     assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
 
     one = train(tiny(*options, f"data.batch_size={images}", model=model), tmp_path / "one")
@@ -615,9 +601,15 @@ def test_two_processes_train_like_one(
     assert result["steps"] == one["steps"] == steps
     assert result["test"]["error"] == one["test"]["error"]
     assert result["val"] == pytest.approx(one["val"], rel=1e-4)
-    torch.testing.assert_close(
-        weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4
-    )
+    assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=1e-4)
+
+
+def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized = "hydra.core.hydra_config.HydraConfig.initialized"
+    monkeypatch.setattr(initialized, staticmethod(lambda: False))
+    message = r"^main\(\) must be started by Hydra; in a notebook call train\(compose\("
+    with pytest.raises(ConfigError, match=message):
+        main.__wrapped__(compose("train", TINY))
 
 
 def test_log_is_printed_without_a_handler(

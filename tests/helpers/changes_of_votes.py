@@ -10,9 +10,8 @@ def example() -> tuple[Tensor, Tensor]:
     """Votes ``sin(.37 n) + .3 cos(1.7 n)``, ``(1, 6, 3, 16)``, and activations of the children."""
     n = torch.arange(288, dtype=torch.float64)
     votes = torch.sin(0.37 * n + 0.1) + 0.3 * torch.cos(1.7 * n)
-    return votes.view(1, 6, 3, 16), 0.5 + 0.4 * torch.sin(
-        0.91 * torch.arange(6, dtype=torch.float64)
-    ).unsqueeze(0)
+    activations = 0.5 + 0.4 * torch.sin(0.91 * n[:6])
+    return votes.view(1, 6, 3, 16), activations.unsqueeze(0)
 
 
 def _orthogonal(size: int) -> Tensor:
@@ -22,18 +21,20 @@ def _orthogonal(size: int) -> Tensor:
 
 def _permuted(poses: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    order, sign = (
-        torch.randperm(16, generator=generator),
-        2 * torch.randint(2, (16,), generator=generator) - 1,
-    )
+    order = torch.randperm(16, generator=generator)
+    sign = 2 * torch.randint(2, (16,), generator=generator) - 1
     return poses[..., order] * sign
+
+
+def _in_a_turned_frame(poses: Tensor) -> Tensor:
+    """``Q M``."""
+    matrices = poses.unflatten(-1, (4, 4))
+    return (_orthogonal(4) @ matrices).flatten(-2)
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "rotation of 16 components": lambda poses: poses @ _orthogonal(16),
-    "turned frame of 4x4 poses": lambda poses: (
-        _orthogonal(4) @ poses.unflatten(-1, (4, 4))
-    ).flatten(-2),  # Q M
+    "turned frame of 4x4 poses": _in_a_turned_frame,
     "signed permutation": _permuted,
     "shift": lambda poses: poses + torch.linspace(-1, 1, 16, dtype=torch.float64),
 }

@@ -11,13 +11,11 @@ from capsule_lab.data.loader import Images
 
 IMAGES = 12  # in each file
 RANDOM = np.random.default_rng(0)
-BATCHES = {
-    name: (
-        RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8),
-        RANDOM.integers(0, 10, IMAGES).tolist(),
-    )
-    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
-}
+TRAINING_NAMES = [f"data_batch_{number}" for number in range(1, 6)]
+BATCHES: dict[str, tuple[np.ndarray, list[int]]] = {}
+for file in (*TRAINING_NAMES, "test_batch"):
+    pixels_of_file = RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8)
+    BATCHES[file] = (pixels_of_file, RANDOM.integers(0, 10, IMAGES).tolist())
 
 
 def text(written: bytes) -> bytes:
@@ -47,14 +45,15 @@ def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> byte
 
 def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
     """The images of the data module for these batches."""
-    pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
-    return Images(
-        torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels])
-    )
+    pixels = np.concatenate([pixels for pixels, _ in batches])
+    labels = np.concatenate([labels for _, labels in batches])
+    images = torch.from_numpy(pixels.reshape(-1, 3, 32, 32))
+    return Images(images, torch.from_numpy(labels))
 
 
 CONTENTS = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()}
-TRAINING, TEST = stored(*list(BATCHES.values())[:5]), stored(BATCHES["test_batch"])
+TRAINING = stored(*[BATCHES[name] for name in TRAINING_NAMES])
+TEST = stored(BATCHES["test_batch"])
 
 
 def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:

@@ -18,12 +18,10 @@ def _kinds(kind: type) -> Iterator[type]:
 
 def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the wrappers of jaxtyping, as in training."""
-    monkeypatch.setattr(
-        jaxtyping.config, "jaxtyping_disable", True
-    )  # of functions that exist already
-    monkeypatch.setattr(
-        jaxtyping, "jaxtyped", lambda **_: lambda function: function
-    )  # of functions in functions
+    # of functions that exist already
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    # of functions in functions
+    monkeypatch.setattr(jaxtyping, "jaxtyped", lambda **_: lambda function: function)
     for kind in _kinds(Normaliser):  # of objects that are made in a graph
         for name, method in list(vars(kind).items()):
             if inspect.isfunction(method):

@@ -23,10 +23,10 @@ TOLERANCE = 0.1
 """Relative difference of a number in a head from the records, beside its rounding."""
 NO_RECORD = "no record"
 _IMAGES = {
-    **dict.fromkeys(
-        ("MNISTDataModule", "MultiMNISTDataModule", "AffNISTDataModule", "MNISTPairsDataModule"),
-        60_000,
-    ),
+    "MNISTDataModule": 60_000,
+    "MultiMNISTDataModule": 60_000,
+    "AffNISTDataModule": 60_000,
+    "MNISTPairsDataModule": 60_000,
     "SmallNORBPairsDataModule": 4_860,  # the cars
 }
 """Training images of the published sets, for schedules in epochs."""
@@ -68,17 +68,19 @@ class Cost(NamedTuple):
     @property
     def unit(self) -> str:
         hours = self.longest / 3600
-        return "minutes" if hours < 2 else "hours" if hours < 100 else "days"
+        if hours < 2:
+            return "minutes"
+        return "hours" if hours < 100 else "days"
 
     @property
     def text(self) -> str:
         """The cost as in the head of an experiment: ``26 to 59 hours on two CPU cores (results/mnist_hour.json)``."""
         length = {"minutes": 60, "hours": 3600, "days": 86400}[self.unit]
-        ends = dict.fromkeys(
-            f"{max(seconds / length, 1):.0f}" for seconds in (self.shortest, self.longest)
-        )
+        shortest = f"{max(self.shortest / length, 1):.0f}"
+        longest = f"{max(self.longest / length, 1):.0f}"
+        number = longest if shortest == longest else f"{shortest} to {longest}"
         files = ", ".join(f"results/{file}" for file in self.files)
-        return f"{' to '.join(ends)} {self.unit} on {_CORES[self.threads]} ({files})"
+        return f"{number} {self.unit} on {_CORES[self.threads]} ({files})"
 
 
 def cost_of(experiment: str) -> Cost | None:
@@ -89,11 +91,13 @@ def cost_of(experiment: str) -> Cost | None:
         return None
     threads = max(speed.threads for speed in found)
     chosen = [speed for speed in found if speed.threads == threads]
-    seconds = [speed.seconds * images_of(config) for speed in chosen]
-    fastest, slowest = (end(chosen, key=lambda speed: speed.seconds) for end in (min, max))
-    return Cost(
-        min(seconds), max(seconds), threads, tuple(dict.fromkeys((fastest.file, slowest.file)))
-    )
+    fastest = min(chosen, key=lambda speed: speed.seconds)
+    slowest = max(chosen, key=lambda speed: speed.seconds)
+    files = (fastest.file, slowest.file)
+    if fastest.file == slowest.file:
+        files = (fastest.file,)
+    images = images_of(config)
+    return Cost(fastest.seconds * images, slowest.seconds * images, threads, files)
 
 
 def steps_of(config: DictConfig) -> int:
@@ -131,11 +135,8 @@ def _of_runs() -> Iterator[tuple[Network, Speed]]:
             continue
         command, _ = today()[record.command, record.recorded_hash]
         overrides = shlex.split(command.removeprefix(TRAIN))
-        kept = [
-            each
-            for each in overrides
-            if each.startswith(_OF_NETWORK) and not each.startswith(_SET_BY_NETWORK)
-        ]
+        of_network = [each for each in overrides if each.startswith(_OF_NETWORK)]
+        kept = [each for each in of_network if not each.startswith(_SET_BY_NETWORK)]
         config = _composed(tuple(kept))
         seconds = record.seconds / steps / config.data.batch_size
         yield network_of(config), Speed(record.file, int(threads[1]), seconds)
@@ -184,37 +185,43 @@ def problem_with(text: str, cost: Cost | None) -> str:
     expected = NO_RECORD if cost is None else cost.text
     if written is None:
         return f"expected 'Cost: {expected}'"
+    text = written[1]
     if cost is None:
-        return (
-            ""
-            if written[1].startswith(NO_RECORD)
-            else f"{written[1]!r} has no record; expected {NO_RECORD!r}"
-        )
-    numbers = [*map(float, re.findall(r"\d+(?= to |\s\w+ on )", written[1]))]
-    right = [*map(float, re.findall(r"\d+(?= to |\s\w+ on )", expected))]
-    is_near = len(numbers) == len(right) and all(
-        abs(one - other) <= 1 + TOLERANCE * other for one, other in zip(numbers, right, strict=True)
-    )
-    same_words = re.sub(r"\d+(?= to |\s\w+ on )", "", expected)
-    is_same = re.sub(r"\d+(?= to |\s\w+ on )", "", written[1]).startswith(same_words)
-    return (
-        ""
-        if is_near and is_same
-        else f"{written[1]!r} is not the cost by the records; expected {expected!r}"
-    )
+        has_none = text.startswith(NO_RECORD)
+        return "" if has_none else f"{text!r} has no record; expected {NO_RECORD!r}"
+    same_words = _NUMBER.sub("", text).startswith(_NUMBER.sub("", expected))
+    if same_words and _are_near(_numbers(text), _numbers(expected)):
+        return ""
+    return f"{text!r} is not the cost by the records; expected {expected!r}"
+
+
+_NUMBER = re.compile(r"\d+(?= to |\s\w+ on )")
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in _NUMBER.findall(text)]
+
+
+def _are_near(numbers: list[float], expected: list[float]) -> bool:
+    if len(numbers) != len(expected):
+        return False
+    pairs = zip(numbers, expected, strict=True)
+    return all(abs(one - other) <= 1 + TOLERANCE * other for one, other in pairs)
 
 
 def main() -> None:
     """Print a table of the experiments."""
     rows = []
     for experiment in options_of("experiment"):
-        cost, config = cost_of(experiment), _composed((f"experiment={experiment}",))
+        cost = cost_of(experiment)
         if cost is None:
             rows.append((experiment, "", "", NO_RECORD))
             continue
-        steps = steps_of(config)
-        seconds = [f"{end / steps:.3f}" for end in (cost.shortest, cost.longest)]
-        rows.append((experiment, f"{steps:,}", " to ".join(dict.fromkeys(seconds)), cost.text))
+        steps = steps_of(_composed((f"experiment={experiment}",)))
+        shortest = f"{cost.shortest / steps:.3f}"
+        longest = f"{cost.longest / steps:.3f}"
+        seconds = longest if shortest == longest else f"{shortest} to {longest}"
+        rows.append((experiment, f"{steps:,}", seconds, cost.text))
     for row in [("experiment", "steps", "seconds a step", "cost"), *rows]:
         sys.stdout.write("{:24}{:>10}  {:18}{}\n".format(*row))
 

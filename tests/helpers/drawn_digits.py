@@ -60,12 +60,15 @@ ODD = {  # number of the drawing: size, part of the paper that the digit takes, 
 }
 
 
+USUAL = ((128, 128), 1.0, (0.0, 0.0), 255, 0)
+
+
 def drawn_digits() -> list[tuple[int, Image.Image]]:
     """Label and picture of each."""
-    return [
-        (label, _drawn(strokes, *ODD.get(number, ((128, 128), 1.0, (0.0, 0.0), 255, 0))))
-        for number, (label, strokes) in enumerate(STROKES)
-    ]
+    drawn = []
+    for number, (label, strokes) in enumerate(STROKES):
+        drawn.append((label, _drawn(strokes, *ODD.get(number, USUAL))))
+    return drawn
 
 
 def _drawn(
@@ -77,12 +80,14 @@ def _drawn(
     ink: int,
 ) -> Image.Image:
     picture = Image.new("L", size, paper)
-    canvas, side = ImageDraw.Draw(picture), part * min(size)
+    canvas = ImageDraw.Draw(picture)
+    side = part * min(size)
     left, top = corner[0] * size[0], corner[1] * size[1]
     width = round(0.09 * side)
+    half = width / 2
     for stroke in strokes:
         points = [(left + x * side, top + y * side) for x, y in stroke]
         canvas.line(points, fill=ink, width=width, joint="curve")
         for x, y in (points[0], points[-1]):
-            canvas.ellipse((x - width / 2, y - width / 2, x + width / 2, y + width / 2), fill=ink)
+            canvas.ellipse((x - half, y - half, x + half, y + half), fill=ink)
     return picture

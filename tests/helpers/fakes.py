@@ -42,7 +42,7 @@ class FakeCapsNet(CapsNet):
 
 def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
     """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
-    # of the classes that are not predicted, the last ranks highest
+    # of the other classes, the highest comes next
     scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))

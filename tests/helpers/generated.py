@@ -18,10 +18,8 @@ GENERATED = settings(
     derandomize=EXAMPLES not in os.environ,
     database=None,
     deadline=None,  # the machine may be busy
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-    ],  # fixtures only read
+    # fixtures only read
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 _NUMBERS = (0, 1, -1, 127, 128, 255, 256, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1)

@@ -16,9 +16,8 @@ def golden_traces(*, em: bool) -> list[RoutingTrace]:
     traces: list[RoutingTrace] = []
     votes, activations = golden_votes()
     if em:
-        em_routing(
-            votes, activations, votes.new_zeros(3), votes.new_zeros(3), on_iteration=traces.append
-        )
+        beta_u = beta_a = votes.new_zeros(3)
+        em_routing(votes, activations, beta_u, beta_a, on_iteration=traces.append)
     else:
         dynamic_routing(votes, on_iteration=traces.append)
     return traces

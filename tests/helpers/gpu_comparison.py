@@ -24,9 +24,8 @@ class Case(NamedTuple):
     sizes: Sizes
     dtype: torch.dtype = torch.float64
     programs: int = 2048  # of PROGRAMS; if few, each goes through several parents, or rows
-    votes_kept: int = (
-        144  # of VOTES_KEPT; if few, a fit computes votes in each pass over the children
-    )
+    # of VOTES_KEPT; if few, a fit computes votes in each pass over the children
+    votes_kept: int = 144
     options: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -62,28 +61,23 @@ def compare(name: str, device: str) -> None:
         stack.enter_context(patch.object(gpu.em, "VOTES_KEPT", case.votes_kept))
         for kernel_name, kernel in kernels_of(gpu, case.sizes, **case.options).items():
             given = [each.to(case.dtype) for each in kernel.arguments]
-            found = kernel.call(*(each.to(device) for each in given))
-            assert_near(
-                found,
-                kernel.slow(*(each.double() for each in given)),
-                case.dtype,
-                f"{name}, {kernel_name}",
-            )
+            found = kernel.call(*[each.to(device) for each in given])
+            expected = kernel.slow(*[each.double() for each in given])
+            assert_near(found, expected, case.dtype, f"{name}, {kernel_name}")
 
 
 def compare_order(device: str) -> None:
     """Strided arguments have the same results as contiguous ones, and these are contiguous."""
     from capsule_lab.kernels import gpu
 
-    for kernel in kernels_of(
-        gpu, CASES["EM"].sizes
-    ).values():  # of CASES, so that nothing is compiled twice
+    sizes = CASES["EM"].sizes  # of CASES, so that nothing is compiled twice
+    for kernel in kernels_of(gpu, sizes).values():
         given = [each.to(device) for each in kernel.arguments]
-        expected, found = (kernel.call(*arguments) for arguments in (given, map(backwards, given)))
+        expected = kernel.call(*given)
+        found = kernel.call(*map(backwards, given))
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        assert all(
-            each.is_contiguous() for each in ([found] if isinstance(found, Tensor) else found)
-        )
+        for each in [found] if isinstance(found, Tensor) else found:
+            assert each.is_contiguous()
 
 
 @contextmanager
@@ -98,9 +92,10 @@ def fused_by_gpu() -> Iterator[None]:
 
 
 def outputs_and_gradients(above: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    loss = sum(
-        (each * draw(*each.shape, seed=5 + n).to(each)).sum() for n, each in enumerate(above)
-    )
+    loss = torch.zeros(())
+    for n, each in enumerate(above):
+        weights = draw(*each.shape, seed=5 + n).to(each)
+        loss = loss + (each * weights).sum()
     return [*above, *torch.autograd.grad(loss, leaves)]
 
 
@@ -117,9 +112,8 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     answers = []
     names: tuple[Backend, ...] = ("fused", "reference")
     for backend in names:
-        poses, weight, *others = leaves = [
-            tensor.clone().to(device).requires_grad_() for tensor in tensors
-        ]
+        leaves = [tensor.clone().to(device).requires_grad_() for tensor in tensors]
+        poses, weight, *others = leaves
         with fused_by_gpu():
             if algorithm == "em":
                 above = em_routing(Votes(poses, weight), *others, backend=backend, **options)
@@ -132,21 +126,17 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
 
 def compare_convolutional_routing(device: str) -> None:
     """The same of a layer whose parents compete at all positions."""
-    torch.manual_seed(0)
-    routings = [
-        partial(EMRouting, backend=backend, iterations=2) for backend in ("fused", "matmul")
-    ]
-    layers = [
-        ConvCapsules((3, 3), 2, 4, 3, 4, rows=2, kernel_size=2, routing=each).double()
-        for each in routings
-    ]
-    layers[1].load_state_dict(layers[0].state_dict())
     answers = []
-    for layer in layers:
-        leaves = [draw(2, 18, 4, seed=0).to(device), draw(2, 18, seed=1).sigmoid().to(device)]
-        leaves = [*(leaf.requires_grad_() for leaf in leaves), *layer.to(device).parameters()]
+    for backend in ("fused", "matmul"):
+        torch.manual_seed(0)
+        routing = partial(EMRouting, backend=backend, iterations=2)
+        layer = ConvCapsules((3, 3), 2, 4, 3, 4, rows=2, kernel_size=2, routing=routing)
+        layer.to(device, torch.float64)
+        poses = draw(2, 18, 4, seed=0).to(device).requires_grad_()
+        activations = draw(2, 18, seed=1).sigmoid().to(device).requires_grad_()
+        leaves = [poses, activations, *layer.parameters()]
         with fused_by_gpu():
-            answers.append(outputs_and_gradients(layer(*leaves[:2]), leaves))
+            answers.append(outputs_and_gradients(layer(poses, activations), leaves))
     torch.testing.assert_close(*answers, rtol=1e-9, atol=1e-9)
 
 

@@ -18,14 +18,18 @@ from capsule_lab.system.signals import interruptible
 from tests.helpers.training import checkpoint, curves, results, run
 
 HOOKS = (
-    *(
-        "on_train_batch_start",
-        "on_before_optimizer_step",
-        "on_train_batch_end",
-        "on_validation_start",
-    ),
-    *("on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_epoch_start"),
-    *("on_save_checkpoint", "on_train_end", "on_test_start", "on_test_batch_end"),
+    "on_train_batch_start",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_epoch_start",
+    "on_save_checkpoint",
+    "on_train_end",
+    "on_test_start",
+    "on_test_batch_end",
 )
 """Hooks of a callback at which a signal is sent."""
 
@@ -35,7 +39,8 @@ class Counting(Callback):
 
     def __init__(self, at: int | None = None, signum: int = signal.SIGTERM) -> None:
         self.seen: list[str] = []
-        self.at, self.signum = at, signum
+        self.at = at
+        self.signum = signum
         for hook in HOOKS:
             setattr(self, hook, self._hook(hook))
 
@@ -87,19 +92,22 @@ def differences(
     result: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path
 ) -> list[str]:
     """Names of the parts in which an interrupted run differs from an uninterrupted one; empty if they are equal."""
-    ours, theirs = checkpoint(directory), checkpoint(whole)
-    pairs = {
-        "results": (results(result), results(expected)),
-        "steps and epochs": [(saved["global_step"], saved["epoch"]) for saved in (ours, theirs)],
-        "weights": [_plain(saved["state_dict"]) for saved in (ours, theirs)],
-        "optimizer": [_plain(saved["optimizer_states"]) for saved in (ours, theirs)],
-        "metrics.csv": (curves(directory), curves(whole)),
-        "best.ckpt": [
-            _plain(checkpoint(run_directory, "best")["state_dict"])
-            for run_directory in (directory, whole)
-        ],
+    ours = _parts(result, directory)
+    theirs = _parts(expected, whole)
+    return [name for name in ours if ours[name] != theirs[name]]
+
+
+def _parts(result: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """What a run leaves behind, as values that can be compared."""
+    last = checkpoint(directory)
+    return {
+        "results": results(result),
+        "steps and epochs": (last["global_step"], last["epoch"]),
+        "weights": _plain(last["state_dict"]),
+        "optimizer": _plain(last["optimizer_states"]),
+        "metrics.csv": curves(directory),
+        "best.ckpt": _plain(checkpoint(directory, "best")["state_dict"]),
     }
-    return [name for name, (first, second) in pairs.items() if first != second]
 
 
 def _plain(value: Any) -> Any:

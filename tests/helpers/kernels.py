@@ -35,13 +35,18 @@ SIZES = [
     Sizes(0, 2, 4, 2, 2, 2),
 ]
 CHILDREN = 132  # more than a block; most are nowhere
-WINDOWS = torch.tensor(
-    [[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]]
-)  # which child is where
+# which child is where
+WINDOWS = torch.tensor([[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]])
 
 
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weighted_total(values: Tensor) -> Tensor:
+    """A sum to which every number contributes with a weight of its own."""
+    weights = torch.linspace(1, 2, values.numel()).to(values).view_as(values)
+    return (values * weights).sum()
 
 
 class Kernel(NamedTuple):
@@ -53,99 +58,150 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(
-    kernels: Any, sizes: Sizes, *, damping: float = 0.3, min_variance: float = 0.1, mass_eps: float = 0.5,
-    measure: bool = True, scale: float = 1.0, absent: bool = False,
-) -> dict[str, Kernel]:  # fmt: skip
+    kernels: Any,
+    sizes: Sizes,
+    *,
+    damping: float = 0.3,
+    min_variance: float = 0.1,
+    mass_eps: float = 0.5,
+    measure: bool = True,
+    scale: float = 1.0,
+    absent: bool = False,
+) -> dict[str, Kernel]:
     """Every kernel of a module in float64; a backward pass is compared with the gradient of the plain computation."""
+    options = FitOptions(sizes.inner, damping, min_variance, mass_eps, measure)
+    activity = 0.0 if absent else 1.0
+    return {
+        **kernels_of_fit(kernels, sizes, options, scale, activity),
+        **kernels_of_sums(kernels, sizes, scale),
+        **kernels_by_child(kernels, sizes, scale),
+    }
+
+
+def poses_and_weight(sizes: Sizes, scale: float) -> tuple[Tensor, Tensor]:
     row, parent, child, rows, inner, columns = sizes
-    poses, weight = (
-        scale * draw(row, rows * inner, child, seed=0),
-        draw(parent, inner * columns, child, seed=1),
-    )
-    activations = draw(row, child, seed=2).sigmoid() * (not absent)
-    couplings = draw(row, parent, child, seed=3).softmax(1)
-    parents = draw(row, parent, rows * columns, seed=4)
-    variances, by_child = parents.square() + 0.1, draw(row, parent, child, seed=6)
-    inputs = poses, weight, activations, couplings, parents
-    options = FitOptions(inner, damping, min_variance, mass_eps, measure)
-    fitted = slow_fit(*inputs, options=options)
-    grad_fitted = tuple(draw(*each.shape, seed=10 + n) for n, each in enumerate(fitted))
-    logs, grad_shares = (scale * draw(row * len(WINDOWS), parent, 4, seed=seed) for seed in (7, 8))
-    products = by_child, couplings, by_child.sin(), parents, variances, parents.cos()
+    poses = scale * draw(row, rows * inner, child, seed=0)
+    return poses, draw(parent, inner * columns, child, seed=1)
+
+
+def parents_and_variances(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    parents = draw(sizes.row, sizes.parent, sizes.rows * sizes.columns, seed=4)
+    return parents, parents.square() + 0.1
+
+
+def couplings_of(sizes: Sizes) -> Tensor:
+    return draw(sizes.row, sizes.parent, sizes.child, seed=3).softmax(1)
+
+
+def kernels_of_fit(
+    kernels: Any, sizes: Sizes, options: FitOptions, scale: float, activity: float
+) -> dict[str, Kernel]:
+    parents, _ = parents_and_variances(sizes)
+    activations = activity * draw(sizes.row, sizes.child, seed=2).sigmoid()
+    inputs = *poses_and_weight(sizes, scale), activations, couplings_of(sizes), parents
+    slow = partial(slow_fit, options=options)
+    fitted = slow(*inputs)
+    grad_fitted = [draw(*each.shape, seed=10 + n) for n, each in enumerate(fitted)]
+
+    def fit(*tensors: Tensor) -> Any:
+        return kernels.fit(FitInputs(*tensors), options)
 
     def fit_backward(*tensors: Tensor) -> Any:
         records = FitInputs(*tensors[:5]), Parents(*tensors[5:8]), FitOutputs(*tensors[8:])
-        return kernels.fit_backward(*records, inner, damping, min_variance)
+        return kernels.fit_backward(*records, options.inner, options.damping, options.min_variance)
+
+    def slow_backward(*tensors: Tensor) -> Any:
+        return gradients(slow, tensors[:5], tensors[8:])
+
+    of_backward = *inputs, *fitted[:3], *grad_fitted
+    return {
+        "fit": Kernel(fit, slow, inputs),
+        "fit_backward": Kernel(fit_backward, slow_backward, of_backward),
+    }
+
+
+def kernels_of_sums(kernels: Any, sizes: Sizes, scale: float) -> dict[str, Kernel]:
+    inner = sizes.inner
+    votes = poses_and_weight(sizes, scale)
+    parents, variances = parents_and_variances(sizes)
+    couplings = couplings_of(sizes)
+    by_child = draw(sizes.row, sizes.parent, sizes.child, seed=6)
+    products = by_child, couplings, by_child.sin(), parents, variances, parents.cos()
+
+    def distances(*tensors: Tensor) -> Tensor:
+        return kernels.distances(*tensors, inner)
+
+    def slow_distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor) -> Tensor:
+        error = dense_votes(poses, weight, inner) - parents[:, :, None]
+        return (error**2 / (2 * variances[:, :, None])).sum(3)
+
+    def weighted_sum(*tensors: Tensor) -> Tensor:
+        return kernels.weighted_sum(*tensors, inner)
+
+    def slow_weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor) -> Tensor:
+        return torch.einsum("nji,njid->njd", couplings, dense_votes(poses, weight, inner))
+
+    def agreement(*tensors: Tensor) -> Tensor:
+        return kernels.agreement(*tensors, inner)
+
+    def slow_agreement(poses: Tensor, weight: Tensor, parents: Tensor) -> Tensor:
+        return torch.einsum("njd,njid->nji", parents, dense_votes(poses, weight, inner))
 
     def contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
         half = len(pairs) // 2
         return kernels.contraction(poses, weight, list(pairs[:half]), list(pairs[half:]), inner)
 
     def slow_contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
-        each = zip(pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :], strict=True)
-        grad_votes = sum(
-            torch.einsum("nji,njd->njid", child, component) for child, component in each
-        )
-        return gradients(
-            lambda *tensors: dense_votes(*tensors, inner), (poses, weight), [grad_votes]
-        )
+        half = len(pairs) // 2
+        grad_votes = 0
+        for of_child, of_component in zip(pairs[:half], pairs[half:], strict=True):
+            grad_votes = grad_votes + torch.einsum("nji,njd->njid", of_child, of_component)
+        return gradients(partial(dense_votes, inner=inner), (poses, weight), [grad_votes])
 
-    def slow_distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor) -> Tensor:
-        error = dense_votes(poses, weight, inner) - parents[:, :, None]
-        return (error**2 / (2 * variances[:, :, None])).sum(3)
+    return {
+        "distances": Kernel(distances, slow_distances, (*votes, parents, variances)),
+        "weighted_sum": Kernel(weighted_sum, slow_weighted_sum, (*votes, by_child)),
+        "agreement": Kernel(agreement, slow_agreement, (*votes, parents)),
+        "contraction": Kernel(contraction, slow_contraction, (*votes, *products)),
+        "contraction, one term": Kernel(contraction, slow_contraction, (*votes, by_child, parents)),
+    }
 
-    def slow_sum(equation: str) -> Callable[..., Tensor]:
-        return lambda poses, weight, given: torch.einsum(
-            equation, given, dense_votes(poses, weight, inner)
-        )
 
-    log_height = draw(row * len(WINDOWS), parent, seed=9)
+def kernels_by_child(kernels: Any, sizes: Sizes, scale: float) -> dict[str, Kernel]:
+    shape = sizes.row * len(WINDOWS), sizes.parent, 4
+    logs = scale * draw(*shape, seed=7)
+    grad_shares = scale * draw(*shape, seed=8)
+    log_height = draw(*shape[:2], seed=9)
+    of_backward = slow_softmax(logs), grad_shares
+
+    def softmax(logs: Tensor) -> Tensor:
+        return kernels.softmax_by_child(logs, WINDOWS.to(logs.device), CHILDREN)
+
+    def softmax_backward(shares: Tensor, given: Tensor) -> Tensor:
+        return kernels.softmax_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN)
+
+    def slow_softmax_backward(shares: Tensor, given: Tensor) -> Tensor:
+        return gradients(slow_softmax, (shares.log(),), [given])[0]
 
     def e_step(log_height: Tensor, distances: Tensor) -> Tensor:
-        return kernels.e_step_by_child(
-            log_height, distances, WINDOWS.to(distances.device), CHILDREN
-        )
+        windows = WINDOWS.to(distances.device)
+        return kernels.e_step_by_child(log_height, distances, windows, CHILDREN)
+
+    def slow_e_step(log_height: Tensor, distances: Tensor) -> Tensor:
+        return slow_softmax(log_height[:, :, None] - distances)
 
     def e_step_backward(shares: Tensor, given: Tensor) -> Tensor:
         return kernels.e_step_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN)
 
+    def slow_e_step_backward(shares: Tensor, given: Tensor) -> Tensor:
+        return -slow_softmax_backward(shares, given)
+
     return {
-        "fit": Kernel(
-            lambda *tensors: kernels.fit(FitInputs(*tensors), options), partial(slow_fit, options=options), inputs
-        ),
-        "fit_backward": Kernel(
-            fit_backward,
-            lambda *tensors: gradients(partial(slow_fit, options=options), tensors[:5], tensors[8:]),
-            (*inputs, *fitted[:3], *grad_fitted),
-        ),
-        "distances": Kernel(
-            lambda *tensors: kernels.distances(*tensors, inner), slow_distances, (poses, weight, parents, variances)
-        ),
-        "weighted_sum": Kernel(
-            lambda *tensors: kernels.weighted_sum(*tensors, inner), slow_sum("nji,njid->njd"), (poses, weight, by_child)
-        ),
-        "agreement": Kernel(
-            lambda *tensors: kernels.agreement(*tensors, inner), slow_sum("njd,njid->nji"), (poses, weight, parents)
-        ),
-        "contraction": Kernel(contraction, slow_contraction, (poses, weight, *products)),
-        "contraction, one term": Kernel(contraction, slow_contraction, (poses, weight, by_child, parents)),
-        "softmax_by_child": Kernel(
-            lambda logs: kernels.softmax_by_child(logs, WINDOWS.to(logs.device), CHILDREN), slow_softmax, (logs,)
-        ),
-        "softmax_by_child_backward": Kernel(
-            lambda shares, given: kernels.softmax_by_child_backward(shares, given, WINDOWS.to(given.device), CHILDREN),
-            lambda shares, given: gradients(slow_softmax, (shares.log(),), [given])[0],
-            (slow_softmax(logs), grad_shares),
-        ),
-        "e_step_by_child": Kernel(
-            e_step, lambda height, distances: slow_softmax(height[:, :, None] - distances), (log_height, logs)
-        ),
-        "e_step_by_child_backward": Kernel(
-            e_step_backward,
-            lambda shares, given: -gradients(slow_softmax, (shares.log(),), [given])[0],
-            (slow_softmax(logs), grad_shares),
-        ),
-    }  # fmt: skip
+        "softmax_by_child": Kernel(softmax, slow_softmax, (logs,)),
+        "softmax_by_child_backward": Kernel(softmax_backward, slow_softmax_backward, of_backward),
+        "e_step_by_child": Kernel(e_step, slow_e_step, (log_height, logs)),
+        "e_step_by_child_backward": Kernel(e_step_backward, slow_e_step_backward, of_backward),
+    }
 
 
 def dense_votes(poses: Tensor, weight: Tensor, inner: int) -> Tensor:
@@ -169,9 +225,8 @@ def slow_fit(
     mean = torch.einsum("nji,njid->njd", assigned, votes) / mass[..., None]
     parents = (1 - options.damping) * mean + options.damping * previous
     squared = (votes - parents[:, :, None]) ** 2
-    variances = (
-        options.min_variance + torch.einsum("nji,njid->njd", assigned, squared) / mass[..., None]
-    )
+    spread = torch.einsum("nji,njid->njd", assigned, squared) / mass[..., None]
+    variances = options.min_variance + spread
     distances = torch.einsum("njid,njd->nji", squared, 0.5 / variances)
     return mass, parents, variances, distances if options.measure else distances[..., :0]
 
@@ -199,17 +254,16 @@ def gradients(function: Callable[..., Any], tensors: Any, given: Any) -> tuple[T
 
 def assert_near(found: Any, expected: Any, dtype: torch.dtype, where: str) -> None:
     """Within a share of the largest number: in float32, a sum of several hundred is rounded to 1e-6 of it or so."""
-    found, expected = (
-        [each] if isinstance(each, Tensor) else list(each) for each in (found, expected)
-    )
+    if isinstance(found, Tensor):
+        found, expected = [found], [expected]
     for n, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.dtype == dtype
-        atol = max(TOLERANCE[dtype] * other.abs().amax().item() if other.numel() else 0.0, 1e-10)
+        largest = other.abs().amax().item() if other.numel() else 0.0
         torch.testing.assert_close(
             one.double().cpu(),
             other,
             rtol=1e-10,
-            atol=atol,
+            atol=max(TOLERANCE[dtype] * largest, 1e-10),
             msg=lambda text, n=n: f"{where}, {n}: {text}",
         )
 

@@ -36,22 +36,34 @@ def make_pictures(folder: Path, per_class: int = 100, largest: int = 400) -> Pat
 
 def _picture(kind: str, draw: random.Random, largest: int) -> Image.Image:
     size = draw.randint(largest // 6, largest), draw.randint(largest // 6, largest)
-    paper, ink = ([draw.randint(0, 255) for _ in range(3)] for _ in range(2))
-    while sum(abs(one - other) for one, other in zip(paper, ink, strict=True)) < 150:
-        ink = [draw.randint(0, 255) for _ in range(3)]
-    picture = Image.new("RGB", size, tuple(paper))
-    canvas, side = ImageDraw.Draw(picture), min(size)
+    paper = _colour(draw)
+    ink = _colour(draw)
+    while _contrast(paper, ink) < 150:
+        ink = _colour(draw)
+    picture = Image.new("RGB", size, paper)
+    canvas = ImageDraw.Draw(picture)
+    side = min(size)
     radius = draw.uniform(0.22, 0.4) * side
-    x, y = (length / 2 + draw.uniform(-0.1, 0.1) * side for length in size)
-    box = (x - radius, y - radius, x + radius, y + radius)
+    x = size[0] / 2 + draw.uniform(-0.1, 0.1) * side
+    y = size[1] / 2 + draw.uniform(-0.1, 0.1) * side
+    left, top, right, bottom = box = (x - radius, y - radius, x + radius, y + radius)
     if kind == "disc":
-        canvas.ellipse(box, fill=tuple(ink))
+        canvas.ellipse(box, fill=ink)
     elif kind == "square":
-        canvas.rectangle(box, fill=tuple(ink))
+        canvas.rectangle(box, fill=ink)
     else:
-        for ends in (box, (box[0], box[3], box[2], box[1])):
-            canvas.line(ends, fill=tuple(ink), width=max(1, int(radius / 2)))
+        width = max(1, int(radius / 2))
+        canvas.line(box, fill=ink, width=width)
+        canvas.line((left, bottom, right, top), fill=ink, width=width)
     return picture
+
+
+def _colour(draw: random.Random) -> tuple[int, int, int]:
+    return draw.randint(0, 255), draw.randint(0, 255), draw.randint(0, 255)
+
+
+def _contrast(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return sum(abs(first - second) for first, second in zip(one, other, strict=True))
 
 
 if __name__ == "__main__":

@@ -32,9 +32,8 @@ def md5(content: bytes) -> str:
 
 def stored(part: str) -> Images:
     """The images of the data module for the files of a part."""
-    images, labels = (
-        torch.from_numpy(ARRAYS[f"{part}-{name}-ubyte"]) for name in ("images-idx3", "labels-idx1")
-    )
+    images = torch.from_numpy(ARRAYS[f"{part}-images-idx3-ubyte"])
+    labels = torch.from_numpy(ARRAYS[f"{part}-labels-idx1-ubyte"])
     return Images(images[:, None], labels.long())
 
 
@@ -65,7 +64,6 @@ def write_mnist(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     for name, content in CONTENTS.items():
         (folder / name).write_bytes(content)
-    monkeypatch.setattr(
-        MNISTFiles, "checksums", {name: md5(content) for name, content in CONTENTS.items()}
-    )
+    checksums = {name: md5(content) for name, content in CONTENTS.items()}
+    monkeypatch.setattr(MNISTFiles, "checksums", checksums)
     return directory

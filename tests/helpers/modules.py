@@ -30,11 +30,18 @@ def capsnet() -> CapsNetModule:
     """A CapsNet with a decoder on 9x9 pixels and three classes."""
     torch.manual_seed(0)
     network = small_capsnet((1, 9, 9), 3, channels=2, kernel_size=3, class_dim=4, decoder=(5,))
-    reconstruction = functools.partial(lambda decoded, images: (decoded - images).square().mean())
+
+    def reconstruction(decoded: Tensor, images: Tensor) -> Tensor:
+        return (decoded - images).square().mean()
+
     return CapsNetModule(
-        network, loss=margin_loss, reconstruction=reconstruction, optimizer=torch.optim.Adam, schedule=RATE,
+        network,
+        loss=margin_loss,
+        reconstruction=functools.partial(reconstruction),
+        optimizer=torch.optim.Adam,
+        schedule=RATE,
         num_classes=3,
-    )  # fmt: skip
+    )
 
 
 def batch(images: int = 6, crops: int | None = None, size: int = 4) -> Batch:
@@ -50,7 +57,12 @@ def loader(*batches: Batch) -> Any:
 
 def trainer(**options: Any) -> L.Trainer:
     """A Trainer that prints and writes nothing, for one epoch on the CPU."""
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(
-        **{"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1, **quiet, **options}
-    )
+    defaults = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "enable_checkpointing": False,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(**{**defaults, **options})

@@ -23,23 +23,22 @@ def pairwise(
     {'a': 2, 'b': 1, 'c': 2}
     {'a': 2, 'b': 2, 'c': 1}
     """
-    missing = dict.fromkeys(
-        ((one, first), (other, second))
-        for one, other in combinations(switches, 2)
-        for first, second in product(switches[one], switches[other])
-    )
+    missing: dict[Any, None] = {}  # pairs of (switch, value), in the order in which they are added
+    for one, other in combinations(switches, 2):
+        for first, second in product(switches[one], switches[other]):
+            missing[(one, first), (other, second)] = None
 
     def pairs(row: Mapping[str, Any]) -> Iterable[Any]:
         return combinations([(name, row[name]) for name in switches if name in row], 2)
 
+    def new_pairs(row: Mapping[str, Any]) -> int:
+        return sum(pair in missing for pair in pairs(row))
+
     def add(row: dict[str, Any]) -> None:
-        for name in sorted(
-            switches.keys() - row.keys(), key=lambda name: (-len(switches[name]), name)
-        ):
-            row[name] = max(
-                switches[name],
-                key=lambda one: sum(pair in missing for pair in pairs({**row, name: one})),
-            )
+        absent = sorted(switches.keys() - row.keys())
+        for name in sorted(absent, key=lambda name: -len(switches[name])):
+            counts = [new_pairs({**row, name: value}) for value in switches[name]]
+            row[name] = switches[name][counts.index(max(counts))]
         for pair in pairs(row):
             missing.pop(pair, None)
         rows.append(row)

@@ -40,8 +40,11 @@ class Record:
     @property
     def seconds(self) -> float | None:
         """Time of training."""
-        seconds, minutes = self.content.get("training_seconds"), self.content.get("minutes")
-        return float(seconds) if seconds else 60 * float(minutes) if minutes else None
+        if self.content.get("training_seconds"):
+            return float(self.content["training_seconds"])
+        if self.content.get("minutes"):
+            return 60 * float(self.content["minutes"])
+        return None
 
 
 @functools.cache
@@ -49,28 +52,25 @@ def records() -> list[Record]:
     result = []
     for file in sorted(RESULTS.glob("*.csv")):
         with file.open(newline="") as lines:
-            result += [
-                Record(file.name, row) for row in csv.DictReader(lines) if row.get("command")
-            ]
+            rows = [row for row in csv.DictReader(lines) if row.get("command")]
+        result += [Record(file.name, row) for row in rows]
     for file in sorted(RESULTS.glob("*.json")):
         result.append(Record(file.name, json.loads(file.read_text())))
     return result
 
 
 def trainings() -> list[Record]:
-    return [
-        record for record in records() if record.command.startswith(TRAIN) and record.has_result
-    ]
+    with_result = [record for record in records() if record.has_result]
+    return [record for record in with_result if record.command.startswith(TRAIN)]
 
 
 @functools.cache
 def today() -> dict[tuple[str, str], tuple[str, str]]:
     """The command and the hash today, by recorded command and hash."""
+    found = {}
     with (RESULTS / "configurations_now.csv").open(newline="") as lines:
-        return {
-            (row["recorded_command"], row["recorded_hash"]): (
-                row["same_configuration_now"] or row["recorded_command"],
-                row["hash_now"],
-            )
-            for row in csv.DictReader(lines)
-        }
+        for row in csv.DictReader(lines):
+            recorded = row["recorded_command"]
+            now = row["same_configuration_now"] or recorded
+            found[recorded, row["recorded_hash"]] = (now, row["hash_now"])
+    return found

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -16,45 +16,54 @@ from torch.autograd import gradcheck
 from capsule_lab.config.folders import conf_dir
 from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.closeness import assert_close
 from tests.helpers.pairwise import pairwise
 from tests.reference.contract import Reference
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 
-close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
-
 Route = Callable[..., Tensor]
 """``route(votes, **options) -> poses``, each followed by its activation if it has one; takes ``on_iteration``."""
 
 
-CONFIGS = [OmegaConf.load(file) for file in (conf_dir() / "routing").glob("*.yaml")]
-TARGETS = {(each.get("routing", each) or {}).get("_target_") for each in CONFIGS} - {None}
-DISCOVERED: list[type[AbstractRouting]] = sorted(
-    map(get_class, TARGETS), key=lambda kind: kind.__name__
-)
-"""The classes that the files of ``conf/routing`` name."""
+def _discovered() -> list[type[AbstractRouting]]:
+    """The classes that the files of ``conf/routing`` name."""
+    targets = set()
+    for file in (conf_dir() / "routing").glob("*.yaml"):
+        config = OmegaConf.load(file)
+        options = config.get("routing", config) or {}
+        if "_target_" in options:
+            targets.add(options["_target_"])
+    return sorted(map(get_class, targets), key=lambda kind: kind.__name__)
 
-LOOPS = {kind: f"tests.reference.{kind.__module__.rpartition('.')[2]}_loops" for kind in DISCOVERED}
-REFERENCES: dict[type[AbstractRouting], Reference] = {
-    kind: importlib.import_module(name).REFERENCE
-    for kind, name in LOOPS.items()
-    if importlib.util.find_spec(name)
-}
+
+def _references() -> dict[type[AbstractRouting], Reference]:
+    references = {}
+    for kind in DISCOVERED:
+        file = kind.__module__.rpartition(".")[2]
+        loops = f"tests.reference.{file}_loops"
+        if importlib.util.find_spec(loops):
+            references[kind] = importlib.import_module(loops).REFERENCE
+    return references
+
+
+DISCOVERED = _discovered()
+REFERENCES = _references()
 
 
 @cache
 def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, dict[str, Any]]]:
     """Names and arguments of routings with this backend; over all backends every pair of switch values occurs."""
-    reference, given = REFERENCES[kind], REFERENCES[kind].given()
-    rows = pairwise(
-        {"backend": reference.backends, "types": (1, CHILDREN), **reference.switches},
-        given.values(),
-    )
-    return [
-        (name, row)
-        for name, row in zip_longest(given, rows, fillvalue="")
-        if row.pop("backend") == backend
-    ]
+    reference = REFERENCES[kind]
+    given = reference.given()
+    switches = {
+        "backend": reference.backends,
+        "types": (1, CHILDREN),
+        **reference.switches,
+    }
+    rows = pairwise(switches, given.values())
+    named = zip_longest(given, rows, fillvalue="")
+    return [(name, row) for name, row in named if row.pop("backend") == backend]
 
 
 @contextmanager
@@ -70,9 +79,8 @@ def case_in_errors(case: object) -> Iterable[None]:
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """Votes that agree enough for couplings far from 1/parents."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(
-        *(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype
-    )
+    shape = shape or (BATCH, CHILDREN, PARENTS, DIM)
+    return torch.randn(*shape, generator=generator, dtype=dtype)
 
 
 def build(
@@ -90,17 +98,27 @@ def build(
     children are exchangeable. ``route_of`` gives dense votes to a backend whose name begins with ``dense``.
     """
     torch.manual_seed(0)  # some initial parameters are random
-    exchangeable = kind not in REFERENCES or REFERENCES[kind].exchangeable
-    types = (1 if exchangeable else children) if types is None else min(types, children)
+    if types is None:
+        exchangeable = kind not in REFERENCES or REFERENCES[kind].exchangeable
+        types = 1 if exchangeable else children
+    types = min(types, children)
     own = {"dense": "auto", "dense-reference": "reference"}.get(backend, backend)
     module = kind(parents=PARENTS, dim=DIM, backend=own, **options)
-    sizes = PARENTS, DIM, children, PARENTS * DIM  # poses of children as in ``factored``
-    module.build(LayerInfo(*sizes, shared=types != children, child_types=types))
+    layer = LayerInfo(
+        PARENTS,
+        DIM,
+        children,
+        child_dim=PARENTS * DIM,  # as in ``factored``
+        shared=types != children,
+        child_types=types,
+    )
+    module.build(layer)
     module.double().eval()  # no statistics over the images of a batch
     module.form = backend
-    generator = torch.Generator().manual_seed(1)
-    for parameter in module.parameters() if parameters == "random" else ():
-        nn.init.normal_(parameter, std=0.5, generator=generator)
+    if parameters == "random":
+        generator = torch.Generator().manual_seed(1)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.5, generator=generator)
     return module
 
 
@@ -134,24 +152,38 @@ def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
 
 
 def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
-    return lambda votes: concatenate(
-        *REFERENCES[type(module)].loops(votes, child_activations(votes), module)
-    )
+    loops = REFERENCES[type(module)].loops
+
+    def reference(votes: Tensor) -> Tensor:
+        return concatenate(*loops(votes, child_activations(votes), module))
+
+    return reference
 
 
 def learned(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def check_tensors_are_registered(module: AbstractRouting) -> None:
+    """Initially every parameter is learned, and every other tensor is a buffer; there may be none of either."""
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    attributes = {**vars(module), **module.options}
+    plain = [name for name, value in attributes.items() if isinstance(value, Tensor)]
+    assert not plain, (
+        f"{type(module).__name__} has tensors as plain attributes: {', '.join(plain)}; expected nn.Parameter, which is "
+        "learned, or register_buffer: both are saved and follow the module to a device"
+    )
+
+
 def check_equals(route: Route, reference: Callable[[Tensor], Tensor], *shape: int) -> None:
     votes = random_votes(*shape)
-    torch.testing.assert_close(route(votes), reference(votes), rtol=0, atol=1e-10)
+    assert_close(route(votes), reference(votes), atol=1e-10)
 
 
 def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
     votes = random_votes(1, 3, PARENTS, DIM).requires_grad_()
-    options = {"fast_mode": True, "raise_exception": False}
-    assert gradcheck(lambda votes, *_: route(votes), (votes, *parameters), **options)
+    inputs = (votes, *parameters)
+    assert gradcheck(lambda votes, *_: route(votes), inputs, fast_mode=True, raise_exception=False)
 
 
 def check_couplings(
@@ -172,13 +204,13 @@ def check_couplings(
     if leaky:
         assert (mass < 1).all()
     else:
-        close(mass, torch.ones_like(mass) + added)
+        assert_close(mass, torch.ones_like(mass) + added)
     if not normalised:
         torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_callback_changes_nothing(route: Route) -> None:
-    close(route(random_votes(), on_iteration=lambda _: None), route(random_votes()))
+    assert_close(route(random_votes(), on_iteration=lambda _: None), route(random_votes()))
 
 
 def check_repeatable(route: Route) -> None:
@@ -186,25 +218,32 @@ def check_repeatable(route: Route) -> None:
 
 
 def check_order_of_children_does_not_matter(route: Route) -> None:
-    close(route(random_votes()[:, [3, 0, 4, 1, 2]]), route(random_votes()))
+    reordered = random_votes()[:, [3, 0, 4, 1, 2]]
+    assert_close(route(reordered), route(random_votes()))
 
 
 def check_parents_are_permuted_as_their_votes(route: Route) -> None:
     """Holds only for parents with equal parameters, such as the initial ones."""
-    close(route(random_votes()[:, :, [2, 0, 3, 1]]), route(random_votes())[:, [2, 0, 3, 1]])
+    order = [2, 0, 3, 1]
+    permuted = random_votes()[:, :, order]
+    assert_close(route(permuted), route(random_votes())[:, order])
 
 
 def check_images_are_independent(route: Route) -> None:
-    close(torch.cat([route(image) for image in random_votes().split(1)]), route(random_votes()))
+    one_by_one = [route(image) for image in random_votes().split(1)]
+    assert_close(torch.cat(one_by_one), route(random_votes()))
 
 
 def check_absent_child_changes_nothing(module: nn.Module) -> None:
     """Routing with the last child inactive equals routing without it, unless children have their own parameters."""
-    if all(CHILDREN not in parameter.shape for parameter in module.parameters()):
-        active = child_activations(random_votes())
-        active[:, -1] = 0
-        parents = route_of(module, active)(random_votes())
-        close(parents, route_of(module, active[:, :-1])(random_votes()[:, :-1]))
+    if any(CHILDREN in parameter.shape for parameter in module.parameters()):
+        return
+    votes = random_votes()
+    active = child_activations(votes)
+    active[:, -1] = 0
+    route = route_of(module, active)
+    route_without = route_of(module, active[:, :-1])
+    assert_close(route(votes), route_without(votes[:, :-1]))
 
 
 def check_finite(route: Route, scale: float) -> None:
@@ -219,9 +258,11 @@ def check_every_parameter_has_a_gradient(route: Route, parameters: Iterable[Tens
     votes = random_votes().requires_grad_()
     inputs = [votes, *parameters]
     parents = route(votes)
-    weighted = (parents * torch.linspace(1, 2, parents[0].numel()).view(parents.shape[1:])).sum()
+    weights = torch.linspace(1, 2, parents[0].numel()).view(parents.shape[1:])
+    weighted = (parents * weights).sum()
     gradients = torch.autograd.grad(weighted, inputs, allow_unused=True)
-    unused = [
-        i for i, gradient in enumerate(gradients) if gradient is None or not (gradient != 0).all()
-    ]
+    unused = []
+    for number, gradient in enumerate(gradients):
+        if gradient is None or (gradient == 0).any():
+            unused.append(number)
     assert not unused, f"no gradient reaches input {unused} of {len(inputs)}; 0 are the votes"

@@ -55,9 +55,8 @@ def write_standin(directory: Path, **levels: Sequence[int]) -> Path:
 def write_record(folder: Path, **levels: Sequence[int]) -> None:
     """The renderer's record of the files in ``folder``."""
     levels = {**LEVELS, **levels}
-    levels["azimuths"] = [
-        azimuth // 2 for azimuth in levels["azimuths"]
-    ]  # files hold twice the index
+    # files hold twice the index
+    levels["azimuths"] = [azimuth // 2 for azimuth in levels["azimuths"]]
     hashes = {}
     for part in NAMES:
         (path,) = folder.glob(f"*-{part}-dat.mat")

@@ -23,11 +23,10 @@ ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
 
 def stored(arrays: dict[str, np.ndarray]) -> Images:
     """The images of the data module, with digits as labels."""
-    pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
-    images = np.stack([pixels[:, :, :, n].transpose(2, 0, 1) for n in range(len(labels))])
-    return Images(
-        torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels])
-    )
+    images = arrays["X"].transpose(3, 2, 0, 1)  # [image channel row column]
+    labels = torch.from_numpy(arrays["y"][:, 0]).long()
+    labels[labels == 10] = 0
+    return Images(torch.from_numpy(np.ascontiguousarray(images)), labels)
 
 
 CONTENTS = {name: matlab(**arrays) for name, arrays in ARRAYS.items()}

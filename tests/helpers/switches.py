@@ -26,11 +26,10 @@ def updated(text: str) -> str:
 
 
 def _options(group: str) -> str:
-    rows = [
-        f"| `{group}={option}` | {_escaped(_summary(text))} |"
-        for option, text in described_options(group).items()
-    ]
-    return "\n".join(["", "| option | what |", "|---|---|", *rows]).lstrip("\n")
+    rows = ["| option | what |", "|---|---|"]
+    for option, text in described_options(group).items():
+        rows.append(f"| `{group}={option}` | {_escaped(_summary(text))} |")
+    return "\n".join(rows)
 
 
 def _summary(comments: list[str]) -> str:
@@ -46,20 +45,19 @@ def _keys(group: str) -> str:
             options, comments = entries.setdefault(key, ([], []))
             options.append(option)
             comments.extend([f"`{value}` {comment}".strip()] * bool(value))
-    rows = [
-        f"| `{key}` | {', '.join(options)} | {_escaped('; '.join(dict.fromkeys(comments)))} |"
-        for key, (options, comments) in sorted(entries.items())
-    ]
-    return "\n".join(["| key | of | values in `conf/` |", "|---|---|---|", *rows])
+    rows = ["| key | of | values in `conf/` |", "|---|---|---|"]
+    for key, (options, comments) in sorted(entries.items()):
+        different = "; ".join(dict.fromkeys(comments))
+        rows.append(f"| `{key}` | {', '.join(options)} | {_escaped(different)} |")
+    return "\n".join(rows)
 
 
 def _lines(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
     """Dotted key, value and comment of every line of a file that sets an option of the group."""
     text = file.read_text()
     path: list[str] = []
-    for indent, name, value, comment in re.findall(
-        r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE
-    ):
+    lines = re.findall(r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE)
+    for indent, name, value, comment in lines:
         path = [*path[: len(indent) // 2], name]
         key = ".".join(path if "@package _global_" in text else [group, *path])
         if key.startswith(f"{group}.") and key != f"{group}.defaults" and not name.startswith("_"):

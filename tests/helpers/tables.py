@@ -36,15 +36,30 @@ TINY = [
     "callbacks.routing_stats=null",
 ]
 RESULT = {
-    "status": "finished", "test": {"error": 1.0, "novel/error": 2.0}, "val": {"error": 3.0}, "parameters": 1234,
-    "provenance": {"source": "real", "name": "real MNIST"}, "training_seconds": 90.0, "hardware": "a machine",
-    "precision": "32-true", "steps": 5, "commit": "abc", "weights_tested": "best",
-}  # fmt: skip
+    "status": "finished",
+    "test": {"error": 1.0, "novel/error": 2.0},
+    "val": {"error": 3.0},
+    "parameters": 1234,
+    "provenance": {"source": "real", "name": "real MNIST"},
+    "training_seconds": 90.0,
+    "hardware": "a machine",
+    "precision": "32-true",
+    "steps": 5,
+    "commit": "abc",
+    "weights_tested": "best",
+}
 """The record of a finished run."""
 ATTACKED = {
-    "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
-    "options": {"_target_": "a.fgsm"}, "split": "test", "images": 100, "checks": [{"name": "a", "passed": None}],
-}  # fmt: skip
+    "attack": {"0.1/accuracy": 50.0},
+    "targeted": False,
+    "space": "input",
+    "couplings": "trained",
+    "source": None,
+    "options": {"_target_": "a.fgsm"},
+    "split": "test",
+    "images": 100,
+    "checks": [{"name": "a", "passed": None}],
+}
 """Fields of the record of an attack that other evaluations do not have."""
 
 

@@ -9,9 +9,10 @@ import pytest
 def whole_but(cases: Iterable[Any], *first: Any) -> list[Any]:
     """The cases as parameters, tuples for several names; all but ``first`` have the mark ``whole``."""
 
-    def whole(case: Any) -> Any:
-        return pytest.param(
-            *(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.whole
-        )
-
-    return [case if case in first else whole(case) for case in cases]
+    found = []
+    for case in cases:
+        if case not in first:
+            values = case if isinstance(case, tuple) else (case,)
+            case = pytest.param(*values, marks=pytest.mark.whole)
+        found.append(case)
+    return found

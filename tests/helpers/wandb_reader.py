@@ -11,9 +11,14 @@ def read_offline(directory: Path) -> dict[str, Any]:
     Beside them, its first record as ``run``, and all that was logged, in order, as ``history``.
     """
     (folder,) = (directory / "wandb").glob("offline-run-*")
-    records = [json.loads(line) for line in _inspect(folder).splitlines()]
-    run = next(record["run"] for record in records if record["type"] == "run")
-    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    run, history = None, []
+    for line in _inspect(folder).splitlines():
+        record = json.loads(line)
+        if record["type"] == "run" and run is None:
+            run = record["run"]
+        elif record["type"] == "history":
+            history.append(record["history"]["item"])
+    assert run is not None
     return {**json.loads(_inspect(folder, "--summary")), "run": run, "history": history}
 
 

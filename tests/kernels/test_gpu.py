@@ -45,26 +45,26 @@ KERNELS = [
     "e_step_by_child",
     "e_step_by_child_backward",
     "fit",
+    "fit_backward",
+    "softmax_by_child",
+    "softmax_by_child_backward",
+    "weighted_sum",
 ]
-KERNELS += ["fit_backward", "softmax_by_child"]
-KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 
 
 def initialise() -> None:
     """First call in the process of the interpreter."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings(
-        "ignore", "overflow encountered in exp"
-    )  # of masked lanes, which are not stored
+    # of masked lanes, which are not stored
+    warnings.filterwarnings("ignore", "overflow encountered in exp")
 
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        with patch.dict(
-            os.environ, TRITON_INTERPRET="1"
-        ):  # inherited by the process, which starts here
+        # the process, which starts here, inherits it
+        with patch.dict(os.environ, TRITON_INTERPRET="1"):
             pool.submit(initialise).result()
         yield pool
 
@@ -96,8 +96,9 @@ KERNEL_NAMES = {
     "_grad_poses_of_fit",
     "_grad_weight",
     "_weighted_sum",
+    "_softmax",
+    "_softmax_backward",
 }
-KERNEL_NAMES |= {"_softmax", "_softmax_backward"}
 
 
 @pytest.mark.whole
@@ -114,9 +115,8 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         launch_all(gpu, Layer(3, 2, 40, 1, 2, 2), em=True, dynamic=True)
         gpu.agreement(poses[:1], weight[:1], parents[:1, :1], 2)
         monkeypatch.setattr(gpu.em, "VOTES_KEPT", 1)
-        monkeypatch.setattr(
-            gpu.em, "MOST_WARPS", 1
-        )  # votes are computed again for each pass over the children
+        # votes are computed again for each pass over the children
+        monkeypatch.setattr(gpu.em, "MOST_WARPS", 1)
         gpu.fit(inputs, FitOptions(2, 0.3, 5e-4, 1e-7, True))
     assert {report.kernel for report in compiler.reports} == KERNEL_NAMES
     assert all(report.registers > 0 == report.spilled for report in compiler.reports)
@@ -208,16 +208,23 @@ def test_votes_with_coordinates_spill_nothing() -> None:
     with compiler.in_place_of_launching(gpu), empty_cache():
         gpu.distances(poses, weight, parents, parents, 8)
         gpu.votes.votes_backward(
-            poses, weight, empty(64, 5, 1, 512), empty(64, 5, 4, 16), 8,
-            activations=empty(64, 512), grad_distances=empty(64, 5, 512), grad_mass=empty(64, 5),
-        )  # fmt: skip
+            poses,
+            weight,
+            empty(64, 5, 1, 512),
+            empty(64, 5, 4, 16),
+            8,
+            activations=empty(64, 512),
+            grad_distances=empty(64, 5, 512),
+            grad_mass=empty(64, 5),
+        )
     assert len(compiler.reports) == 3
     assert [report for report in compiler.reports if report.spilled] == []
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("capsule_lab.kernels.gpu")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in list(sys.modules):
+        if name.startswith("capsule_lab.kernels.gpu"):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ImportError, match="triton"):
         importlib.import_module("capsule_lab.kernels.gpu")

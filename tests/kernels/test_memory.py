@@ -33,9 +33,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def peak_memory(iterations: int, backend: str) -> int:
     """Of a forward and backward pass of the network of Hinton 2018, section 4, in a process of its own."""
     command = [sys.executable, "-c", STEP, str(iterations), backend]
-    return int(
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    )
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return int(ended.stdout)
 
 
 @pytest.mark.slow
@@ -54,30 +53,27 @@ def sizes_kept(routing: Any, *, conv: bool) -> tuple[list[int], int, int]:
     else:
         batch, child, parent, count = 64, 256, 32, 256
         layer, rows = DenseCapsules(count, 4, parent, 4, routing=routing), batch
-    poses, activations = (
-        draw(batch, count, 4, seed=0).float(),
-        draw(batch, count, seed=1).sigmoid().float(),
-    )
+    poses = draw(batch, count, 4, seed=0).float()
+    activations = draw(batch, count, seed=1).sigmoid().float()
     sizes: dict[int, int] = {}
+    held: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = (
-            tensor.untyped_storage().nbytes() // tensor.element_size()
-        )
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
         held.append(tensor)  # or its address may be used again
         return tensor
 
-    held: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         parents = layer(poses.requires_grad_(), activations.requires_grad_())
     nodes = [each.grad_fn for each in parents]
     for node in nodes:  # tensors that a function keeps as attributes
-        for value in vars(node).values() if hasattr(node, "__dict__") else ():
+        for value in getattr(node, "__dict__", {}).values():
             if isinstance(value, Tensor):
                 keep(value)
-        nodes += [
-            after for after, _ in node.next_functions if after is not None and after not in nodes
-        ]
+        for after, _ in node.next_functions:
+            if after is not None and after not in nodes:
+                nodes.append(after)
     return sorted(sizes.values()), rows * child * parent, rows * parent * 4
 
 

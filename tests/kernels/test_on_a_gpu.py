@@ -62,19 +62,19 @@ EDGES = [Shape(4, 31, 3, 2, 2, 2), Shape(1, 64, 3, 2, 2, 2), Shape(5, 577, 3, 2,
 tested in Triton's interpreter, because each number of children is compiled anew."""
 COMPARED = ("EM", "float32", "half precision", "no rows")  # of the cases that the interpreter runs
 FIRST = ("dynamic", "em", "em_normalised", "heinsen")  # different kernels; the others use the same
-BY_WORTH = [
-    pytest.param(name, marks=pytest.mark.gpu(order=0 if name in FIRST else 1)) for name in ROUTINGS
-]
+BY_WORTH = []
+for routing_name in ROUTINGS:
+    order = pytest.mark.gpu(order=0 if routing_name in FIRST else 1)
+    BY_WORTH.append(pytest.param(routing_name, marks=order))
 
 
 @functools.cache
 def routing_of(name: str) -> partial[AbstractRouting]:
     """What ``conf/routing/<name>.yaml`` builds."""
     model = "em_caps_paper" if name.startswith("em") else "capsnet"
-    made: partial[AbstractRouting] = instantiate(
-        compose("train", [f"model={model}", f"routing={name}"]).routing
-    )
-    return made
+    config = compose("train", [f"model={model}", f"routing={name}"])
+    built: partial[AbstractRouting] = instantiate(config.routing)
+    return built
 
 
 def outputs_and_gradients(
@@ -111,23 +111,23 @@ def outputs_and_gradients(
             "activations": draw(rows, children, seed=2).sigmoid(),
         }
     module = module.to(device, F32 if dtype == BF16 else dtype)
-    leaves = {
-        key: (change or torch.clone)(each.bfloat16().to(device, dtype))
-        for key, each in arguments.items()
-    }
-    leaves = {key: each.detach().requires_grad_() for key, each in leaves.items()}
+    inputs = {}
+    for key, each in arguments.items():
+        changed = (change or torch.clone)(each.bfloat16().to(device, dtype))
+        inputs[key] = changed.detach().requires_grad_()
     with torch.autocast(device.type, BF16, enabled=dtype == BF16):
-        below = leaves["poses"] if shape is None else Votes(leaves["poses"], leaves["weight"])
-        above = module(below, leaves["activations"])
-    loss = torch.stack([(each * draw(*each.shape, seed=9).to(each)).sum() for each in above]).sum()
-    inputs = leaves | {key: each for key, each in module.named_parameters() if each.requires_grad}
+        below = inputs["poses"] if shape is None else Votes(inputs["poses"], inputs["weight"])
+        above = module(below, inputs["activations"])
+    totals = [(each * draw(*each.shape, seed=9).to(each)).sum() for each in above]
+    parameters = dict(module.named_parameters())
+    inputs |= {key: each for key, each in parameters.items() if each.requires_grad}
     gradients = torch.autograd.grad(
-        loss, [*inputs.values()], allow_unused=True, materialize_grads=True
+        torch.stack(totals).sum(), [*inputs.values()], allow_unused=True, materialize_grads=True
     )
-    found = dict(above._asdict()) | {
-        f"gradient of {key}": each for key, each in zip(inputs, gradients, strict=True)
-    }
-    return {key: each.detach() for key, each in found.items()}
+    found = {key: each.detach() for key, each in above._asdict().items()}
+    for key, gradient in zip(inputs, gradients, strict=True):
+        found[f"gradient of {key}"] = gradient.detach()
+    return found
 
 
 @functools.cache
@@ -139,14 +139,12 @@ def judged(name: str, shape: Shape | None) -> dict[str, Tensor]:
 def poisoned() -> Iterator[None]:
     """Memory that torch allocates holds NaN, so that what a kernel does not write is seen."""
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode(
-        "warn"
-    )  # with it, torch.utils.deterministic.fill_uninitialized_memory applies
+    # with it, torch.utils.deterministic.fill_uninitialized_memory applies
+    torch.set_deterministic_debug_mode("warn")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of operators without a deterministic form, which is not asked for
+            # of operators without a deterministic form, which is not asked for
+            warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_deterministic_debug_mode(before)
@@ -166,12 +164,9 @@ def check(
     for key, each in expected.items():
         scale = max(norms[key], FLOOR * largest) if key.startswith("gradient") else norms[key]
         error = (found[key].double().cpu() - each).norm().item() / (scale or 1.0)
-        assert error <= TOLERANCE[dtype], (
-            f"{key} differs by {error:.2g} of its norm ({dtype}, {shape})"
-        )
-        assert torch.equal(again[key], found[key]), (
-            f"{key} of a second call differs ({dtype}, {shape})"
-        )
+        case = f"({dtype}, {shape})"
+        assert error <= TOLERANCE[dtype], f"{key} differs by {error:.2g} of its norm {case}"
+        assert torch.equal(again[key], found[key]), f"{key} of a second call differs {case}"
 
 
 @pytest.mark.parametrize("name", BY_WORTH)
@@ -212,8 +207,11 @@ def test_routing_strided_and_in_bfloat16(name: str, shape: Shape, backend: str) 
 @pytest.mark.parametrize("backend", ["matmul", "reference"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_routing_without_kernels(name: str, backend: str) -> None:
+    shapes: list[Shape | None] = [*SHAPES]
+    if name.startswith("em"):
+        shapes.append(None)
     for dtype in (F64, F32):
-        for shape in [*SHAPES, *([None] if name.startswith("em") else [])]:
+        for shape in shapes:
             check(name, backend, dtype, shape)
 
 

@@ -1,7 +1,6 @@
 """The tests of a GPU compile few kernels, since compiling is nearly all of their time on a machine that is lent."""
 
 import importlib.util
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,19 +27,15 @@ def test_tests_on_a_gpu_compile_few_kernels(
 
     monkeypatch.setattr(on_a_gpu, "check", check)
     monkeypatch.setattr(gpu_comparison, "assert_near", lambda *_: None)
-    cases = [
-        partial(on_a_gpu.test_fused_routing_at_the_sizes_of_a_paper, name)
-        for name in on_a_gpu.ROUTINGS
-    ]
-    cases += [partial(on_a_gpu.test_fused_routing_in_float64, name) for name in on_a_gpu.ROUTINGS]
-    for name in ("em", "dynamic"):
-        cases += [
-            partial(on_a_gpu.test_fused_routing_at_the_edges_of_blocks, name, shape)
-            for shape in on_a_gpu.EDGES
-        ]
-        cases.append(partial(on_a_gpu.test_fused_routing_of_many_rows, name))
-    cases += [partial(gpu_comparison.compare, name, "cpu") for name in on_a_gpu.COMPARED]
     with specialisations() as found:
-        for case in cases:
-            case()
+        for name in on_a_gpu.ROUTINGS:
+            on_a_gpu.test_fused_routing_at_the_sizes_of_a_paper(name)
+        for name in on_a_gpu.ROUTINGS:
+            on_a_gpu.test_fused_routing_in_float64(name)
+        for name in ("em", "dynamic"):
+            for shape in on_a_gpu.EDGES:
+                on_a_gpu.test_fused_routing_at_the_edges_of_blocks(name, shape)
+            on_a_gpu.test_fused_routing_of_many_rows(name)
+        for name in on_a_gpu.COMPARED:
+            gpu_comparison.compare(name, "cpu")
     assert 0 < len(found) <= MOST

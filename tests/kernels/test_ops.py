@@ -11,8 +11,9 @@ from torch.library import opcheck
 from capsule_lab.kernels import ops
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.helpers.closeness import assert_close
 from tests.helpers.compile import without_shape_checks
-from tests.helpers.kernels import backwards, draw
+from tests.helpers.kernels import backwards, draw, weighted_total
 from tests.helpers.tiers import whole_but
 
 ROW, PARENT, CHILD, ROWS, INNER, COLUMNS = 4, 3, 5, 2, 2, 3
@@ -44,22 +45,25 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "e_step_by_child_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
 }
 WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "softmax_by_child"}
-OPERATORS = {
-    name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)
-}
+
+
+def operator_of(call: str) -> str:
+    return call.split(",")[0]
 
 
 def test_every_operator_is_checked() -> None:
-    assert {call.split(",")[0] for call in CALLS} == OPERATORS
+    kinds = {name: type(value) for name, value in vars(ops).items()}
+    operators = {name for name, kind in kinds.items() if kind is torch.library.CustomOpDef}
+    assert {operator_of(call) for call in CALLS} == operators
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch's own check
+# torch's own check reads it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("call", whole_but(CALLS, "weighted_sum"))
 def test_operator_is_what_torch_expects(call: str) -> None:
     """Schema, gradient, results without numbers, and compilation, for arguments in any memory order."""
-    name = call.split(",")[0]
+    name = operator_of(call)
+    operator = getattr(torch.ops.capsule_lab, name).default
 
     def prepared(value: Any, change: Any) -> Any:
         if isinstance(value, list):
@@ -69,10 +73,7 @@ def test_operator_is_what_torch_expects(call: str) -> None:
         return change(value.detach()).requires_grad_(name in WITH_GRADIENT)
 
     for change in (torch.clone, backwards):
-        opcheck(
-            getattr(torch.ops.capsule_lab, name).default,
-            [prepared(each, change) for each in CALLS[call]],
-        )
+        opcheck(operator, prepared(list(CALLS[call]), change))
 
 
 def conv(backend: str, **options: Any) -> nn.Module:
@@ -82,8 +83,9 @@ def conv(backend: str, **options: Any) -> nn.Module:
 
 def classes(backend: str) -> nn.Module:
     routing = partial(EMRouting, backend=backend, damping=0.1)
+    coordinates = draw(6, 4, seed=9)
     return ClassCapsules(
-        6, 2, 4, 3, 4, rows=2, weight_std=0.8, routing=routing, coordinates=draw(6, 4, seed=9)
+        6, 2, 4, 3, 4, rows=2, weight_std=0.8, routing=routing, coordinates=coordinates
     )
 
 
@@ -114,21 +116,22 @@ def values_and_gradients(
 ) -> list[Tensor]:
     inputs = [tensor.clone().requires_grad_() for tensor in below]
     parents = function(*inputs)
-    whole = sum(
-        (each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents
+    learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(
+        sum(map(weighted_total, parents)),
+        [*inputs, *learned],
+        allow_unused=True,
+        materialize_grads=True,
     )
-    asked = [*inputs, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
-    return [*parents, *torch.autograd.grad(whole, asked, allow_unused=True, materialize_grads=True)]
+    return [*parents, *gradients]
+
+
+COMPILED = [(name, "fused") for name in LAYERS]
+COMPILED += [("convolution", "auto"), ("dense", "matmul")]
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    whole_but(
-        [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("dense", "matmul")],
-        ("classes", "fused"),
-    ),
-)
+@pytest.mark.parametrize(("name", "backend"), whole_but(COMPILED, ("classes", "fused")))
 def test_layer_is_the_same_when_compiled_and_exported(
     name: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,19 +139,13 @@ def test_layer_is_the_same_when_compiled_and_exported(
     layer, below = layer_and_children(name, backend)
     expected = values_and_gradients(layer, layer, below)
     without_shape_checks(monkeypatch)
-    compiled = torch.compile(
-        layer, backend="aot_eager", fullgraph=True
-    )  # traces backward, too; needs no compiler
-    torch.testing.assert_close(
-        values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12
-    )
+    # "aot_eager" traces the backward pass, too, and needs no compiler
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert_close(values_and_gradients(compiled, layer, below), expected)
     for strict in (False, True) if name == "convolution" else (False,):
         program = torch.export.export(layer, below, strict=strict)
         found = [*program.module()(*below)]
-        torch.testing.assert_close(found, expected[: len(found)], rtol=0, atol=1e-12)
-        used = {
-            str(node.target).split(".")[1]
-            for node in program.graph.nodes
-            if "capsule_lab" in str(node.target)
-        }
+        assert_close(found, expected[: len(found)])
+        targets = [str(node.target) for node in program.graph.nodes]
+        used = {target.split(".")[1] for target in targets if "capsule_lab" in target}
         assert used == (set() if backend == "matmul" else USED.get(name, {"fit"}))

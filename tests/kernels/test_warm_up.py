@@ -129,7 +129,11 @@ def test_compiles_once_for_both_booleans(monkeypatch: pytest.MonkeyPatch) -> Non
     """Triton uses their type; at the same time, it would compile the kernel twice."""
     pool = Mock()
     inputs = FitInputs(
-        *(torch.zeros(shape) for shape in ((1, 4, 3), (2, 4, 3), (1, 3), (1, 2, 3), (1, 2, 4)))
+        torch.zeros(1, 4, 3),
+        torch.zeros(2, 4, 3),
+        torch.zeros(1, 3),
+        torch.zeros(1, 2, 3),
+        torch.zeros(1, 2, 4),
     )
     monkeypatch.setattr(warm_up, "ThreadPoolExecutor", lambda *_, **__: pool)
 
@@ -148,8 +152,10 @@ def test_changes_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(triton.compiler, "compile", Compilations())
     compile_ahead(lambda: step(network))
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert all(parameter.grad is None for parameter in network.parameters())
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key])
+    for parameter in network.parameters():
+        assert parameter.grad is None
 
 
 def launch_softmax() -> None:
@@ -216,9 +222,8 @@ def test_a_fit_on_a_gpu_compiles_its_first_step(monkeypatch: pytest.MonkeyPatch)
     compilations = Compilations()
     zeros = torch.zeros
     monkeypatch.setattr(triton.compiler, "compile", compilations)
-    monkeypatch.setattr(
-        torch, "zeros", lambda *shape, device=None: zeros(*shape)
-    )  # there is no GPU
+    # there is no GPU
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None: zeros(*shape))
     trainer = Mock(
         datamodule=Mock(batch_size=2), precision_plugin=Mock(forward_context=nullcontext)
     )

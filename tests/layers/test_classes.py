@@ -9,6 +9,7 @@ import torch
 from capsule_lab.layers import ClassCapsules
 from capsule_lab.layers.classes import ReceptiveField, axes_of, coordinate_addition
 from capsule_lab.routing import EMRouting
+from tests.helpers.closeness import assert_close
 from tests.reference import em_bridge as bridge
 from tests.reference import em_golden as golden
 from tests.reference import em_loops as loops
@@ -17,30 +18,28 @@ from tests.reference.em_bridge import random
 HEIGHT, WIDTH, TYPES, CLASSES = 2, 3, 2, 4
 BACKENDS = ["reference", "matmul", "fused"]
 
-exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+exact = partial(assert_close, atol=1e-10)
+
+CASES = []
+"""Each preset without and with coordinates; poses and backends alternate."""
+for number, preset in enumerate(bridge.PRESETS):
+    for added in (False, True):
+        turn = number + added
+        CASES.append((preset, ("matrix", "vector")[turn % 2], added, BACKENDS[turn % 3]))
 
 
-@pytest.mark.parametrize(
-    ("name", "pose", "added", "backend"),
-    [
-        (
-            name,
-            ("matrix", "vector")[(number + shift) % 2],
-            bool(shift),
-            BACKENDS[(number + shift) % 3],
-        )
-        for number, name in enumerate(bridge.PRESETS)
-        for shift in (0, 1)
-    ],
-)
+@pytest.mark.parametrize(("name", "pose", "added", "backend"), CASES)
 def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str) -> None:
-    child_dim, dim, rows, inner, columns = (
-        (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
-    )
-    poses, activations = (
-        random(2, TYPES, child_dim, HEIGHT, WIDTH),
-        random(2, TYPES, HEIGHT, WIDTH, seed=1).sigmoid(),
-    )
+    if pose == "matrix":
+        rows, inner, columns = 4, 4, 4
+        vote = loops.matrix_vote
+    else:
+        rows, inner, columns = 1, 3, 5
+        vote = loops.vector_vote
+    child_dim = rows * inner
+    dim = rows * columns
+    poses = random(2, TYPES, child_dim, HEIGHT, WIDTH)
+    activations = random(2, TYPES, HEIGHT, WIDTH, seed=1).sigmoid()
     weight = 0.5 * random(TYPES, inner, columns, CLASSES, seed=2)
     offsets = added * random(dim, HEIGHT, WIDTH, seed=3)
     coordinates = offsets.permute(1, 2, 0).flatten(0, 1) if added else None
@@ -57,21 +56,16 @@ def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str)
         routing=routing,
     ).double()
     layer.weight.data = bridge.as_class_weight(weight)
-    votes = loops.class_votes_loops(
-        poses,
-        weight,
-        offsets=offsets,
-        vote=loops.matrix_vote if pose == "matrix" else loops.vector_vote,
-    )
-    record = loops.dense_em_loops(
-        votes,
+    of_loops = {**bridge.in_terms_of_the_loops(options), "normalisation": "all_parents"}
+    records = loops.dense_em_loops(
+        loops.class_votes_loops(poses, weight, offsets=offsets, vote=vote),
         activations.flatten(1),
         *bridge.betas_of_the_loops(layer.routing, CLASSES, dim),
-        **{**bridge.in_terms_of_the_loops(options), "normalisation": "all_parents"},
-    )[-1]
+        **of_loops,
+    )
     classes = layer(bridge.as_children(poses), bridge.as_children(activations))
-    exact(classes.poses, record.poses)
-    exact(classes.activations, record.activations)
+    exact(classes.poses, records[-1].poses)
+    exact(classes.activations, records[-1].activations)
 
 
 def coordinates(

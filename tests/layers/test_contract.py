@@ -29,36 +29,37 @@ Options = dict[str, Any]
 def inputs_of(options: Options, batch: int) -> tuple[Tensor, ...]:
     """What a layer of these sizes takes: poses and a mask, feature maps, or poses and activations."""
     if "capsules" in options:
-        return random(batch, options["capsules"], options["dim"]), torch.eye(
-            options["capsules"]
-        ).double()[:batch]
-    if maps := options.get("in_channels", options.get("channels", 2 if "pose" in options else 0)):
+        capsules = options["capsules"]
+        mask = torch.eye(capsules).double()[:batch]
+        return random(batch, capsules, options["dim"]), mask
+    if "pose" in options:
+        return (random(batch, 2, 7, 8),)
+    maps = options.get("in_channels") or options.get("channels")
+    if maps:
         return (random(batch, maps, 7, 8),)
-    names = [
-        "children",
-        "positions",
-        "child_types",
-        *(["parents"] if "positions" in options else []),
-    ]
-    grid = options.get("grid", options.get("size", ()))
-    count = math.prod([*grid, *(options.get(name, 1) for name in names)])
-    return random(batch, count, options.get("child_dim", options.get("dim"))), random(
-        batch, count, seed=1
-    ).sigmoid()
+    names = ["children", "positions", "child_types"]
+    if "positions" in options:
+        names.append("parents")
+    grid = options.get("grid") or options.get("size", ())
+    count = math.prod(grid) * math.prod(options.get(name, 1) for name in names)
+    child_dim = options.get("child_dim") or options["dim"]
+    return random(batch, count, child_dim), random(batch, count, seed=1).sigmoid()
 
 
 @dataclass(frozen=True)
 class Row:
-    """A layer; ``options`` are all that have no default and what is small."""
+    """A layer.
+
+    Attributes:
+        options: all arguments that have no default, and what is small.
+        changed: another value of every argument, with further ones where it does nothing alone.
+        wrong: what is refused, and how the message begins.
+    """
 
     layer: Any
     options: Options
-    changed: (
-        Options  # another value of every argument, with further ones where it does nothing alone
-    )
-    wrong: list[tuple[Options, str]] = field(
-        default_factory=list
-    )  # what is refused, and how the message begins
+    changed: Options
+    wrong: list[tuple[Options, str]] = field(default_factory=list)
 
     def build(self, **options: Any) -> Any:
         """Float64, so that backends and batches can be compared."""
@@ -72,12 +73,11 @@ class Row:
     def above(self, layer: Any, images: slice = slice(3), **options: Any) -> list[Tensor]:
         """Everything that the layer gives, from the same random numbers."""
         torch.manual_seed(0)
-        output = layer(*(each[images] for each in inputs_of({**self.options, **options}, 3)))
-        return (
-            [output]
-            if isinstance(output, Tensor)
-            else [each for each in output if each is not None]
-        )
+        inputs = inputs_of({**self.options, **options}, 3)
+        output = layer(*[each[images] for each in inputs])
+        if isinstance(output, Tensor):
+            return [output]
+        return [each for each in output if each is not None]
 
 
 FIELD = ReceptiveField((9, 11), ((5, 2),))
@@ -85,12 +85,23 @@ HEADS = {"pose": nn.Conv2d(2, 6, 1), "activation": nn.Conv2d(2, 2, 1)}
 ROWS_2 = "poses have 5 and 4 components; expected a multiple of 2"
 PRIMARY = "the layer of primary capsules has"
 STACK = "the stack of convolutional capsules has"
+STEM = "expected [channels, odd kernel size, stride]"
 PARTS: dict[str, Any] = {
     "PrimaryCapsules": (
         {"in_channels": 2, "types": 2, "dim": 3, "kernel_size": 3},
         {
-            "in_channels": 3, "types": 3, "dim": 4, "kernel_size": 5, "stride": 1, "padding": "same", "bias": False,
-            "uniform_coupling": False, "leaky": True, "relu": True, "squash": "none", "weight_std": 0.2,
+            "in_channels": 3,
+            "types": 3,
+            "dim": 4,
+            "kernel_size": 5,
+            "stride": 1,
+            "padding": "same",
+            "bias": False,
+            "uniform_coupling": False,
+            "leaky": True,
+            "relu": True,
+            "squash": "none",
+            "weight_std": 0.2,
         },
         [
             ({"padding": "full"}, "padding is 'full'; expected 'valid' or 'same'"),
@@ -99,17 +110,36 @@ PARTS: dict[str, Any] = {
     ),
     "DepthwisePrimaryCapsules": (
         {"channels": 6, "size": (7, 8), "dim": 3, "kernel_size": 3},
-        {"channels": 9, "size": {"kernel_size": None, "size": (6, 7)}, "dim": 2, "kernel_size": 2, "stride": 2},
+        {
+            "channels": 9,
+            "size": {"kernel_size": None, "size": (6, 7)},
+            "dim": 2,
+            "kernel_size": 2,
+            "stride": 2,
+        },
         [
-            ({"channels": 10}, "there are 10 channels for capsules of 3 components; expected a multiple"),
-            ({"kernel_size": 8}, "feature maps are 7x8, smaller than the 8x8 kernel of the primary capsules"),
+            (
+                {"channels": 10},
+                "there are 10 channels for capsules of 3 components; expected a multiple",
+            ),
+            (
+                {"kernel_size": 8},
+                "feature maps are 7x8, smaller than the 8x8 kernel of the primary capsules",
+            ),
         ],
     ),
     "LinearPrimaryCapsules": (
         {"in_channels": 2, "types": 2, "dim": 4},
         {
-            "in_channels": 3, "types": 3, "dim": 9, "bias": True, "offset": 0.5, "pose_std": 0.1, "activation_std": 0.5,
-            "norm": True, "norm_per_type": {"norm": True, "norm_per_type": True},
+            "in_channels": 3,
+            "types": 3,
+            "dim": 9,
+            "bias": True,
+            "offset": 0.5,
+            "pose_std": 0.1,
+            "activation_std": 0.5,
+            "norm": True,
+            "norm_per_type": {"norm": True, "norm_per_type": True},
         },
         [({"types": 0}, f"{PRIMARY} types 0; expected 1 or more")],
     ),
@@ -118,61 +148,150 @@ PARTS: dict[str, Any] = {
         {"pose": nn.Conv2d(2, 8, 1), "activation": nn.Conv2d(2, 2, 1, bias=False), "types": 1},
     ),
     "DenseCapsules": (
-        {"children": 5, "child_dim": 3, "parents": 4, "parent_dim": 2, "routing": DynamicRouting, "weight_std": 1.0},
-        {"children": 6, "child_dim": 4, "parents": 3, "parent_dim": 5, "routing": UniformRouting, "weight_std": 0.5},
-        [({"routing": DynamicRouting(4, 2)}, "routing is a DynamicRouting that is already built; expected the ")],
+        {
+            "children": 5,
+            "child_dim": 3,
+            "parents": 4,
+            "parent_dim": 2,
+            "routing": DynamicRouting,
+            "weight_std": 1.0,
+        },
+        {
+            "children": 6,
+            "child_dim": 4,
+            "parents": 3,
+            "parent_dim": 5,
+            "routing": UniformRouting,
+            "weight_std": 0.5,
+        },
+        [
+            (
+                {"routing": DynamicRouting(4, 2)},
+                "routing is a DynamicRouting that is already built; expected the ",
+            )
+        ],
     ),
     "ClassCapsules": (
         {
-            "positions": 6, "child_types": 2, "child_dim": 4, "classes": 4, "dim": 4, "rows": 2, "routing": EMRouting,
+            "positions": 6,
+            "child_types": 2,
+            "child_dim": 4,
+            "classes": 4,
+            "dim": 4,
+            "rows": 2,
+            "routing": EMRouting,
             "weight_std": 0.8,
         },
         {
-            "positions": 5, "child_types": 3, "child_dim": 6, "classes": 3, "dim": 6,
-            "routing": partial(EMRouting, beta_a=0.0), "rows": 1, "coordinates": torch.eye(6)[:, :4], "weight_std": 0.5,
+            "positions": 5,
+            "child_types": 3,
+            "child_dim": 6,
+            "classes": 3,
+            "dim": 6,
+            "routing": partial(EMRouting, beta_a=0.0),
+            "rows": 1,
+            "coordinates": torch.eye(6)[:, :4],
+            "weight_std": 0.5,
         },
         [({"child_dim": 5}, ROWS_2)],
     ),
     "CoordinateClassCapsules": (
         {
-            "grid": (2, 3), "child_types": 2, "dim": 4, "classes": 3, "field": FIELD, "rows": 2, "routing": EMRouting,
+            "grid": (2, 3),
+            "child_types": 2,
+            "dim": 4,
+            "classes": 3,
+            "field": FIELD,
+            "rows": 2,
+            "routing": EMRouting,
             "weight_std": 0.8,
         },
         {
-            "grid": (3, 3), "child_types": 3, "dim": 16, "classes": 4, "field": FIELD._replace(image=(30, 40)),
-            "routing": DynamicRouting, "rows": 1, "coordinates": "grid", "entries": "paper", "weight_std": 0.5,
+            "grid": (3, 3),
+            "child_types": 3,
+            "dim": 16,
+            "classes": 4,
+            "field": FIELD._replace(image=(30, 40)),
+            "routing": DynamicRouting,
+            "rows": 1,
+            "coordinates": "grid",
+            "entries": "paper",
+            "weight_std": 0.5,
         },
         [
-            ({"coordinates": "polar"}, "coordinates is 'polar'; expected 'receptive_field', 'image_share', 'grid' or"),
-            ({"dim": 1, "rows": 1}, "poses have 1 component; expected 4 or more, or coordinates='none'"),
+            (
+                {"coordinates": "polar"},
+                "coordinates is 'polar'; expected 'receptive_field', 'image_share', 'grid' or",
+            ),
+            (
+                {"dim": 1, "rows": 1},
+                "poses have 1 component; expected 4 or more, or coordinates='none'",
+            ),
         ],
     ),
     "ConvCapsules": (
         {
-            "size": (4, 6), "child_types": 2, "child_dim": 4, "parent_types": 3, "parent_dim": 4, "rows": 2,
-            "routing": EMRouting, "weight_std": 0.8,
+            "size": (4, 6),
+            "child_types": 2,
+            "child_dim": 4,
+            "parent_types": 3,
+            "parent_dim": 4,
+            "rows": 2,
+            "routing": EMRouting,
+            "weight_std": 0.8,
         },
         {
-            "size": (6, 5), "child_types": 3, "child_dim": 6, "parent_types": 2, "parent_dim": 6,
-            "routing": partial(EMRouting, beta_a=0.0), "rows": 1, "kernel_size": 2, "stride": 2, "padding": 1,
+            "size": (6, 5),
+            "child_types": 3,
+            "child_dim": 6,
+            "parent_types": 2,
+            "parent_dim": 6,
+            "routing": partial(EMRouting, beta_a=0.0),
+            "rows": 1,
+            "kernel_size": 2,
+            "stride": 2,
+            "padding": 1,
             "weight_std": 0.5,
         },
         [
             ({"child_dim": 5}, ROWS_2),
-            ({"size": (2, 6)}, "the grid of children is 2x6, smaller than the 3x3 window of the capsules above; "),
+            (
+                {"size": (2, 6)},
+                "the grid of children is 2x6, smaller than the 3x3 window of the capsules above; ",
+            ),
             ({"stride": 0}, "types, kernel_size and stride are 2, 3, 0; expected 1 or more"),
-            ({"routing": partial(DynamicRouting, leaky=True)}, "routing.leaky is true; expected false: convolutional"),
-            ({"routing": partial(SelfRouting, poses=False)}, "routing.poses is false; expected true, since the next"),
+            (
+                {"routing": partial(DynamicRouting, leaky=True)},
+                "routing.leaky is true; expected false: convolutional",
+            ),
+            (
+                {"routing": partial(SelfRouting, poses=False)},
+                "routing.poses is false; expected true, since the next",
+            ),
         ],
     ),
     "ConvStack": (
         {
-            "grid": (6, 7), "child_types": 2, "dim": 4, "rows": 2, "types": (3, 2), "strides": (1, 2),
-            "routing": EMRouting, "weight_std": 0.8,
+            "grid": (6, 7),
+            "child_types": 2,
+            "dim": 4,
+            "rows": 2,
+            "types": (3, 2),
+            "strides": (1, 2),
+            "routing": EMRouting,
+            "weight_std": 0.8,
         },
         {
-            "grid": (7, 7), "child_types": 3, "dim": 16, "routing": DynamicRouting, "rows": 1, "types": (3, 3),
-            "strides": (1, 1), "kernel_size": 2, "weight_std": 0.5, "initialise": nn.init.ones_,
+            "grid": (7, 7),
+            "child_types": 3,
+            "dim": 16,
+            "routing": DynamicRouting,
+            "rows": 1,
+            "types": (3, 3),
+            "strides": (1, 1),
+            "kernel_size": 2,
+            "weight_std": 0.5,
+            "initialise": nn.init.ones_,
         },
         [
             ({"types": (4,)}, "there are 1 types and 2 strides; expected equal"),
@@ -191,14 +310,17 @@ PARTS: dict[str, Any] = {
         {"stem": [[4, 3, 2], [4, 3, 1]], "in_channels": 2, "size": (7, 8), "batch_norm": False},
         {"stem": "conv2", "in_channels": 3, "size": (7, 8), "batch_norm": True},
         [
-            ({"stem": "conv9"}, "stem is 'conv9'; expected 'paper', 'padded', 'conv2', 'conv3' or 'resnet'"),
-            *(
-                ({"stem": [each]}, f"stem has {each}; expected [channels, odd kernel size, stride]")
-                for each in ([8, 4, 2], [8, 3], 8, [8, 3, 0])
+            (
+                {"stem": "conv9"},
+                "stem is 'conv9'; expected 'paper', 'padded', 'conv2', 'conv3' or 'resnet'",
             ),
+            ({"stem": [[8, 4, 2]]}, f"stem has [8, 4, 2]; {STEM}"),
+            ({"stem": [[8, 3]]}, f"stem has [8, 3]; {STEM}"),
+            ({"stem": [8]}, f"stem has 8; {STEM}"),
+            ({"stem": [[8, 3, 0]]}, f"stem has [8, 3, 0]; {STEM}"),
         ],
     ),
-}  # fmt: skip
+}
 ROWS = {name: Row(getattr(layers, name), *parts) for name, parts in PARTS.items()}
 BACKENDS = ["reference", "matmul", "fused"]
 
@@ -208,7 +330,9 @@ def test_batches(name: str) -> None:
     """An image alone is as in a batch, and there may be none; geometry and coordinates are not saved."""
     row = ROWS[name]
     layer = row.build().eval()
-    several, alone, none = (row.above(layer, images=slice(count)) for count in (3, 1, 0))
+    several = row.above(layer, images=slice(3))
+    alone = row.above(layer, images=slice(1))
+    none = row.above(layer, images=slice(0))
     torch.testing.assert_close(alone, [each[:1] for each in several], rtol=1e-9, atol=1e-9)
     assert {len(each) for each in none} == {0}
     assert layer.state_dict().keys() == {key for key, _ in layer.named_parameters()}
@@ -216,20 +340,20 @@ def test_batches(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_argument_does_something(name: str) -> None:
-    row, idle = ROWS[name], []
+    row = ROWS[name]
     assert row.changed.keys() == inspect.signature(row.layer).parameters.keys()
     layer = row.build()
-    shapes = [each.shape for each in (*layer.parameters(), *row.above(layer))]
+    above = row.above(layer)
+    shapes = [each.shape for each in (*layer.parameters(), *above)]
+    idle = []
     for argument, value in row.changed.items():
         options = value if isinstance(value, dict) and argument in value else {argument: value}
         other = row.build(**options)
         found = row.above(other, **options)
         if shapes == [each.shape for each in (*other.parameters(), *found)]:
-            same = all(
-                torch.allclose(*pair, rtol=1e-4)
-                for pair in zip(row.above(layer), found, strict=True)
-            )
-            idle += [argument] if same else []
+            pairs = zip(above, found, strict=True)
+            if all(torch.allclose(*pair, rtol=1e-4) for pair in pairs):
+                idle.append(argument)
     assert idle == (["size"] if name == "Stem" else []), "what a stem says of its sizes: test_stem"
 
 
@@ -260,10 +384,10 @@ def test_initial_values_of_the_official_codes() -> None:
 
 
 EM = {
-    **{
-        n: partial(EMRouting, normalisation=n)
-        for n in ("all_parents", "window", "official_legacy", "official_fast")
-    },
+    "all_parents": partial(EMRouting, normalisation="all_parents"),
+    "window": partial(EMRouting, normalisation="window"),
+    "official_legacy": partial(EMRouting, normalisation="official_legacy"),
+    "official_fast": partial(EMRouting, normalisation="official_fast"),
     "types": partial(EMRouting, initial="types"),
     "mixing": partial(EMRouting, activation="mixing_proportions", mass_eps=0.1),
     "damped": partial(EMRouting, damping=0.3, cost="standardised", iterations=4),
@@ -286,44 +410,43 @@ LAYERS = [  # of which each routing has two, with one backend each
     ("UntransformedCapsules", {}),
     ("ConvCapsules", {"stride": 1, "rows": 1}),
 ]
-PAIRS = [
-    (
-        routing,
-        *LAYERS[(2 * number + shift) % len(LAYERS)],
-        ("fused", "matmul")[(number + shift) % 2],
-    )
-    for number, routing in enumerate(ROUTINGS)
-    for shift in (0, 1, 3)
-]
+PAIRS = []
+for number, name_of_routing in enumerate(ROUTINGS):
+    for shift in (0, 1, 3):
+        layer, options = LAYERS[(2 * number + shift) % len(LAYERS)]
+        PAIRS.append((name_of_routing, layer, options, ("fused", "matmul")[(number + shift) % 2]))
 
 
 def values_gradients_traces(name: str, options: Options, routing: Any) -> list[Tensor]:
-    row, traces = ROWS[name], list[RoutingTrace]()
+    row = ROWS[name]
     layer = row.build(**options, routing=routing)
     inputs = [each.requires_grad_() for each in inputs_of(row.options, 2)]
-    parents = [each for each in layer(*inputs, on_iteration=traces.append)[:2] if each is not None]
+    traces: list[RoutingTrace] = []
+    poses, activations, _ = layer(*inputs, on_iteration=traces.append)
     learned = [each for each in layer.parameters() if each.requires_grad]
-    total = sum(
-        (each * torch.linspace(1, 2, each.numel()).view_as(each)).sum() for each in parents
-    )  # each in its way
     gradients = torch.autograd.grad(
-        total, [*inputs, *learned], materialize_grads=True, allow_unused=True
+        weighted_total(poses) + weighted_total(activations),
+        [*inputs, *learned],
+        materialize_grads=True,
+        allow_unused=True,
     )
     assert gradients[0].abs().max() > 1e-3
-    return [
-        *parents,
-        *gradients,
-        *(tensor for trace in traces for tensor in (trace.couplings, trace.poses)),
-    ]
+    observed = [each.couplings for each in traces] + [each.poses for each in traces]
+    return [poses, activations, *gradients, *observed]
+
+
+def weighted_total(values: Tensor) -> Tensor:
+    """A sum to which every number contributes with a weight of its own."""
+    weights = torch.linspace(1, 2, values.numel()).view_as(values)
+    return (values * weights).sum()
 
 
 @pytest.mark.parametrize(("routing", "name", "options", "backend"), PAIRS)
 def test_backends_are_equal(routing: str, name: str, options: Options, backend: str) -> None:
     """Traces, values and all gradients."""
-    found, expected = (
-        values_gradients_traces(name, options, partial(ROUTINGS[routing], backend=each))
-        for each in (backend, "reference")
-    )
+    build = ROUTINGS[routing]
+    found = values_gradients_traces(name, options, partial(build, backend=backend))
+    expected = values_gradients_traces(name, options, partial(build, backend="reference"))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -333,17 +456,17 @@ def test_extreme_poses_and_activations_stay_finite(routing: str) -> None:
     row = ROWS["ConvCapsules"]
     for backend in BACKENDS:
         layer = row.build(stride=2, routing=partial(EM[routing], backend=backend)).float()
-        poses, activations = (each.float() for each in inputs_of(row.options, 2))
+        poses, activations = inputs_of(row.options, 2)
         for scale, presence in ((0.0, 0.0), (1e-4, 1.0), (1e4, 0.0), (1e4, 1.0), (0.0, 1.0)):
-            inputs = [
-                (scale * poses).requires_grad_(),
-                torch.full_like(activations, presence).requires_grad_(),
-            ]
-            parents = layer(*inputs)
+            given = (scale * poses).float().requires_grad_()
+            present = torch.full_like(activations, presence).float().requires_grad_()
+            parents = layer(given, present)
             layer.zero_grad()
             (parents.poses.sum() + parents.activations.sum()).backward()
-            tensors = *parents[:2], *(each.grad for each in (*inputs, *layer.parameters()))
-            assert all(each is None or each.isfinite().all() for each in tensors)
+            assert parents.poses.isfinite().all()
+            assert parents.activations.isfinite().all()
+            for tensor in (given, present, *layer.parameters()):
+                assert tensor.grad is None or tensor.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -352,7 +475,8 @@ def test_extreme_poses_and_activations_stay_finite(routing: str) -> None:
 @pytest.mark.parametrize("name", ["DenseCapsules", "ClassCapsules", "UntransformedCapsules"])
 def test_routings_of_other_kinds(name: str, routing: Any) -> None:
     row = ROWS[name]
-    layer = row.build(routing=routing, **({"rows": 1} if name == "ClassCapsules" else {}))
+    options = {"rows": 1} if name == "ClassCapsules" else {}
+    layer = row.build(routing=routing, **options)
     parents = layer(*inputs_of(row.options, 2))
     assert (parents.poses.shape[2] > 0) == layer.routing.poses
     assert parents.activations.isfinite().all()

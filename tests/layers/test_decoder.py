@@ -5,7 +5,9 @@ from capsule_lab.layers import Decoder
 
 
 def test_sixteen_of_a_hundred_and_sixty_numbers_reach_the_first_layer() -> None:
-    decoder, poses, mask = Decoder(10, 16, (3, 4, 5)), torch.randn(3, 10, 16), torch.eye(10)[2:5]
+    decoder = Decoder(10, 16, (3, 4, 5))
+    poses = torch.randn(3, 10, 16)
+    mask = torch.eye(10)[2:5]
     seen: list[Tensor] = []
     decoder.layers[0].register_forward_hook(lambda _, inputs, output: seen.append(inputs[0]))
     images = decoder(poses, mask)
@@ -18,15 +20,9 @@ def test_sixteen_of_a_hundred_and_sixty_numbers_reach_the_first_layer() -> None:
 
 def test_layers_of_the_paper() -> None:
     decoder = Decoder(10, 16, (1, 28, 28))
-    assert [tuple(p.shape) for p in decoder.parameters() if p.ndim == 2] == [
-        (512, 160),
-        (1024, 512),
-        (784, 1024),
-    ]
-    assert [type(layer) for layer in decoder.layers] == [
-        nn.Linear,
-        nn.ReLU,
-        nn.Linear,
-        nn.ReLU,
-        nn.Linear,
-    ]
+    first, _, second, _, third = layers = decoder.layers
+    assert [type(layer) for layer in layers[::2]] == [nn.Linear] * 3
+    assert [type(layer) for layer in layers[1::2]] == [nn.ReLU] * 2
+    assert first.weight.shape == (512, 160)
+    assert second.weight.shape == (1024, 512)
+    assert third.weight.shape == (784, 1024)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from capsule_lab.layers import DenseCapsules, UntransformedCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.helpers.closeness import assert_close
 from tests.reference.em_bridge import random
 from tests.reference.loops import dynamic_routing_loops
 
@@ -20,17 +21,14 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 @every_backend
 def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
     torch.manual_seed(0)
-    layer, poses = (
-        DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double(),
-        random(2, 5, 3),
-    )
+    layer = DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double()
+    poses = random(2, 5, 3)
     votes = torch.zeros(2, 5, 4, 2, dtype=torch.float64)
-    for b, i, j, d in product(*map(range, votes.shape)):
-        votes[b, i, j, d] = sum(
-            poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3)
-        )
+    for b, i, j, d in product(range(2), range(5), range(4), range(2)):
+        for c in range(3):
+            votes[b, i, j, d] += poses[b, i, c] * layer.weight[i, c, j, d].item()
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
-    torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
+    assert_close(layer(poses).poses, expected)
 
 
 def build(routing: Any) -> UntransformedCapsules:
@@ -46,11 +44,11 @@ def children() -> tuple[Tensor, Tensor]:
 @every_backend
 def test_poses_are_votes(backend: str) -> None:
     """The child of position p for parent j is the (p, j)-th; positions are the children of routing."""
-    layer, (poses, activations) = build(partial(DynamicRouting, backend=backend)), children()
-    expected = dynamic_routing_loops(
-        poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias
-    )
-    torch.testing.assert_close(layer(poses, activations).poses, expected, rtol=0, atol=1e-8)
+    layer = build(partial(DynamicRouting, backend=backend))
+    poses, activations = children()
+    votes = poses.view(2, POSITIONS, PARENTS, DIM)
+    expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
+    assert_close(layer(poses, activations).poses, expected, atol=1e-8)
     assert list(layer.state_dict()) == ["routing.bias"]
 
 
@@ -58,14 +56,14 @@ def test_equal_couplings_are_a_sum_over_positions() -> None:
     layer = build(partial(UniformRouting, bias=False, squash="none"))
     poses = torch.arange(24.0, dtype=torch.float64).view(1, 6, 4)
     expected = torch.tensor([[[24.0, 27, 30, 33], [36, 39, 42, 45]]], dtype=torch.float64) / 2
-    torch.testing.assert_close(layer(poses, poses[..., 0]).poses, expected, rtol=0, atol=1e-10)
+    assert_close(layer(poses, poses[..., 0]).poses, expected, atol=1e-10)
 
 
 def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
-    layer, (poses, activations) = build(EMRouting), children()
-    shifted = activations + torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(POSITIONS)
+    layer = build(EMRouting)
+    poses, activations = children()
+    shift = torch.tensor([0.1, -0.1], dtype=torch.float64)
+    shifted = activations + shift.repeat(POSITIONS)
     before = layer(poses, activations)
-    torch.testing.assert_close(
-        layer(poses, shifted).activations, before.activations, rtol=0, atol=1e-9
-    )
+    assert_close(layer(poses, shifted).activations, before.activations, atol=1e-9)
     assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.layers import Windows, build_normaliser
+from tests.helpers.closeness import assert_close
 from tests.reference import em_loops as loops
 
 Geometry = tuple[tuple[int, int], int, int, int]
@@ -36,22 +38,21 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
     """Children that each position sees, ``[position][place]``, one by one; with another stride at as many positions."""
     (height, width), types, kernel, own = geometry
     step = own if stride is None else stride
-    return [
-        [
-            ((step * y + row) * width + step * x + column) * types + kind
-            for row, column, kind in places
-        ]
-        for y, x in product(range((height - kernel) // own + 1), range((width - kernel) // own + 1))
-        for places in [list(product(range(kernel), range(kernel), range(types)))]
-    ]
+    positions = []
+    for y, x in product(range((height - kernel) // own + 1), range((width - kernel) // own + 1)):
+        places = []
+        for row, column, kind in product(range(kernel), range(kernel), range(types)):
+            cell = (step * y + row) * width + step * x + column
+            places.append(cell * types + kind)
+        positions.append(places)
+    return positions
 
 
 def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     of_image = fields(geometry)
     shape = BATCH * len(of_image), PARENTS, len(of_image[0])
-    return scale * torch.randn(
-        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    return scale * torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def test_poses_of_windows_are_copied_once() -> None:
@@ -60,35 +61,36 @@ def test_poses_of_windows_are_copied_once() -> None:
     poses = torch.randn(BATCH, windows.child_count, 4)
     found = windows.poses(poses)
     assert found.transpose(1, 2).is_contiguous()
-    expected = torch.stack([image[field] for image in poses for field in fields(GEOMETRIES[1])])
-    assert torch.equal(found, expected)
+    expected = poses[:, fields(GEOMETRIES[1])]  # [image window place dim]
+    assert torch.equal(found, expected.flatten(0, 1))
 
 
 def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
     """Sum of the couplings of each child that has parents, over all positions, ``(batch, child)``."""
+    (height, width), types, *_ = geometry
     child = torch.tensor(fields(geometry)).flatten()
-    total = torch.zeros(BATCH, math.prod(geometry[0]) * geometry[1], dtype=couplings.dtype)
-    return total.index_add_(1, child, couplings.sum(1).view(BATCH, -1))[:, child.unique()]
+    total = torch.zeros(BATCH, height * width * types, dtype=couplings.dtype)
+    total.index_add_(1, child, couplings.sum(1).view(BATCH, -1))
+    return total[:, child.unique()]
 
 
 def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Tensor:
     """The same through ``em_loops.normalise``, one image at a time."""
-    _, types, _, _ = geometry
-    of_image, as_if = fields(geometry), fields(geometry, stride=1)
-    index = list(product(range(len(of_image)), range(PARENTS), range(len(of_image[0]))))
-    (height, width) = geometry[0]
+    (height, width), types, *_ = geometry
+    of_image = fields(geometry)
+    at_stride_one = fields(geometry, stride=1)
     children = [loops.Child(1.0, type=child % types) for child in range(height * width * types)]
-    parents = [
-        loops.Parent(type=j, position=p) for p in range(len(of_image)) for j in range(PARENTS)
-    ]
-    edges = [
-        loops.Edge(of_image[p][n], p * PARENTS + j, [], stride_one_child=as_if[p][n])
-        for p, j, n in index
-    ]
+    parents = []
+    edges = []
+    for position, seen in enumerate(of_image):
+        for kind in range(PARENTS):
+            for child, legacy_child in zip(seen, at_stride_one[position], strict=True):
+                edge = loops.Edge(child, len(parents), [], stride_one_child=legacy_child)
+                edges.append(edge)
+            parents.append(loops.Parent(type=kind, position=position))
     images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
-    couplings = [
-        loops.normalise(image, children, parents, edges, normalisation) for image in images
-    ]
+    normalise = partial(loops.normalise, normalisation=normalisation)
+    couplings = [normalise(image, children, parents, edges) for image in images]
     return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)
 
 
@@ -96,14 +98,16 @@ def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Ten
 def test_windows_hold_their_children(geometry: Geometry) -> None:
     """Child by child; the number of a pose encodes image, index and component."""
     (height, width), types, kernel, stride = geometry
-    windows, of_image, children = build(geometry), fields(geometry), height * width * types
+    windows = build(geometry)
+    of_image = fields(geometry)
+    children = height * width * types
     assert windows.child.tolist() == of_image
     assert windows.child_at_stride_1.tolist() == fields(geometry, stride=1)
     poses = torch.arange(BATCH * children * 4.0).view(BATCH, children, 4)
     assert torch.equal(windows.poses(poses), poses[:, of_image].flatten(0, 1))
     assert torch.equal(windows.activations(poses[..., 0]), poses[:, of_image, 0].flatten(0, 1))
-    sizes = (height, width), torch.zeros(1, 1, kernel, kernel)
-    conv = torch.nn.functional.conv2d(torch.zeros(1, 1, *sizes[0]), sizes[1], stride=stride)
+    image = torch.zeros(1, 1, height, width)
+    conv = torch.nn.functional.conv2d(image, torch.zeros(1, 1, kernel, kernel), stride=stride)
     assert windows.grid == tuple(conv.shape[2:])
     assert (windows.positions, windows.places) == (len(of_image), len(of_image[0]))
 
@@ -114,51 +118,42 @@ def test_couplings_equal_the_loops(normalisation: str) -> None:
         weights = log_couplings(geometry, scale=(0.0, 1.0, 20.0)[number % 3])
         normaliser = build_normaliser(normalisation, build(geometry))
         couplings = normaliser(weights)
-        torch.testing.assert_close(
-            couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12
-        )
-        torch.testing.assert_close(normaliser(weights - 1e4), couplings, rtol=0, atol=1e-10)
+        assert_close(couplings, by_loops(weights, geometry, normalisation))
+        assert_close(normaliser(weights - 1e4), couplings, atol=1e-10)
         alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
-        torch.testing.assert_close(alone, couplings, rtol=0, atol=1e-15)
+        assert_close(alone, couplings, atol=1e-15)
 
 
 @every_geometry
 def test_all_parents_of_a_child_share_it(geometry: Geometry) -> None:
+    normaliser = build_normaliser("all_parents", build(geometry))
     for scale in (0.0, 1.0, 300.0, 1e5):
-        couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
+        couplings = normaliser(log_couplings(geometry, scale))
         assert (couplings >= 0).all()
         total = total_couplings(couplings, geometry)
-        torch.testing.assert_close(
-            total, torch.ones_like(total), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12
-        )
+        assert_close(total, torch.ones_like(total), atol=1e-10 if scale > 1e3 else 1e-12)
+
+
+def totals_of(normalisation: str, geometry: Geometry) -> Tensor:
+    normaliser = build_normaliser(normalisation, build(geometry))
+    return total_couplings(normaliser(log_couplings(geometry)), geometry)
 
 
 def test_each_window_takes_a_whole_child() -> None:
     """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
-    geometry = (5, 5), 1, 3, 1
-    total = total_couplings(
-        build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry
-    )
+    total = totals_of("window", ((5, 5), 1, 3, 1))
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
-    torch.testing.assert_close(
-        total, torch.outer(along, along).flatten().expand(BATCH, 25), rtol=0, atol=1e-12
-    )
+    assert_close(total, torch.outer(along, along).flatten().expand(BATCH, 25))
 
 
 def test_legacy_couplings_sum_to_one_per_type() -> None:
     """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
-    geometry = (5, 5), 2, 3, 1
-    total = total_couplings(
-        build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry
-    )
-    torch.testing.assert_close(total, torch.full_like(total, PARENTS), rtol=0, atol=1e-4)
+    total = totals_of("official_legacy", ((5, 5), 2, 3, 1))
+    assert_close(total, torch.full_like(total, PARENTS), atol=1e-4)
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
-    geometry = (5, 7), 2, 3, 2
-    total = total_couplings(
-        build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry
-    )
+    total = totals_of("official_legacy", ((5, 7), 2, 3, 2))
     assert total.max() > PARENTS + 0.1
     assert total.min() < PARENTS - 0.1
 
@@ -166,13 +161,10 @@ def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
 def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
     normaliser = build_normaliser("official_fast", Windows((1, 3), 2, kernel_size=1))
-    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(
-        1
-    )
-    expected = torch.tensor(
-        [[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64
-    ).unsqueeze(1)
-    torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
+    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64)
+    left = math.exp(-20) / 1e-6
+    expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [left, 1.0]], dtype=torch.float64)
+    assert_close(normaliser(weights.unsqueeze(1)), expected.unsqueeze(1))
 
 
 @every_normalisation
@@ -186,9 +178,6 @@ def test_couplings_have_their_gradient(normalisation: str) -> None:
 def test_total_is_the_images(normalisation: str) -> None:
     windows = Windows((4, 4), 1)
     mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
-    expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[
-        :, None
-    ]
-    torch.testing.assert_close(
-        build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12
-    )
+    of_image = mass.view(BATCH, -1).sum(1)
+    expected = of_image.repeat_interleave(4)[:, None]
+    assert_close(build_normaliser(normalisation, windows).total(mass), expected)

@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d
 from capsule_lab.functional import SQUASHES, exponential_squash, squash
 from capsule_lab.layers import DepthwisePrimaryCapsules, LinearPrimaryCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import StridedConv2d
+from tests.helpers.closeness import assert_close
 from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
 
@@ -30,11 +31,11 @@ def check_grouping(
 ) -> None:
     """The components of a capsule are ``DIM`` channels in a row at one position; capsules go by (type, y, x)."""
     features = index_features()
-    places = product(features, range(TYPES), range(HEIGHT), range(WIDTH))
-    expected = [
-        [image[kind * DIM + c, y, x].item() for c in range(DIM)] for image, kind, y, x in places
-    ]
-    grouped = torch.tensor(expected, dtype=torch.float64).view(len(features), -1, DIM)
+    expected = []
+    for image, kind, y, x in product(features, range(TYPES), range(HEIGHT), range(WIDTH)):
+        first = kind * DIM
+        expected.append(image[first : first + DIM, y, x])
+    grouped = torch.stack(expected).view(len(features), -1, DIM)
     torch.testing.assert_close(capsules_of(features), squash(grouped), rtol=1e-12, atol=0)
 
 
@@ -48,9 +49,8 @@ def identity_layer(**options: Any) -> PrimaryCapsules:
 
 
 def test_components_come_from_channels_at_one_position() -> None:
-    layer, rectified = (
-        identity_layer(bias=False, uniform_coupling=False, relu=relu) for relu in (False, True)
-    )
+    layer = identity_layer(bias=False, uniform_coupling=False)
+    rectified = identity_layer(bias=False, uniform_coupling=False, relu=True)
     check_grouping(lambda features: layer(features).poses)
     check_grouping(
         lambda features: rectified(features).poses, lambda grouped: squash(grouped.relu())
@@ -67,15 +67,12 @@ def test_kernel_of_the_size_of_the_feature_maps_equals_a_convolution() -> None:
     layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM).double()
     nn.init.normal_(layer.conv.bias)
     features = torch.randn(3, TYPES * DIM, HEIGHT, WIDTH, dtype=torch.float64, requires_grad=True)
-    wanted = layer.conv(features).view(3, TYPES, DIM)
-    expected = exponential_squash(wanted)
+    poses = layer(features).poses
+    expected = exponential_squash(layer.conv(features).view(3, TYPES, DIM))
+    torch.testing.assert_close(poses, expected)
     inputs = [features, layer.conv.weight, layer.conv.bias]
-    ours, theirs = (
-        torch.autograd.grad(each.sin().sum(), inputs) for each in (layer(features).poses, expected)
-    )
-    assert torch.allclose(layer(features).poses, expected)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other)
+    found = torch.autograd.grad(poses.sin().sum(), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sin().sum(), inputs))
 
 
 @pytest.mark.parametrize("name", SQUASHES)
@@ -83,16 +80,11 @@ def test_squash_by_name(name: Any) -> None:
     layer = identity_layer(bias=False, uniform_coupling=False, squash=name)
     check_grouping(lambda features: layer(features).poses, SQUASHES[name].poses)
     capsules = layer(10 * index_features())
-    torch.testing.assert_close(
-        capsules.activations,
-        length_loops(capsules.poses),
-        rtol=1e-6,
-        atol=1e-12 if name == "squash" else 1e-4,
-    )
-    torch.testing.assert_close(
-        capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits,
-        capsules.activations,
-    )
+    lengths = length_loops(capsules.poses)
+    tolerance = 1e-12 if name == "squash" else 1e-4
+    torch.testing.assert_close(capsules.activations, lengths, rtol=1e-6, atol=tolerance)
+    activations = capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits
+    torch.testing.assert_close(activations, capsules.activations)
 
 
 def test_pixelwise_grouping_is_caught() -> None:
@@ -113,25 +105,24 @@ def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: flo
     layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options).double()
     features = torch.randn(1, 2, 1, 1, dtype=torch.float64)
     expected = squash(share * layer.conv(features).view(1, -1, 8))
-    torch.testing.assert_close(layer(features).poses, expected, rtol=0, atol=1e-12)
+    assert_close(layer(features).poses, expected)
 
 
 @pytest.mark.parametrize(("types", "dim"), [(32, 16), (5, 9)])
 def test_linear_capsules_come_from_their_own_channels_at_one_position(types: int, dim: int) -> None:
     """Channels encode their number in thousands, features their position."""
     primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=2.0).double()
-    channels = 1000.0 * torch.arange(types * (dim + 1))
-    for layer, own in (
-        (primary.pose, channels[: types * dim]),
-        (primary.activation, channels[types * dim :]),
-    ):
-        nn.init.ones_(layer.weight)
-        layer.bias.data.copy_(own)
+    of_poses = 1000.0 * torch.arange(types * dim)
+    of_activations = 1000.0 * torch.arange(types * dim, types * (dim + 1))
+    nn.init.ones_(primary.pose.weight)
+    nn.init.ones_(primary.activation.weight)
+    primary.pose.bias.data.copy_(of_poses)
+    primary.activation.bias.data.copy_(of_activations)
     capsules = primary(torch.arange(6, dtype=torch.float64).view(1, 1, 2, 3))
-    places = torch.arange(6)[:, None]
-    expected = 1000 * torch.arange(types * dim).view(1, types, dim) + places[..., None]
+    places = torch.arange(6.0)[:, None]
+    expected = of_poses.view(1, types, dim) + places[..., None]
     assert torch.equal(capsules.poses.unflatten(1, (6, types))[0], expected.double())
-    expected = 1000 * torch.arange(types * dim, types * (dim + 1)) + places - 2  # the offset
+    expected = of_activations + places - 2  # the offset
     assert torch.equal(capsules.logits.unflatten(1, (6, types))[0], expected.double())
 
 
@@ -147,16 +138,16 @@ def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) 
     features = torch.randn(2, 3, size, size + 1, dtype=torch.float64, requires_grad=True)
     output = ours(features)
     grad = torch.randn_like(output)
-    torch.testing.assert_close(output, torchs(features), rtol=0, atol=0)
+    assert_close(output, torchs(features), atol=0)
     found = torch.autograd.grad(output, (features, ours.weight), grad)
     expected = torch.autograd.grad(torchs(features), (features, torchs.weight), grad)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    (alone,) = torch.autograd.grad(
-        ours(features.detach()), ours.weight, grad
-    )  # as in a first layer
+    # as in a first layer
+    (alone,) = torch.autograd.grad(ours(features.detach()), ours.weight, grad)
     torch.testing.assert_close(alone, expected[1])
     ours.requires_grad_(False)
-    torch.testing.assert_close(torch.autograd.grad(ours(features), features, grad)[0], expected[0])
+    (alone,) = torch.autograd.grad(ours(features), features, grad)
+    torch.testing.assert_close(alone, expected[0])
 
 
 def test_second_derivatives() -> None:

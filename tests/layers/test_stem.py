@@ -27,9 +27,10 @@ def test_what_a_position_sees(stem: Any) -> None:
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     images = torch.ones(1, 1, 64, 64, dtype=torch.float64, requires_grad=True)
-    row, column = (n // 2 for n in built.grid)
+    row = built.grid[0] // 2
+    column = built.grid[1] // 2
     built(images)[0, 0, row, column].backward()
     seen = images.grad[0, 0].nonzero().double()
-    axes = axes_of("receptive_field", built.grid, built.field)
-    expected = [axes[0][row].item() * 100 + 32, axes[1][column].item() * 100 + 32]
+    rows, columns = axes_of("receptive_field", built.grid, built.field)
+    expected = [rows[row].item() * 100 + 32, columns[column].item() * 100 + 32]
     assert seen.mean(0).tolist() == pytest.approx(expected, abs=1e-4)

@@ -13,6 +13,7 @@ from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.networks import CapsNet
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import pictures
 from tests.helpers.tiers import whole_but
 
@@ -36,14 +37,13 @@ def build(
 def test_initial_values_of_the_official_code() -> None:
     network = CapsNet((1, 9, 9), 4, **{**SMALL, "channels": 200})
     assert torch.equal(network.conv.bias, torch.full((200,), 0.1))
-    assert network.conv.weight.abs().max() <= 0.1
-    assert network.conv.weight.std().item() == pytest.approx(
-        0.044, rel=0.05
-    )  # cut at 2 std of 0.05
+    assert network.conv.weight.abs().max() <= 0.1  # 2 std of 0.05
+    assert network.conv.weight.std().item() == pytest.approx(0.044, rel=0.05)
 
 
 def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
     """Parameters of a CapsNet, or their gradients, as ``TextbookCapsNet`` orders and shapes its own."""
+    of_decoder = [value for name, value in values.items() if name.startswith("decoder.")]
     return [
         values["primary.bias"].flatten(),
         values["digits.weight"].permute(0, 2, 3, 1).unsqueeze(0),  # [. i j d c]
@@ -51,53 +51,52 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
         values["conv.weight"],
         values["conv.bias"],
         values["primary.conv.weight"],
-        *(value for name, value in values.items() if name.startswith("decoder.")),
+        *of_decoder,
     ]
 
 
 @pytest.mark.parametrize("iterations", whole_but([1, 3], 3))
 def test_equals_the_textbook(iterations: int) -> None:
     network = build((2, 9, 11), routing=partial(DynamicRouting, iterations=iterations)).double()
-    sizes = {
-        "channels": 4,
-        "kernel_size": 3,
-        "primary_types": 2,
-        "primary_dim": 3,
-        "class_dim": 5,
-        "hidden": (6, 7),
-    }
-    textbook = TextbookCapsNet((2, 9, 11), 4, iterations=iterations, **sizes).double()
+    textbook = TextbookCapsNet(
+        (2, 9, 11),
+        4,
+        iterations=iterations,
+        channels=4,
+        kernel_size=3,
+        primary_types=2,
+        primary_dim=3,
+        class_dim=5,
+        hidden=(6, 7),
+    ).double()
     parameters = dict(network.named_parameters())
     for theirs, ours in zip(textbook.parameters(), in_textbook_order(parameters), strict=True):
         theirs.data.copy_(ours)
 
-    images, labels = pictures(5, (2, 9, 11)).double(), torch.arange(5) % 4
+    images = pictures(5, (2, 9, 11)).double()
+    labels = torch.arange(5) % 4
     output = network(images)
-    loss = margin_loss(output.scores, labels) + reconstruction_loss(
-        network.reconstruct(output, labels), images
-    )
+    decoded = network.reconstruct(output, labels)
+    loss = margin_loss(output.scores, labels) + reconstruction_loss(decoded, images)
     expected = textbook(images, labels)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
     gradients = torch.autograd.grad(loss, list(parameters.values()))
-    torch.testing.assert_close(
-        in_textbook_order(dict(zip(parameters, gradients, strict=True))),
-        list(torch.autograd.grad(expected, list(textbook.parameters()))),
-        rtol=1e-8,
-        atol=1e-14,
-    )
+    found = in_textbook_order(dict(zip(parameters, gradients, strict=True)))
+    theirs = list(torch.autograd.grad(expected, list(textbook.parameters())))
+    torch.testing.assert_close(found, theirs, rtol=1e-8, atol=1e-14)
 
 
 def test_shared_transformations_are_those_of_every_position() -> None:
     """A network with a matrix for each pair, of which those of a type are the same, gives the same."""
-    shared, pairs = build(transformation="shared").double(), build().double()
+    shared = build(transformation="shared").double()
+    pairs = build().double()
     state = shared.state_dict()
-    state["digits.weight"] = state["digits.weight"].repeat_interleave(
-        9, 0
-    )  # children are ordered (type, position)
+    # children are ordered (type, position)
+    state["digits.weight"] = state["digits.weight"].repeat_interleave(9, 0)
     pairs.load_state_dict(state)
     images = pictures(3, (1, 9, 9)).double()
-    torch.testing.assert_close(shared(images)[1].poses, pairs(images)[1].poses, rtol=0, atol=1e-12)
+    assert_close(shared(images)[1].poses, pairs(images)[1].poses)
 
 
 def test_without_transformations_primary_capsules_are_votes() -> None:
@@ -105,11 +104,10 @@ def test_without_transformations_primary_capsules_are_votes() -> None:
     routing = partial(UniformRouting, squash="none", bias=False)
     network = build(transformation="none", primary=VOTES, routing=routing).double()
     images = pictures(3, (1, 9, 9)).double()
-    primary = network.primary(network.conv(images).relu()).poses.view(
-        3, 4, 9, 5
-    )  # [b type position c]
+    primary = network.primary(network.conv(images).relu()).poses
+    primary = primary.view(3, 4, 9, 5)  # [b type position c]
     output = network(images)
-    torch.testing.assert_close(output.capsules.poses, primary.sum(2) / 4, rtol=0, atol=1e-12)
+    assert_close(output.capsules.poses, primary.sum(2) / 4)
 
 
 def test_decoder_without_a_mask_sees_all_classes() -> None:
@@ -142,6 +140,22 @@ def test_leaky_routing_reaches_the_primary_capsules(leaky: bool, share: float) -
 # Bounds published for 100 real MNIST test images, three seeds, first with 1/32, then without. The stand-in's digits and
 # another draw of the weights move them by less than a tenth, except where a line says otherwise.
 SLACK = 0.1
+BOUNDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
+    "first convolution, mean": ((0.12, 0.13), (0.12, 0.13)),
+    "first convolution, rms": ((0.17, 0.18), (0.17, 0.18)),
+    "second convolution, rms": ((2.4, 2.6), (2.4, 2.6)),
+    "primary length, mean": ((0.10, 0.12), (0.97, 0.97)),
+    "primary length, 5th percentile": ((0.05, 0.06), (0.93, 0.93)),  # 0.05, to one digit
+    "primary length, 95th percentile": ((0.18, 0.20), (0.99, 0.99)),  # 0.20, to one digit
+    "vote, rms": ((0.009, 0.012), (0.085, 0.085)),
+    "digit length, mean": ((0.14, 0.17), (0.82, 0.82)),
+    # 0.58; one of 1000, ours 0.46 to 0.70
+    "digit length, smallest": ((0.09, 0.14), (0.50, 0.65)),
+    "digit length, largest": ((0.17, 0.23), (0.92, 0.92)),
+    "logit, largest": ((0.04, 0.06), (0.94, 0.99)),  # 0.99; ours 0.86 to 0.89
+    "margin loss, paper": ((0.56, 0.59), (2.35, 2.35)),
+    "margin loss, official": ((0.028, 0.029), (0.117, 0.117)),
+}
 
 
 @pytest.mark.parametrize("divided", whole_but([True, False], False))
@@ -151,6 +165,13 @@ def test_initial_statistics(divided: bool) -> None:
     torch.manual_seed(0)
     primary = partial(PrimaryCapsules, uniform_coupling=divided)
     network = CapsNet((1, 28, 28), 10, primary=primary, decoder=None)
+    found = statistics(network, images / 255, labels)
+    for name, bounds in BOUNDS.items():
+        low, high = bounds[not divided]
+        assert (1 - SLACK) * low <= found[name].item() <= (1 + SLACK) * high, name
+
+
+def statistics(network: CapsNet, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     seen: dict[str, Any] = {}
     traces: list[RoutingTrace] = []
     network.primary.register_forward_hook(
@@ -160,49 +181,26 @@ def test_initial_statistics(divided: bool) -> None:
         lambda _, inputs, output: seen.update(convolved=output)
     )
     with torch.no_grad():
-        scores = network(images / 255, on_iteration=traces.append).scores
+        scores = network(images, on_iteration=traces.append).scores
         votes = dense_votes(seen["primary"].poses, network.digits.weight)
         logits = torch.einsum("bijd,bjd->bij", votes, sum(trace.poses for trace in traces))
-    features, lengths = seen["features"], seen["primary"].activations
-    statistics = {
-        "first convolution, mean": (features.mean(), (0.12, 0.13), (0.12, 0.13)),
-        "first convolution, rms": (features.square().mean().sqrt(), (0.17, 0.18), (0.17, 0.18)),
-        "second convolution, rms": (
-            seen["convolved"].square().mean().sqrt(),
-            (2.4, 2.6),
-            (2.4, 2.6),
-        ),
-        "primary length, mean": (lengths.mean(), (0.10, 0.12), (0.97, 0.97)),
-        "primary length, 5th percentile": (
-            lengths.quantile(0.05),
-            (0.05, 0.06),
-            (0.93, 0.93),
-        ),  # 0.05, to one digit
-        "primary length, 95th percentile": (
-            lengths.quantile(0.95),
-            (0.18, 0.20),
-            (0.99, 0.99),
-        ),  # 0.20, to one digit
-        "vote, rms": (votes.square().mean().sqrt(), (0.009, 0.012), (0.085, 0.085)),
-        "digit length, mean": (scores.mean(), (0.14, 0.17), (0.82, 0.82)),
-        "digit length, smallest": (
-            scores.min(),
-            (0.09, 0.14),
-            (0.50, 0.65),
-        ),  # 0.58; one of 1000, ours 0.46 to 0.70
-        "digit length, largest": (scores.max(), (0.17, 0.23), (0.92, 0.92)),
-        "logit, largest": (
-            logits.abs().max(),
-            (0.04, 0.06),
-            (0.94, 0.99),
-        ),  # 0.99; ours 0.86 to 0.89
-        "margin loss, paper": (margin_loss(scores, labels), (0.56, 0.59), (2.35, 2.35)),
-        "official": (
-            margin_loss(scores, labels, reduction="official"),
-            (0.028, 0.029),
-            (0.117, 0.117),
-        ),
+    lengths = seen["primary"].activations
+    return {
+        "first convolution, mean": seen["features"].mean(),
+        "first convolution, rms": root_mean_square(seen["features"]),
+        "second convolution, rms": root_mean_square(seen["convolved"]),
+        "primary length, mean": lengths.mean(),
+        "primary length, 5th percentile": lengths.quantile(0.05),
+        "primary length, 95th percentile": lengths.quantile(0.95),
+        "vote, rms": root_mean_square(votes),
+        "digit length, mean": scores.mean(),
+        "digit length, smallest": scores.min(),
+        "digit length, largest": scores.max(),
+        "logit, largest": logits.abs().max(),
+        "margin loss, paper": margin_loss(scores, labels),
+        "margin loss, official": margin_loss(scores, labels, reduction="official"),
     }
-    for name, (found, *bounds) in statistics.items():
-        low, high = bounds[not divided]
-        assert (1 - SLACK) * low <= found.item() <= (1 + SLACK) * high, name
+
+
+def root_mean_square(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt()

@@ -7,31 +7,27 @@ import torch
 from torch import nn
 
 from capsule_lab.networks import BaselineCNN, EfficientCapsNet, MatchedCNN
-from tests.helpers.networks import pictures
+from tests.helpers.closeness import assert_close
+from tests.helpers.networks import count, pictures
 
 
 def build(image_shape: tuple[int, int, int] = (1, 6, 7), **options: Any) -> BaselineCNN:
     torch.manual_seed(0)
-    return BaselineCNN(
-        image_shape, 4, **{"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), **options}
-    )
+    options = {"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), **options}
+    return BaselineCNN(image_shape, 4, **options)
 
 
 @pytest.mark.parametrize(("pooling", "size"), [(1, (9, 14)), (2, (2, 3)), (3, (1, 1))])
 def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) -> None:
     network = build((1, 9, 14), pooling=pooling)
     assert network.features(pictures(2, (1, 9, 14))).shape == (2, 4, *size)
-    plain, pooled = build(channels=(3,)), build(channels=(3,), pooling=pooling)
+    plain = build(channels=(3,))
+    pooled = build(channels=(3,), pooling=pooling)
     images = pictures(2, (1, 6, 7))
-    torch.testing.assert_close(
-        pooled.features(images), nn.functional.max_pool2d(plain.features(images), pooling)
-    )
-    assert [name for name, _ in build().features.named_parameters()] == [
-        "0.weight",
-        "0.bias",
-        "2.weight",
-        "2.bias",
-    ]
+    expected = nn.functional.max_pool2d(plain.features(images), pooling)
+    torch.testing.assert_close(pooled.features(images), expected)
+    names = dict(build().features.named_parameters()).keys()
+    assert [*names] == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 @pytest.mark.parametrize(("sizes", "smallest"), [([3], 3), ([5, 3], 7)])
@@ -39,9 +35,8 @@ def test_kernels_of_different_size_without_padding(sizes: list[int], smallest: i
     options = {"kernel_size": sizes, "channels": (2,) * len(sizes), "padding": "valid"}
     network = build((1, smallest, smallest), **options)
     assert network.features(pictures(2, (1, smallest, smallest))).shape == (2, 2, 1, 1)
-    assert [
-        layer.kernel_size[0] for layer in network.features if isinstance(layer, nn.Conv2d)
-    ] == sizes
+    convolutions = [layer for layer in network.features if isinstance(layer, nn.Conv2d)]
+    assert [layer.kernel_size[0] for layer in convolutions] == sizes
     with pytest.raises(ValueError, match=f"needs at least {smallest}x{smallest}"):
         build((1, smallest, smallest - 1), **options)
 
@@ -53,23 +48,25 @@ def test_averaged_maps_and_a_linear_layer() -> None:
     features = network.features[2](network.features[0](images).relu()).relu()
     assert features.shape == (8, 5, 2, 2)
     expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
-    torch.testing.assert_close(network(images).logits, expected, rtol=0, atol=1e-12)
+    assert_close(network(images).logits, expected)
 
 
 def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> None:
     """The convolutions are equal weight for weight; the dense units replace transformations of the same size."""
     torch.manual_seed(0)
     capsules = EfficientCapsNet((1, 28, 28), 10).double().eval()
-    options = {
-        "depthwise": True,
-        "batch_norm": True,
-        "decoder": (512, 1024),
-        "channels": (32, 64, 64, 128, 128),
-    }
-    sizes = {"kernel_sizes": (5, 3, 3, 3, 9), "strides": (1, 1, 1, 2, 1)}
-    control = MatchedCNN((1, 28, 28), 10, **sizes, **options).double().eval()
-    sizes = [sum(each.numel() for each in network.parameters()) for network in (capsules, control)]
-    assert abs(sizes[0] - sizes[1]) <= 200
+    control = MatchedCNN(
+        (1, 28, 28),
+        10,
+        channels=(32, 64, 64, 128, 128),
+        kernel_sizes=(5, 3, 3, 3, 9),
+        strides=(1, 1, 1, 2, 1),
+        depthwise=True,
+        batch_norm=True,
+        decoder=(512, 1024),
+    )
+    control = control.double().eval()
+    assert abs(count(capsules) - count(control)) <= 200
     copied = [
         *capsules.features.state_dict().values(),
         *capsules.primary.conv.state_dict().values(),
@@ -80,10 +77,8 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
     maps = capsules.primary.conv(capsules.features(images)).relu()
     torch.testing.assert_close(control.features(images), maps)
     output = control(images)
-    units = (control.units(maps.flatten(1))).relu().unflatten(1, (10, 16))
-    expected = torch.stack(
-        [(units[:, k] * control.classifier.weight[k]).sum(1) for k in range(10)], 1
-    )
+    units = control.units(maps.flatten(1)).relu().unflatten(1, (10, 16))
+    expected = torch.einsum("bkd,kd->bk", units, control.classifier.weight)
     torch.testing.assert_close(output.logits, expected + control.classifier.bias)
     torch.testing.assert_close(output.scores, output.logits.sigmoid())
     classes = torch.tensor([3, 1, 4, 1])

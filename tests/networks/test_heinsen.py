@@ -14,16 +14,17 @@ def build() -> HeinsenNet:
 
 
 def test_betas_learn_first_and_then_everything() -> None:
-    network, labels = build(), torch.tensor([0, 1, 2])
+    network = build()
+    labels = torch.tensor([0, 1, 2])
     assert torch.equal(network(pictures()).logits, torch.zeros(3, 4))
-    for moved in (2, sum(1 for _ in network.parameters())):
+    parameters = dict(network.named_parameters())
+    for expected in (2, len(parameters)):
         network.zero_grad()
         logits_cross_entropy_loss(network(pictures()).logits, labels).backward()
-        learning = [
-            name for name, p in network.named_parameters() if p.grad is not None and p.grad.any()
-        ]
-        assert len(learning) == moved, learning
-        for name, parameter in network.named_parameters():
+        gradients = {name: parameter.grad for name, parameter in parameters.items()}
+        learning = [name for name, grad in gradients.items() if grad is not None and grad.any()]
+        assert len(learning) == expected, learning
+        for name, parameter in parameters.items():
             if "beta" in name:
                 nn.init.normal_(parameter)
 
@@ -31,8 +32,6 @@ def test_betas_learn_first_and_then_everything() -> None:
 def test_sees_where_things_are() -> None:
     """Through its coordinates: the same feature at all positions, and still no two primary capsules are the same."""
     network = build().eval()
-    primary = network.primary(
-        network.features(torch.cat([torch.zeros(1, 2, 21, 25), network.coordinates[None]], 1))
-    )
-    first, last = primary.poses[0, :3], primary.poses[0, -3:]
-    assert not torch.allclose(first, last, rtol=1e-3)
+    black = torch.cat([torch.zeros(1, 2, 21, 25), network.coordinates[None]], 1)
+    (poses,) = network.primary(network.features(black)).poses
+    assert not torch.allclose(poses[:3], poses[-3:], rtol=1e-3)

@@ -1,6 +1,7 @@
 """The network of inverted dot-product attention: order of capsules, initial weights."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from capsule_lab.networks.inverted_attention_caps import NormalisedPrimaryCapsul
 def test_initial_transformations_keep_the_size_of_the_poses() -> None:
     """Variance J / (sqrt(d) n_in K^2), of the official code: an equal share of all votes is as large as a pose."""
     network = InvertedAttentionCaps((3, 32, 32), 10)
-    stds = [layer.weight.std().item() for layer in (*network.conv_capsules, network.classes)]
-    assert stds == pytest.approx(
-        [math.sqrt(32 / (4 * 32 * 9))] * 2 + [math.sqrt(10 / (4 * 800))], rel=0.02
-    )
+    first, second = network.conv_capsules
+    stds = [layer.weight.std().item() for layer in (first, second, network.classes)]
+    convolutional = math.sqrt(32 / (4 * 32 * 9))
+    of_classes = math.sqrt(10 / (4 * 800))
+    assert stds == pytest.approx([convolutional, convolutional, of_classes], rel=0.02)
 
 
 def test_components_of_a_primary_pose_are_of_one_position_and_type() -> None:
@@ -25,11 +27,8 @@ def test_components_of_a_primary_pose_are_of_one_position_and_type() -> None:
     primary.norm = nn.Identity()
     features = torch.arange(6 * 4 * 5.0).view(1, 6, 4, 5)
     found = primary(features)
-    expected = [
-        features[0, 3 * kind : 3 * kind + 3, y, x]
-        for y in range(4)
-        for x in range(5)
-        for kind in range(2)
-    ]
+    expected = []
+    for y, x, kind in product(range(4), range(5), range(2)):
+        expected.append(features[0, 3 * kind : 3 * kind + 3, y, x])
     assert torch.equal(found.poses[0], torch.stack(expected))
     assert torch.equal(found.activations, torch.ones(1, 40))

@@ -21,11 +21,10 @@ def losses(dtype: torch.dtype | None, *, channels_last: bool = False) -> list[fl
     network: Any = small_capsnet((1, 28, 28), 10, decoder=None)
     images = pictures(3, (1, 28, 28))
     if channels_last:
-        network, images = (
-            network.to(memory_format=torch.channels_last),
-            images.to(memory_format=torch.channels_last),
-        )
-    optimizer, found = torch.optim.SGD(network.parameters(), lr=0.5), []
+        network = network.to(memory_format=torch.channels_last)
+        images = images.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    found = []
     for _ in range(4):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):

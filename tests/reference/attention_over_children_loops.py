@@ -1,13 +1,13 @@
 """Slow float64 transcription of attention routing (Choi and others 2019)."""
 
 import math
+from itertools import product
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference
-from tests.reference.loops import length_loops, softmax_list
+from tests.reference.loops import double, length_loops, softmax_list
 
 
 def attention_over_children_loops(
@@ -20,20 +20,20 @@ def attention_over_children_loops(
     for vote in votes.tolist():
         poses = []
         for j in range(parents):
-            pairs = [(k, d) for k in range(children) for d in range(dim)]
-            logits = [
-                sum(wa[j][d][k][i] * vote[k][j][d] for k, d in pairs) for i in range(children)
-            ]
+            logits = [0.0] * children
+            for i, k, d in product(range(children), range(children), range(dim)):
+                logits[i] += wa[j][d][k][i] * vote[k][j][d]
             alpha = softmax_list(logits)  # over the children
-            total = [sum(alpha[i] * vote[i][j][d] for i in range(children)) for d in range(dim)]
-            poses.append(
-                [
-                    math.tanh(sum(total[d] * wc[j][d][e] for d in range(dim)) + bc[j][e])
-                    for e in range(dim)
-                ]
-            )
+            total = [0.0] * dim
+            for i, d in product(range(children), range(dim)):
+                total[d] += alpha[i] * vote[i][j][d]
+            pose = []
+            for e in range(dim):
+                linear = sum(total[d] * wc[j][d][e] for d in range(dim))
+                pose.append(math.tanh(linear + bc[j][e]))
+            poses.append(pose)
         results.append(poses)
-    return torch.tensor(results, dtype=torch.float64)
+    return double(results)
 
 
 def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:

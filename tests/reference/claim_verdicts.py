@@ -57,16 +57,20 @@ def verdicts() -> list[Verdict]:
         families[side.family].append(index)
     corrected: dict[int, tuple[float, float]] = {}
     for family, members in families.items():
-        no_difference = [max(test.p for test in sides[index].tests) for index in members]
-        smaller = [
-            max(p_of_smaller(test, claims[index]) for test in sides[index].tests)
-            for index in members
-        ]
+        no_difference = []
+        smaller = []
+        for index in members:
+            tests = sides[index].tests
+            no_difference.append(max(test.p for test in tests))
+            smaller.append(max(p_of_smaller(test, claims[index]) for test in tests))
         others = other_p_values(family, {sides[index].line for index in members})
-        adjusted = holm([*no_difference, *smaller, *others, *[1.0 for _ in others]])
+        adjusted = holm([*no_difference, *smaller, *others, *[1.0] * len(others)])
         for place, index in enumerate(members):
             corrected[index] = (adjusted[place], adjusted[len(members) + place])
-    return [judge(claims[index], sides[index], *corrected[index]) for index in range(len(claims))]
+    judged = []
+    for index, claim in enumerate(claims):
+        judged.append(judge(claim, sides[index], *corrected[index]))
+    return judged
 
 
 def read_claims() -> list[dict[str, Any]]:
@@ -80,13 +84,11 @@ def sides_of(claim: dict[str, Any]) -> Sides:
     if "first" in claim:
         first = values_of(claim["first"])
         if not isinstance(claim["second"], dict):
-            second, paired, other = first * 0 + claim["second"], True, False
-        else:
-            second, paired = values_of(claim["second"]), claim.get("paired", False)
-            one, two = claim["first"], claim["second"]
-            other = [one[key] for key in sorted(one) if key in ("file", "row", "network")] != [
-                two[key] for key in sorted(two) if key in ("file", "row", "network")
-            ]
+            second = first * 0 + claim["second"]
+            return compared(first, second, paired=True, other=False, family="", line=-1)
+        second = values_of(claim["second"])
+        paired = claim.get("paired", False)
+        other = row_of(claim["first"]) != row_of(claim["second"])
         return compared(first, second, paired=paired, other=other, family="", line=-1)
     asked = claim["comparison"]
     lines = pd.read_csv(RESULTS / f"{asked['file']}_comparisons.csv", keep_default_na=False)
@@ -94,11 +96,11 @@ def sides_of(claim: dict[str, Any]) -> Sides:
     chosen = chosen[chosen["first"].str.startswith(asked.get("row", ""))]
     chosen = chosen[chosen["first_column"].str.startswith(asked.get("column", ""))]
     assert len(chosen) == 1
-    line, number = chosen.iloc[0], int(chosen.index[0])
+    line = chosen.iloc[0]
+    number = int(chosen.index[0])
     plans = pd.read_csv(RESULTS / "plans.csv")
-    plan = plans[(plans["table"] == asked["file"]) & (plans["comparison"] == asked["name"])].iloc[
-        0
-    ]["planned"]
+    plans = plans[(plans["table"] == asked["file"]) & (plans["comparison"] == asked["name"])]
+    plan = plans.iloc[0]["planned"]
     name = f"{asked['file']}|{line['family'] or line['comparison']}|{line['source']}"
     family = name if plan == "yes" else ""
     if line["test"].startswith("bootstrap"):
@@ -107,14 +109,20 @@ def sides_of(claim: dict[str, Any]) -> Sides:
         return Sides([test], low, high, int(line["n_first"]), family, number)
     runs = pd.read_csv(RESULTS / f"{asked['file']}_runs.csv")
     runs = runs[(runs["status"] == "done") & (runs["source"] == line["source"])]
-    first, second = (
-        runs[(runs["row"] == line[side]) & (runs["column"] == line[f"{side}_column"])].set_index(
-            "seed"
-        )["value"]
-        for side in ("first", "second")
+    by_cell = runs.set_index("seed").groupby(["row", "column"])["value"]
+    return compared(
+        by_cell.get_group((line["first"], line["first_column"])),
+        by_cell.get_group((line["second"], line["second_column"])),
+        paired=line["test"].startswith("paired"),
+        other=line["first"] != line["second"],
+        family=family,
+        line=number,
     )
-    paired, other = line["test"].startswith("paired"), line["first"] != line["second"]
-    return compared(first, second, paired=paired, other=other, family=family, line=number)
+
+
+def row_of(sample: dict[str, str]) -> dict[str, str]:
+    """What names the row of a sample, without its column."""
+    return {key: sample[key] for key in ("file", "row", "network") if key in sample}
 
 
 def values_of(sample: dict[str, str]) -> pd.Series:
@@ -126,26 +134,29 @@ def values_of(sample: dict[str, str]) -> pd.Series:
     runs = runs[runs["status"] == "done"] if "status" in runs else runs
     values = runs.set_index("seed")[sample.get("value", "value")]
     if "minus" in sample:
-        values = values - values_of(
-            {"file": sample["file"], "row": sample["row"], "column": sample["minus"]}
-        )
+        subtracted = {"file": sample["file"], "row": sample["row"], "column": sample["minus"]}
+        values = values - values_of(subtracted)
     return values
 
 
 def compared(
     first: pd.Series, second: pd.Series, *, paired: bool, other: bool, family: str, line: int
 ) -> Sides:
-    same_seeds = sorted(first.index) == sorted(second.index)
-    both = [paired, not paired] if other and same_seeds else [paired]
     common = first.index.intersection(second.index)
-    tests = [
-        pair_test(first[common], second[common]) if each else welch_test(first, second)
-        for each in both
-    ]
-    half = stats.t.ppf(1 - LEVEL / 2, tests[0].df) * tests[0].error
-    difference = tests[0].difference
-    count = len(common) if paired else min(len(first), len(second))
-    return Sides(tests, difference - half, difference + half, count, family, line)
+    if paired:
+        count = len(common)
+        main = pair_test(first[common], second[common])
+    else:
+        count = min(len(first), len(second))
+        main = welch_test(first, second)
+    tests = [main]
+    if other and sorted(first.index) == sorted(second.index):
+        if paired:
+            tests.append(welch_test(first, second))
+        else:
+            tests.append(pair_test(first[common], second[common]))
+    half = stats.t.ppf(1 - LEVEL / 2, main.df) * main.error
+    return Sides(tests, main.difference - half, main.difference + half, count, family, line)
 
 
 def pair_test(first: pd.Series, second: pd.Series) -> Test:
@@ -171,42 +182,52 @@ def other_p_values(family: str, of_claims: set[int]) -> list[float]:
         return []
     table, name, source = family.split("|")
     lines = pd.read_csv(RESULTS / f"{table}_comparisons.csv", keep_default_na=False)
-    of_family = (lines["family"] == name) | (
-        (lines["family"] == "") & (lines["comparison"] == name)
-    )
+    of_itself = (lines["family"] == "") & (lines["comparison"] == name)
+    of_family = (lines["family"] == name) | of_itself
     lines = lines[of_family & (lines["source"] == source) & ~lines.index.isin(of_claims)]
     return [float(p) for p in lines["p"] if p]
 
 
 def holm(p_values: list[float]) -> list[float]:
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+    count = len(p_values)
+    adjusted = [0.0] * count
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(count), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, p_values[index] * (count - rank)))
         adjusted[index] = largest
     return adjusted
 
 
 def judge(claim: dict[str, Any], side: Sides, p: float, p_smaller: float) -> Verdict:
     low, high = (side.low, side.high) if claim["expects"] == "more" else (-side.high, -side.low)
-    smallest, verdict = claim["smallest"], "undecided"
+    smallest = claim["smallest"]
+    verdict = "undecided"
     if side.count >= 3 and p < LEVEL and low > 0:
-        verdict = "holds" + (
-            "" if low >= smallest else ", but small" if high < smallest else ", size open"
-        )
+        verdict = "holds" + size_of(low, high, smallest)
     elif side.count >= 3 and p < LEVEL and high < 0:
-        verdict = "the opposite holds"
-        verdict += "" if -high >= smallest else ", but small" if -low < smallest else ", size open"
+        verdict = "the opposite holds" + size_of(-high, -low, smallest)
     elif side.count >= 3 and p_smaller < LEVEL:
         verdict = "does not hold"
     if "planned_first" in claim and verdict != "undecided":
-        planned = claim["planned_first"]
-        lines = pd.read_csv(RESULTS / f"{planned['file']}_comparisons.csv")
-        line = lines[
-            (lines["comparison"] == planned["name"]) & lines["first"].str.startswith(planned["row"])
-        ].iloc[0]
-        towards = line["difference"] * (1 if claim["expects"] == "more" else -1)
-        supports = line["p_holm"] < LEVEL and towards > 0
-        opposes = line["p_holm"] < LEVEL and towards < 0
+        supports, opposes = planned_measure(claim)
         agrees = {"h": supports, "t": opposes, "d": not supports}[verdict[0]]
         verdict = verdict if agrees else "undecided"
     return Verdict(verdict, p, p_smaller)
+
+
+def size_of(low: float, high: float, smallest: float) -> str:
+    """Words for an interval of positive differences beside the smallest that matters."""
+    if low >= smallest:
+        return ""
+    return ", but small" if high < smallest else ", size open"
+
+
+def planned_measure(claim: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the measure that was planned first supports the claim, and whether it opposes it."""
+    planned = claim["planned_first"]
+    lines = pd.read_csv(RESULTS / f"{planned['file']}_comparisons.csv")
+    lines = lines[lines["comparison"] == planned["name"]]
+    line = lines[lines["first"].str.startswith(planned["row"])].iloc[0]
+    towards = line["difference"] * (1 if claim["expects"] == "more" else -1)
+    significant = line["p_holm"] < LEVEL
+    return significant and towards > 0, significant and towards < 0

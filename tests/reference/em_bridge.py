@@ -17,19 +17,18 @@ from capsule_lab.config.folders import conf_dir
 from capsule_lab.routing.em_costs import INITIAL
 from tests.reference.em_loops import betas_of_the_loops, in_terms_of_the_loops  # noqa: F401
 
-PRESETS = sorted(
-    file.stem for file in (conf_dir() / "routing").glob("em*.yaml") if file.stem != "em_normalised"
-)
+FILES = sorted((conf_dir() / "routing").glob("em*.yaml"))
+PRESETS = [file.stem for file in FILES if file.stem != "em_normalised"]
 
 
 @cache
 def preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the convolutional layers. Cached: do not modify the result."""
-    options: Any = OmegaConf.to_container(
-        compose("train", ["model=em_caps_paper", f"routing={name}"]).routing
-    )
-    own = INITIAL[options["cost"]]
-    options |= {option: value for option, value in own.items() if options[option] is None}
+    config = compose("train", ["model=em_caps_paper", f"routing={name}"])
+    options: Any = OmegaConf.to_container(config.routing)
+    for option, value in INITIAL[options["cost"]].items():
+        if options[option] is None:
+            options[option] = value
     return {option: value for option, value in options.items() if not option.startswith("_")}
 
 
@@ -41,9 +40,8 @@ def class_preset(name: str) -> dict[str, Any]:
 @cache
 def class_options(name: str) -> Any:
     """Arguments of the class layer that differ from the convolutional layers'. Cached: do not modify the result."""
-    return OmegaConf.to_container(
-        compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing
-    )
+    config = compose("train", ["model=em_caps_paper", f"routing={name}"])
+    return OmegaConf.to_container(config.class_routing)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 
 TOLERANCE = 5.1e-9  # half a unit of the eighth decimal plus rounding
@@ -35,10 +36,9 @@ def in_paper_form(row: "ConvGolden") -> "ConvGolden":
 
 def check(row: "ConvGolden | ClassGolden", **found: Tensor) -> None:
     for quantity, values in found.items():
-        if (expected := getattr(row, quantity)) != ():
-            torch.testing.assert_close(
-                values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=TOLERANCE
-            )
+        expected = getattr(row, quantity)
+        if expected != ():
+            assert_close(values, torch.tensor(expected, dtype=torch.float64), atol=TOLERANCE)
 
 
 def conv_poses() -> Tensor:
@@ -200,12 +200,8 @@ CLASS = [
 ]  # fmt: skip
 
 
-LAYERS = (
-    (5, 2),
-    (1, 1),
-    (3, 2),
-    (3, 1),
-)  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
+# (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
+LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))
 
 COORDINATES = {  # pixels along an axis -> coordinates of the positions in the class layer
     24: (-0.04, 0.0),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference
+from tests.reference.loops import double, zeros
 
 LN_2PI = math.log(2 * math.pi)
 COSTS = ("official_fast", "paper", "official_legacy", "standardised")
@@ -91,10 +92,10 @@ def inverse_temperatures(
 
 def log_density(vote: list[float], pose: list[float], variance: list[float]) -> float:
     """``ln p_j``, the logarithm of a Gaussian with diagonal covariance at the vote (Procedure 1, E-step, line 2)."""
-    components = zip(vote, pose, variance, strict=True)
-    return sum(
-        -((v - mu) ** 2) / (2 * var) - 0.5 * (math.log(var) + LN_2PI) for v, mu, var in components
-    )
+    total = 0.0
+    for v, mu, var in zip(vote, pose, variance, strict=True):
+        total += -((v - mu) ** 2) / (2 * var) - 0.5 * (math.log(var) + LN_2PI)
+    return total
 
 
 # ---------------------------------------------------------------------------------------------------- M-step
@@ -118,10 +119,8 @@ def activation_logits(
         dim = len(variance)
         u, a = beta_u[parent.type], beta_a[parent.type]
         log_volume = sum(math.log(var) for var in variance)  # L_j
-        if cost == "paper":
-            logits.append(
-                inverse_temperature * (a - own)
-            )  # a_j = logistic(lambda (beta_a - sum_h cost^h))
+        if cost == "paper":  # a_j = logistic(lambda (beta_a - sum_h cost^h))
+            logits.append(inverse_temperature * (a - own))
         elif cost == "official_legacy":  # beta_u is the code's b_s, beta_a its b_a
             bracket = -log_volume - dim * u * (LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 5000 * a))
@@ -129,15 +128,13 @@ def activation_logits(
             bracket = -log_volume - dim * (math.log(u**2 + 5e-4) + LN_2PI + 1)
             logits.append(inverse_temperature * (mass * bracket - 800 * a))
         else:  # J. Hui's tutorial: costs are standardised over the parent types at the same position
-            rivals = [
-                c
-                for other, c in zip(parents, costs, strict=True)
-                if other.position == parent.position
-            ]
+            rivals = []
+            for other, cost_of_other in zip(parents, costs, strict=True):
+                if other.position == parent.position:
+                    rivals.append(cost_of_other)
             mean = sum(rivals) / len(rivals)
-            deviation = math.sqrt(
-                sum((c - mean) ** 2 for c in rivals) / len(rivals)
-            )  # population: divided by n
+            spread = sum((c - mean) ** 2 for c in rivals) / len(rivals)  # of a population
+            deviation = math.sqrt(spread)
             logits.append(inverse_temperature * (a + (mean - own) / (deviation + 1e-4)))
     return logits
 
@@ -155,16 +152,14 @@ def ratio_in_groups(
     largest: dict[Hashable, float] = {}
     for weight, group in zip(log_weights, maximum_groups, strict=True):
         largest[group] = max(weight, largest.get(group, -math.inf))
-    shares = [
-        math.exp(weight - largest[group])
-        for weight, group in zip(log_weights, maximum_groups, strict=True)
-    ]
+    shares = []
     totals: dict[Hashable, float] = {}
-    for share, group in zip(shares, total_groups, strict=True):
-        totals[group] = totals.get(group, 0.0) + share
-    return [
-        share / finish(totals[group]) for share, group in zip(shares, total_groups, strict=True)
-    ]
+    for e, weight in enumerate(log_weights):
+        share = math.exp(weight - largest[maximum_groups[e]])
+        shares.append(share)
+        totals[total_groups[e]] = totals.get(total_groups[e], 0.0) + share
+    divided = zip(shares, total_groups, strict=True)
+    return [share / finish(totals[group]) for share, group in divided]
 
 
 def normalise(
@@ -177,31 +172,26 @@ def normalise(
     """E-step line 3 of Procedure 1, ``R_ij = a_j p_j / sum_k a_k p_k``, or its replacement in a port."""
     if callable(normalisation):
         return normalisation(log_weights, children, parents, edges)
-    if (
-        normalisation == "all_parents"
-    ):  # Procedure 1, official class layer: k over every parent that sees the child
-        groups: list[Hashable] = [edge.child for edge in edges]
-        return ratio_in_groups(log_weights, groups, groups)
-    if (
-        normalisation == "window"
-    ):  # k over the types at one position only (Hui, yl-1993, SR-CapsNet)
-        groups = [(edge.child, parents[edge.parent].position) for edge in edges]
+    of_child: list[Hashable] = [edge.child for edge in edges]
+    types = [children[edge.child].type for edge in edges]
+    parent_types = [parents[edge.parent].type for edge in edges]
+    if normalisation == "all_parents":
+        # Procedure 1, official class layer: k over every parent that sees the child
+        return ratio_in_groups(log_weights, of_child, of_child)
+    if normalisation == "window":
+        # k over the types at one position only (Hui, yl-1993, SR-CapsNet)
+        positions = [parents[edge.parent].position for edge in edges]
+        groups = list(zip(of_child, positions, strict=True))
         return ratio_in_groups(log_weights, groups, groups)
     if normalisation == "official_legacy":  # over positions, separately for each parent type
-        pairs = [(children[edge.child].type, parents[edge.parent].type) for edge in edges]
-        pretended = [
-            edge.child if edge.stride_one_child is None else edge.stride_one_child for edge in edges
-        ]
-        shared = [
-            (child, parents[edge.parent].type) for child, edge in zip(pretended, edges, strict=True)
-        ]
+        pairs = list(zip(types, parent_types, strict=True))
+        shared = []
+        for edge, kind in zip(edges, parent_types, strict=True):
+            child = edge.child if edge.stride_one_child is None else edge.stride_one_child
+            shared.append((child, kind))
         return ratio_in_groups(log_weights, pairs, shared, lambda total: total + 1e-7)
-    types = [
-        children[edge.child].type for edge in edges
-    ]  # official_fast: a maximum per child type, floored
-    return ratio_in_groups(
-        log_weights, types, [edge.child for edge in edges], lambda total: max(total, 1e-6)
-    )
+    # official_fast: a maximum per child type, floored
+    return ratio_in_groups(log_weights, types, of_child, lambda total: max(total, 1e-6))
 
 
 def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) -> list[float]:
@@ -240,11 +230,11 @@ def em_routing_graph(
     """
     couplings = initial_couplings(parents, edges, initial)
     dim = len(edges[0].vote)
-    of_parent = [
-        [(e, edge) for e, edge in enumerate(edges) if edge.parent == j] for j in range(len(parents))
-    ]
+    edges_of: list[list[int]] = [[] for _ in parents]
+    for e, edge in enumerate(edges):
+        edges_of[edge.parent].append(e)
 
-    poses = [[0.0] * dim for _ in parents]
+    poses = zeros(len(parents), dim)
     iterations: list[Record] = []
     for inverse_temperature in inverse_temperatures:
         if iterations:  # E-step; one after the last M-step would not change the result
@@ -252,37 +242,23 @@ def em_routing_graph(
             log_weights = []
             for edge in edges:  # ln (a_j p_j)
                 j = edge.parent
-                log_weights.append(
-                    last.log_activations[j]
-                    + log_density(edge.vote, last.poses[j], last.variances[j])
-                )
+                density = log_density(edge.vote, last.poses[j], last.variances[j])
+                log_weights.append(last.log_activations[j] + density)
             couplings = normalise(log_weights, children, parents, edges, normalisation)
 
-        masses, new_poses, variances = [], [], []
+        masses = []
+        new_poses = []
+        variances = []
         for j in range(len(parents)):  # M-step
-            weights = [
-                couplings[e] * children[edge.child].activation for e, edge in of_parent[j]
-            ]  # R_ij <- R_ij a_i
+            votes = [edges[e].vote for e in edges_of[j]]
+            weights = []  # R_ij <- R_ij a_i
+            for e in edges_of[j]:
+                weights.append(couplings[e] * children[edges[e].child].activation)
             mass = sum(weights) + mass_epsilon
-            divisor = mass if mass > 0 else 1.0
-            pose, variance = [], []
-            for h in range(dim):
-                seen = [
-                    (weight, edge.vote[h])
-                    for weight, (_, edge) in zip(weights, of_parent[j], strict=True)
-                ]
-                moment = sum(
-                    weight * v for weight, v in seen
-                )  # mu_j^h = sum_i R_ij V_ij^h / sum_i R_ij
-                mu = (1 - damping) * (moment / divisor) + damping * poses[j][h]
-                spread = sum(
-                    weight * (v - mu) ** 2 for weight, v in seen
-                )  # (sigma_j^h)^2, over sum_i R_ij
-                pose.append(mu)
-                variance.append(spread / divisor + min_variance)
+            fitted = gaussian(votes, weights, mass, poses[j], damping, min_variance)
             masses.append(mass)
-            new_poses.append(pose)
-            variances.append(variance)
+            new_poses.append(fitted[0])
+            variances.append(fitted[1])
         poses = new_poses
 
         if activation == "description_length":
@@ -295,14 +271,39 @@ def em_routing_graph(
             whole = sum(masses)
             activations = [mass / whole for mass in masses]
             log_activations = [math.log(mass) - math.log(whole) for mass in masses]
-            logits = [
-                math.log(mass) - math.log(whole - mass) if whole > mass else math.inf
-                for mass in masses
-            ]
+            logits = []
+            for mass in masses:
+                others = whole - mass
+                logits.append(math.log(mass) - math.log(others) if others > 0 else math.inf)
         iterations.append(
             Record(couplings, masses, logits, log_activations, activations, poses, variances)
         )
     return iterations
+
+
+def gaussian(
+    votes: list[list[float]],
+    weights: list[float],
+    mass: float,
+    previous: list[float],
+    damping: float,
+    min_variance: float,
+) -> tuple[list[float], list[float]]:
+    """M-step, lines 2 and 3 of Procedure 1, of one parent: mean and variance of every component."""
+    divisor = mass if mass > 0 else 1.0
+    pose = []
+    variance = []
+    for h in range(len(previous)):
+        moment = 0.0  # mu_j^h = sum_i R_ij V_ij^h / sum_i R_ij
+        for weight, vote in zip(weights, votes, strict=True):
+            moment += weight * vote[h]
+        mu = (1 - damping) * (moment / divisor) + damping * previous[h]
+        spread = 0.0  # (sigma_j^h)^2, over sum_i R_ij
+        for weight, vote in zip(weights, votes, strict=True):
+            spread += weight * (vote[h] - mu) ** 2
+        pose.append(mu)
+        variance.append(spread / divisor + min_variance)
+    return pose, variance
 
 
 # ----------------------------------------------------------------------------------------------------- votes
@@ -313,16 +314,13 @@ def matrix_vote(pose: Sequence[float], transform: Sequence[Sequence[float]]) -> 
 
     A pose with as many entries as the transform has rows is a matrix of one row: the vector pose of the ablation.
     """
-    inner, rows, columns = (
-        len(transform),
-        range(len(pose) // len(transform)),
-        range(len(transform[0])),
-    )
-    return [
-        sum(pose[inner * r + x] * transform[x][c] for x in range(inner))
-        for r in rows
-        for c in columns
-    ]
+    inner = len(transform)
+    rows = len(pose) // inner
+    columns = len(transform[0])
+    vote = [0.0] * (rows * columns)
+    for r, c, x in product(range(rows), range(columns), range(inner)):
+        vote[columns * r + c] += pose[inner * r + x] * transform[x][c]
+    return vote
 
 
 vector_vote = matrix_vote
@@ -332,12 +330,13 @@ Vote = Callable[[Sequence[float], Sequence[Sequence[float]]], list[float]]
 def votes_loops(poses: Tensor, weight: Tensor) -> Tensor:
     """Poses ``(b, i, n)`` and transforms ``(i, x, c, j)`` to votes ``(b, i, j, d)``."""
     transforms = weight.double().permute(0, 3, 1, 2).tolist()  # [i j x c]
-    images = poses.double().tolist()
-    votes = [
-        [[matrix_vote(pose, each) for each in transforms[i]] for i, pose in enumerate(image)]
-        for image in images
-    ]
-    return torch.tensor(votes, dtype=torch.float64)
+    votes = []
+    for image in poses.double().tolist():
+        of_image = []
+        for pose, of_child in zip(image, transforms, strict=True):
+            of_image.append([matrix_vote(pose, transform) for transform in of_child])
+        votes.append(of_image)
+    return double(votes)
 
 
 def class_votes_loops(
@@ -357,11 +356,12 @@ def class_votes_loops(
         for b, row, column in product(range(types), range(height), range(width)):
             of_child = [vote(image[b][row][column], transform) for transform in transforms[b]]
             offset = added[:, row, column].tolist()
-            children.append(
-                [[v + o for v, o in zip(each, offset, strict=True)] for each in of_child]
-            )
+            for each in of_child:
+                for d, added_here in enumerate(offset):
+                    each[d] += added_here
+            children.append(of_child)
         images.append(children)
-    return torch.tensor(images, dtype=torch.float64)
+    return double(images)
 
 
 # ---------------------------------------------------------------------------------------------------- layers
@@ -377,15 +377,13 @@ def dense_em_loops(
     """
     _, count, types, _ = votes.shape
     parents = [Parent(type=j) for j in range(types)]
+    betas = beta_u.tolist(), beta_a.tolist()
+    given = zip(votes.double().tolist(), activations.double().tolist(), strict=True)
     images = []
-    for vote, activation in zip(
-        votes.double().tolist(), activations.double().tolist(), strict=True
-    ):
+    for vote, activation in given:
         children = [Child(activation[i]) for i in range(count)]
         edges = [Edge(i, j, vote[i][j]) for i in range(count) for j in range(types)]
-        iterations = em_routing_graph(
-            children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options
-        )
+        iterations = em_routing_graph(children, parents, edges, *betas, **options)
         images.append((edges, iterations))
     return _records(images, count, types)
 
@@ -416,34 +414,28 @@ def conv_em_loops(
     parent_grid = list(product(range(parent_types), range(out_height), range(out_width)))
     kernel = list(product(range(child_types), range(kernel_height), range(kernel_width)))
     parents = [Parent(type=c, position=(row, column)) for c, row, column in parent_grid]
+    betas = beta_u.tolist(), beta_a.tolist()
+    grid_of_poses = poses.double().permute(0, 1, 3, 4, 2).tolist()
     images = []
-    for pose, activation in zip(
-        poses.double().permute(0, 1, 3, 4, 2).tolist(), activations.double().tolist(), strict=True
-    ):
+    for pose, activation in zip(grid_of_poses, activations.double().tolist(), strict=True):
         children = [Child(activation[b][row][column], type=b) for b, row, column in child_index]
         edges = []
         for j, (c, row, column) in enumerate(parent_grid):
             for b, y, x in kernel:
                 below, right = stride * row + y, stride * column + x
+                child = child_index[b, below, right]
                 value = vote(pose[b][below][right], transforms[b][y][x][c])
-                edges.append(
-                    Edge(
-                        child_index[b, below, right],
-                        j,
-                        value,
-                        stride_one_child=(b, row + y, column + x),
-                    )
-                )
-        iterations = em_routing_graph(
-            children, parents, edges, beta_u.tolist(), beta_a.tolist(), **options
-        )
+                edges.append(Edge(child, j, value, stride_one_child=(b, row + y, column + x)))
+        iterations = em_routing_graph(children, parents, edges, *betas, **options)
         images.append((edges, iterations))
-    below, above = (child_types, height, width), (parent_types, out_height, out_width)
+    of_children = (child_types, height, width)
+    of_parents = (parent_types, out_height, out_width)
     records = []
     for couplings, *others in _records(images, len(child_index), len(parent_grid)):
-        grids = [each.unflatten(1, above) for each in others]
-        grids[-2:] = (each.movedim(-1, 2) for each in grids[-2:])  # poses and variances
-        records.append(Record(couplings.unflatten(2, above).unflatten(1, below), *grids))
+        couplings = couplings.unflatten(2, of_parents).unflatten(1, of_children)
+        *rest, parent_poses, variances = [each.unflatten(1, of_parents) for each in others]
+        by_grid = parent_poses.movedim(-1, 2), variances.movedim(-1, 2)
+        records.append(Record(couplings, *rest, *by_grid))
     return records
 
 
@@ -457,23 +449,22 @@ def _records(
         for b, (edges, iterations) in enumerate(images):
             for edge, coupling in zip(edges, iterations[t].couplings, strict=True):
                 couplings[b, edge.child, edge.parent] = coupling
-        of_parents = zip(*(iterations[t][1:] for _, iterations in images), strict=True)
-        records.append(
-            Record(couplings, *(torch.tensor(each, dtype=torch.float64) for each in of_parents))
-        )
+        of_parents = zip(*[iterations[t][1:] for _, iterations in images], strict=True)
+        records.append(Record(couplings, *[double(each) for each in of_parents]))
     return records
 
 
 def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
     """Options of ``em_routing_graph`` from arguments of ``EMRouting``, without the betas."""
-    same = ("cost", "normalisation", "initial", "damping", "min_variance", "activation")
-    final = options["inverse_temperature"], options["iterations"], options["temperature_schedule"]
-    known = {name: options[name] for name in same if name in options}
-    return {
-        **known,
-        "mass_epsilon": options["mass_eps"],
-        "inverse_temperatures": inverse_temperatures(*final),
-    }
+    same = {"cost", "normalisation", "initial", "damping", "min_variance", "activation"}
+    found = {name: options[name] for name in same & options.keys()}
+    found["mass_epsilon"] = options["mass_eps"]
+    found["inverse_temperatures"] = inverse_temperatures(
+        options["inverse_temperature"],
+        options["iterations"],
+        options["temperature_schedule"],
+    )
+    return found
 
 
 def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -482,9 +473,8 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
     The loops have the official 800, which is 50 times 16 components, and 5e-4 in place of ``min_variance``: the
     conversion makes ``beta_u^2 + min_variance`` equal in both.
     """
-    beta_u, beta_a = (
-        beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a)
-    )
+    beta_u = routing.beta_u.detach().double().expand(parents).clone()
+    beta_a = routing.beta_a.detach().double().expand(parents).clone()
     if routing.options["cost"] == "official_fast":
         beta_a = beta_a * dim / 16
         moved = beta_u.square() + routing.options["min_variance"] - 5e-4
@@ -494,10 +484,8 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    options = {
-        **in_terms_of_the_loops(module.options),
-        "normalisation": "all_parents",
-    }  # in a dense layer
+    options = in_terms_of_the_loops(module.options)
+    options["normalisation"] = "all_parents"  # in a dense layer
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations
@@ -507,11 +495,13 @@ def shipped() -> dict[str, dict[str, Any]]:
     """``conf/routing/em*.yaml`` without the options that the contract varies."""
     from tests.reference.em_bridge import PRESETS, class_preset, preset
 
-    rows = {name: preset(name) for name in PRESETS} | {
-        f"{name}-classes": class_preset(name) for name in PRESETS
-    }
-    others = ("iterations", "backend")
-    return {name: {key: row[key] for key in row if key not in others} for name, row in rows.items()}
+    rows = {}
+    for name in PRESETS:
+        rows[name] = dict(preset(name))
+        rows[f"{name}-classes"] = class_preset(name)
+    for row in rows.values():
+        del row["iterations"], row["backend"]
+    return rows
 
 
 REFERENCE = Reference(

@@ -3,11 +3,10 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference, by_statistics
-from tests.reference.loops import softmax_list
+from tests.reference.loops import double, softmax_list, zeros
 
 LN_2PI = math.log(2 * math.pi)
 
@@ -25,33 +24,37 @@ def em_evidence_loops(
     """One image, ``votes[child][parent][component]``, to poses and evidence ``-1/2 sum ln sigma^2``."""
     children, parents = range(len(votes)), range(len(votes[0]))
     components = range(len(votes[0][0]))
-    log_prior = [[prior[j][i % len(prior[j])] if prior else 0.0 for j in parents] for i in children]
+    log_prior = zeros(len(children), len(parents))
+    if prior:
+        for i in children:
+            for j in parents:
+                log_prior[i][j] = prior[j][i % len(prior[j])]
     couplings = [softmax_list(log_prior[i]) for i in children]
     for _ in range(iterations):
-        masses, poses, variances = [], [], []
+        masses = []
+        poses = []
+        variances = []
         for j in parents:
             mass = sum(couplings[i][j] * activations[i] for i in children) + mass_eps
             share = [couplings[i][j] * activations[i] / mass for i in children]
-            pose = [sum(share[i] * votes[i][j][d] for i in children) for d in components]
-            variances.append(
-                [
-                    min_variance + sum(share[i] * (votes[i][j][d] - pose[d]) ** 2 for i in children)
-                    for d in components
-                ]
-            )
+            pose = [0.0] * len(components)
+            variance = [min_variance] * len(components)
+            for d in components:
+                pose[d] = sum(share[i] * votes[i][j][d] for i in children)
+                variance[d] += sum(share[i] * (votes[i][j][d] - pose[d]) ** 2 for i in children)
             masses.append(mass)
             poses.append(pose)
+            variances.append(variance)
         couplings = []
         for i in children:
             explained = []
             for j in parents:
-                log_density = sum(
-                    -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
-                    for d, v in enumerate(variances[j])
-                )
-                explained.append(
-                    (math.log(masses[j]) + log_density) / temperature + log_prior[i][j]
-                )
+                log_density = 0.0
+                for d, v in enumerate(variances[j]):
+                    squared = (votes[i][j][d] - poses[j][d]) ** 2
+                    log_density -= 0.5 * (LN_2PI + math.log(v) + squared / v)
+                log_joint = math.log(masses[j]) + log_density
+                explained.append(log_joint / temperature + log_prior[i][j])
             couplings.append(softmax_list(explained))
     return poses, [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
 
@@ -59,13 +62,14 @@ def em_evidence_loops(
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """With running statistics, as in evaluation mode."""
     prior = None if module.prior is None else module.prior.tolist()
-    images = [
-        em_evidence_loops(*image, prior=prior, **module.options)
-        for image in zip(votes.tolist(), activations.tolist(), strict=True)
-    ]
-    poses, evidence = (
-        torch.tensor(each, dtype=torch.float64) for each in zip(*images, strict=True)
-    )
+    all_poses = []
+    all_evidence = []
+    for vote, active in zip(votes.tolist(), activations.tolist(), strict=True):
+        of_image = em_evidence_loops(vote, active, prior=prior, **module.options)
+        all_poses.append(of_image[0])
+        all_evidence.append(of_image[1])
+    poses = double(all_poses)
+    evidence = double(all_evidence)
     if module.pose_norm is not None:
         poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
     return poses, by_statistics(module.evidence_norm, evidence).sigmoid()

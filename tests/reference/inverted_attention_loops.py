@@ -3,11 +3,10 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference
-from tests.reference.loops import dot, softmax_list, weighted_sum
+from tests.reference.loops import dot, double, softmax_list, weighted_sum, zeros
 
 EPS = 1e-5  # of torch.nn.LayerNorm, which the official code uses
 
@@ -16,10 +15,11 @@ def layer_norm(vector: list[float], scale: list[float], shift: list[float]) -> l
     """``(x - mean) / sqrt(variance + eps)``, with the variance of a population, then scale and shift."""
     mean = sum(vector) / len(vector)
     variance = sum((x - mean) ** 2 for x in vector) / len(vector)
-    return [
-        scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d]
-        for d in range(len(vector))
-    ]
+    normalised = []
+    for d, component in enumerate(vector):
+        standardised = (component - mean) / math.sqrt(variance + EPS)
+        normalised.append(scale[d] * standardised + shift[d])
+    return normalised
 
 
 def inverted_attention_loops(
@@ -27,30 +27,26 @@ def inverted_attention_loops(
 ) -> tuple[Tensor, Tensor]:
     """Votes ``(b, i, j, d)`` to poses ``(b, j, d)`` and agreement ``(b, j)``."""
     _, children, parents, dim = votes.shape
-    all_poses, agreements = [], []
+    all_poses = []
+    agreements = []
     for vote in votes.tolist():
-        logits = [[0.0] * parents for _ in range(children)]  # the first r_ij: 1 / J
+        logits = zeros(children, parents)  # the first r_ij: 1 / J
         for _ in range(iterations):
             couplings = [softmax_list(logits[i]) for i in range(children)]
             totals = [weighted_sum(couplings, vote, j) for j in range(parents)]
-            poses = [
-                layer_norm(total, scale.tolist(), shift.tolist()) for total in totals
-            ]  # LN(sum_i r_ij V_ij)
-            logits = [
-                [dot(vote[i][j], poses[j]) / math.sqrt(dim) for j in range(parents)]
-                for i in range(children)
-            ]
+            # LN(sum_i r_ij V_ij)
+            poses = [layer_norm(total, scale.tolist(), shift.tolist()) for total in totals]
+            for i in range(children):
+                for j in range(parents):
+                    logits[i][j] = dot(vote[i][j], poses[j]) / math.sqrt(dim)
         all_poses.append(poses)
         agreements.append([dot(totals[j], poses[j]) / math.sqrt(dim) for j in range(parents)])
-    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(
-        agreements, dtype=torch.float64
-    )
+    return double(all_poses), double(agreements)
 
 
 def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    poses, logits = inverted_attention_loops(
-        votes, module.options["iterations"], module.scale, module.shift
-    )
+    iterations = module.options["iterations"]
+    poses, logits = inverted_attention_loops(votes, iterations, module.scale, module.shift)
     if module.head is not None:
         logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
     return poses, logits.sigmoid()

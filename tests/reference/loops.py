@@ -20,15 +20,26 @@ def squash_vector(total: list[float], added: float = 1.0) -> list[float]:
     return [factor * component for component in total]
 
 
+def double(values: list) -> Tensor:
+    """Nested lists as a float64 tensor."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def zeros(rows: int, columns: int) -> list[list[float]]:
+    return [[0.0] * columns for _ in range(rows)]
+
+
 def norm(vector: list[float]) -> float:
     return math.sqrt(dot(vector, vector) + EPS)
 
 
 def length_loops(poses: Tensor) -> Tensor:
     """Length of every pose of ``(batch, capsule, dim)``."""
-    return torch.tensor(
-        [[norm(pose) for pose in image] for image in poses.tolist()], dtype=torch.float64
-    )
+    lengths = zeros(*poses.shape[:2])
+    for b, image in enumerate(poses.tolist()):
+        for j, pose in enumerate(image):
+            lengths[b][j] = norm(pose)
+    return double(lengths)
 
 
 def softmax_list(logits: list[float]) -> list[float]:
@@ -45,9 +56,11 @@ def dot(one: list[float], other: list[float]) -> float:
 
 def weighted_sum(weights: list[list[float]], vote: list[list[list[float]]], j: int) -> list[float]:
     """``sum_i w_ij u_hat_ij``, of votes ``vote[i][j][d]`` for a parent."""
-    return [
-        sum(weights[i][j] * vote[i][j][d] for i in range(len(vote))) for d in range(len(vote[0][j]))
-    ]
+    total = [0.0] * len(vote[0][j])
+    for i in range(len(vote)):
+        for d in range(len(total)):
+            total[d] += weights[i][j] * vote[i][j][d]
+    return total
 
 
 def dynamic_routing_loops(
@@ -68,17 +81,14 @@ def dynamic_routing_loops(
     additions of earlier iterations. ``squash`` replaces the squash of the total input.
     """
     _, children, parents, dim = votes.shape
-    offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.tolist()
+    offset = zeros(parents, dim) if bias is None else bias.tolist()
+    start = zeros(children, parents)
+    if prior is not None:
+        for i in range(children):
+            start[i] = prior[:, i % prior.shape[1]].tolist()
     results = []
     for vote in votes.tolist():
-        logits = start = [
-            [0.0] * parents for _ in range(children)
-        ]  # line 2: for all i, j: b_ij <- 0
-        if prior is not None:
-            logits = start = [
-                [prior[j, i % prior.shape[1]].item() for j in range(parents)]
-                for i in range(children)
-            ]
+        logits = start  # line 2: for all i, j: b_ij <- 0
         for _ in range(iterations):  # line 3
             couplings = []
             for i in range(children):  # line 4: c_i <- softmax(b_i)
@@ -87,16 +97,15 @@ def dynamic_routing_loops(
             poses = []
             for j in range(parents):
                 total = weighted_sum(couplings, vote, j)  # line 5: s_j <- sum_i c_ij u_hat_j|i
-                poses.append(
-                    squash([total[d] + offset[j][d] for d in range(dim)])
-                )  # line 6: v_j <- squash(s_j)
+                biased = [total[d] + offset[j][d] for d in range(dim)]
+                poses.append(squash(biased))  # line 6: v_j <- squash(s_j)
             before = start if replace else logits
-            logits = [  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
-                [before[i][j] + dot(vote[i][j], poses[j]) for j in range(parents)]
-                for i in range(children)
-            ]
+            logits = zeros(children, parents)
+            for i in range(children):  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
+                for j in range(parents):
+                    logits[i][j] = before[i][j] + dot(vote[i][j], poses[j])
         results.append(poses)
-    return torch.tensor(results, dtype=torch.float64)
+    return double(results)
 
 
 def margin_loss_loops(

@@ -5,11 +5,10 @@ With the matrix of children by children as in the paper.
 
 import math
 
-import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference, with_lengths
-from tests.reference.loops import dot, norm, softmax_list, weighted_sum
+from tests.reference.loops import dot, double, norm, softmax_list, weighted_sum, zeros
 
 
 def exponential_squash_vector(total: list[float]) -> list[float]:
@@ -23,7 +22,7 @@ def self_attention_loops(votes: Tensor, prior: Tensor | None = None) -> Tensor:
     _, children, parents, dim = votes.shape
     results = []
     for vote in votes.tolist():
-        logits = [[0.0] * parents for _ in range(children)]
+        logits = zeros(children, parents)
         for i in range(children):
             for j in range(parents):
                 for k in range(children):  # A_j[i, k] = u_ij . u_kj / sqrt(d), summed over k
@@ -31,13 +30,11 @@ def self_attention_loops(votes: Tensor, prior: Tensor | None = None) -> Tensor:
         couplings = [softmax_list(logits[i]) for i in range(children)]
         if prior is not None:  # children are ordered (position, kind)
             for i in range(children):
-                couplings[i] = [
-                    couplings[i][j] + prior[j, i % prior.shape[1]].item() for j in range(parents)
-                ]
-        results.append(
-            [exponential_squash_vector(weighted_sum(couplings, vote, j)) for j in range(parents)]
-        )
-    return torch.tensor(results, dtype=torch.float64)
+                for j in range(parents):
+                    couplings[i][j] += prior[j, i % prior.shape[1]].item()
+        totals = [weighted_sum(couplings, vote, j) for j in range(parents)]
+        results.append([exponential_squash_vector(total) for total in totals])
+    return double(results)
 
 
 REFERENCE = Reference(

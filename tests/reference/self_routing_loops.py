@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tests.reference.contract import Reference
-from tests.reference.loops import dot, softmax_list, weighted_sum
+from tests.reference.loops import dot, double, softmax_list, weighted_sum, zeros
 
 
 def self_routing_loops(
@@ -19,25 +18,30 @@ def self_routing_loops(
     """
     _, children, parents, dim = votes.shape
     types = len(weight)
-    results, activities = [], []
-    for vote, pose, active in zip(
-        votes.tolist(), poses.tolist(), activations.tolist(), strict=True
-    ):
+    images = zip(votes.tolist(), poses.tolist(), activations.tolist(), strict=True)
+    results = []
+    activities = []
+    for vote, pose, active in images:
         active = active if sum(active) else [1.0] * children
-        assigned = []  # c_ij a_i, c_ij = softmax(W^route u_i + b)
+        assigned = zeros(children, parents)  # c_ij a_i, c_ij = softmax(W^route u_i + b)
         for i in range(children):
-            logits = [
-                dot(weight[i % types, j].tolist(), pose[i]) + bias[i % types, j].item()
-                for j in range(parents)
-            ]
-            assigned.append([coupling * active[i] for coupling in softmax_list(logits)])
-        masses = [sum(assigned[i][j] for i in range(children)) for j in range(parents)]
-        activities.append(
-            [mass / sum(active) for mass in masses]
-        )  # a_j = sum_i c_ij a_i / sum_i a_i
-        totals = [weighted_sum(assigned, vote, j) for j in range(parents)]
-        results.append([[totals[j][d] / masses[j] for d in range(dim)] for j in range(parents)])
-    return torch.tensor(results, dtype=torch.float64), torch.tensor(activities, dtype=torch.float64)
+            kind = i % types
+            logits = [0.0] * parents
+            for j in range(parents):
+                logits[j] = dot(weight[kind, j].tolist(), pose[i]) + bias[kind, j].item()
+            couplings = softmax_list(logits)
+            for j in range(parents):
+                assigned[i][j] = couplings[j] * active[i]
+        of_parents = []
+        of_activities = []
+        for j in range(parents):
+            mass = sum(assigned[i][j] for i in range(children))
+            of_activities.append(mass / sum(active))  # a_j = sum_i c_ij a_i / sum_i a_i
+            total = weighted_sum(assigned, vote, j)
+            of_parents.append([total[d] / mass for d in range(dim)])
+        results.append(of_parents)
+        activities.append(of_activities)
+    return double(results), double(activities)
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from scipy.special import digamma, logsumexp
 from torch import Tensor
 
 from tests.reference.contract import Reference, by_statistics
+from tests.reference.loops import double, zeros
 
 
 class Posterior(NamedTuple):
@@ -42,8 +43,9 @@ def bayes_loops(
     votes = votes.unsqueeze(1) if votes.ndim == 4 else votes
     batch, _, places, types, dim = votes.shape
     places_of = (torch.arange(places)[None] if child is None else child).tolist()
-    images = [
-        _image(
+    images = []
+    for b in range(batch):
+        image = _image(
             votes[b].tolist(),
             activations[b].tolist(),
             places_of,
@@ -52,17 +54,12 @@ def bayes_loops(
             initial,
             per_window,
         )
-        for b in range(batch)
-    ]
-    return [
-        Posterior(
-            *(
-                torch.tensor([image[t][name] for image in images], dtype=torch.float64)
-                for name in range(6)
-            )
-        )
-        for t in range(iterations)
-    ]
+        images.append(image)
+    records = []
+    for t in range(iterations):
+        fields = [double([image[t][number] for image in images]) for number in range(6)]
+        records.append(Posterior(*fields))
+    return records
 
 
 def _image(
@@ -74,32 +71,40 @@ def _image(
     initial: str,
     per_window: bool,
 ) -> list[tuple]:
-    (types, dim), positions, places = sizes, range(len(child)), range(len(child[0]))
+    types, dim = sizes
+    positions = range(len(child))
+    places = range(len(child[0]))
     seen = [i for of_position in child for i in of_position]
-    records, log_r = [], None
+    records = []
+    log_r = None
     for _ in range(iterations):
-        r = [[[0.0] * types for _ in places] for _ in positions]
+        r = [zeros(len(places), types) for _ in positions]
         for p, w, j in product(positions, places, range(types)):
             i = child[p][w]
-            if log_r is None:
-                r[p][w][j] = (
-                    1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
-                )
-            else:
-                rivals = [
-                    log_r[q][x][k]
-                    for q, x, k in product(positions, places, range(types))
-                    if child[q][x] == i and (q == p or not per_window)
-                ]
+            if log_r is not None:
+                rivals = []
+                for q, x, k in product(positions, places, range(types)):
+                    if child[q][x] == i and (q == p or not per_window):
+                        rivals.append(log_r[q][x][k])
                 r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
-        log_r, of_positions = [[[0.0] * types for _ in places] for _ in positions], []
+            elif initial == "types" or per_window:
+                r[p][w][j] = 1 / types
+            else:
+                r[p][w][j] = 1 / types / seen.count(i)
+        log_r = [zeros(len(places), types) for _ in positions]
+        of_positions = []
         for p in positions:
-            q = [[r[p][w][j] * activation[child[p][w]] for w in places] for j in range(types)]
+            q = zeros(types, len(places))
+            for j, w in product(range(types), places):
+                q[j][w] = r[p][w][j] * activation[child[p][w]]
             mass = [sum(q[j]) for j in range(types)]
             of_parents = []
             for j in range(types):  # priors: alpha_0 = kappa_0 = psi_0 = 1, nu_0 = dim + 1
-                alpha, kappa, nu = 1 + mass[j], 1 + mass[j], dim + 1 + mass[j]
-                pose, inverse_scale = [], []
+                alpha = 1 + mass[j]
+                kappa = 1 + mass[j]
+                nu = dim + 1 + mass[j]
+                pose = []
+                inverse_scale = []
                 for d in range(dim):
                     mu = sum(q[j][w] * vote[p][w][j][d] for w in places) / mass[j]
                     sigma = sum(q[j][w] * (vote[p][w][j][d] - mu) ** 2 for w in places)
@@ -109,9 +114,9 @@ def _image(
                 e_lambda += sum(digamma((nu - h) / 2) for h in range(dim))
                 e_pi = digamma(alpha) - digamma(sum(1 + each for each in mass))
                 for w in places:
-                    distance = sum(
-                        (vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d] for d in range(dim)
-                    )
+                    distance = 0.0
+                    for d in range(dim):
+                        distance += (vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d]
                     log_density = 0.5 * e_lambda - 0.5 * dim * math.log(2 * math.pi)
                     log_r[p][w][j] = e_pi + log_density - 0.5 * (dim / kappa + nu * distance)
                 entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * e_lambda
@@ -123,9 +128,8 @@ def _image(
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """With running statistics, as in evaluation mode."""
-    last = bayes_loops(
-        votes.detach(), activations.detach(), iterations=module.options["iterations"]
-    )[-1]
+    iterations = module.options["iterations"]
+    last = bayes_loops(votes.detach(), activations.detach(), iterations=iterations)[-1]
     poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
     return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
 

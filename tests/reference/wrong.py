@@ -154,9 +154,8 @@ def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tenso
 
 def official_squash(total: Tensor) -> Tensor:
     """The official squash: it adds 1e-20 to a norm of 0, whose gradient is 0 / 0."""
-    norm = (
-        total.square().sum(-1, keepdim=True).sqrt()
-    )  # TensorFlow's norm; torch's has a gradient of 0 there
+    # TensorFlow's norm; torch's has a gradient of 0 there
+    norm = total.square().sum(-1, keepdim=True).sqrt()
     return (1 - 1 / (norm.exp() + 1e-20)) * (total / (norm + 1e-20))
 
 
@@ -236,10 +235,9 @@ class Bayes:
             if on_iteration is not None:
                 on_iteration(SimpleNamespace(iteration=iteration, couplings=r, poses=poses))
             distance = ((votes - poses.unsqueeze(1)).square() / inverse_scale.unsqueeze(1)).sum(3)
-            log_density = 0.5 * (
-                log_precision - dim * math.log(2 * math.pi) - dim / kappa
-            ).unsqueeze(1)
-            r = self.couplings(log_density - 0.5 * nu.unsqueeze(1) * distance, log_share)
+            log_height = 0.5 * (log_precision - dim * math.log(2 * math.pi) - dim / kappa)
+            log_density = log_height.unsqueeze(1) - 0.5 * nu.unsqueeze(1) * distance
+            r = self.couplings(log_density, log_share)
         return poses
 
 
@@ -255,9 +253,8 @@ class ShareInTheSumOnly(Bayes):
     """``E[ln pi]`` is in the denominator but not in the numerator (early revision of the code)."""
 
     def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
-        return (
-            log_density - (log_share.unsqueeze(1) + log_density).logsumexp(2, keepdim=True)
-        ).exp()
+        log_joint = log_share.unsqueeze(1) + log_density
+        return (log_density - log_joint.logsumexp(2, keepdim=True)).exp()
 
 
 class DividedByMass(Bayes):

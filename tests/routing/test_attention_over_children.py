@@ -7,22 +7,20 @@ from torch import Tensor, einsum
 
 from capsule_lab.routing import attention_over_children
 from capsule_lab.types import RoutingTrace
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 
 CHILDREN = sine(1, 6, 4, frequency=0.37, phase=0.1)
 TRANSFORMATION = cosine(6, 4, 3, 5, scale=0.3, frequency=0.53, phase=0.2)  # [i c j d]
-VOTES = einsum("bic,icjd->bijd", CHILDREN, TRANSFORMATION) + sine(
-    6, 3, 5, scale=0.02, frequency=0.29
-)
+ADDED = sine(6, 3, 5, scale=0.02, frequency=0.29)
+VOTES = einsum("bic,icjd->bijd", CHILDREN, TRANSFORMATION) + ADDED
 ATTENTION = sine(3, 5, 6, 6, scale=0.2, frequency=0.31, phase=0.2)  # [j d k i]
 WEIGHT = cosine(3, 5, 5, scale=0.4, frequency=0.41)
 BIAS = sine(3, 5, scale=0.1, frequency=0.7)
 
 
 def golden(values: Tensor, *expected: float, atol: float = 1e-11) -> None:
-    torch.testing.assert_close(
-        values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol
-    )
+    assert_close(values, torch.tensor(expected, dtype=torch.float64), atol=atol)
 
 
 def test_values_are_the_golden_numbers() -> None:
@@ -45,7 +43,5 @@ def test_values_are_the_golden_numbers() -> None:
 
 def test_activations_lie_between_0_and_1() -> None:
     parents = attention_over_children(1e3 * VOTES, ATTENTION, WEIGHT, BIAS)
-    torch.testing.assert_close(
-        parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), rtol=0, atol=1e-7
-    )
-    torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=0, atol=2e-6)
+    assert_close(parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), atol=1e-7)
+    assert_close(parents.logits.sigmoid(), parents.activations, atol=2e-6)

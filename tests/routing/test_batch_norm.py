@@ -1,6 +1,7 @@
 import copy
 import multiprocessing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from capsule_lab.routing.batch_norm import BatchNorm, batch_norm_of_all_processes
+from tests.helpers.closeness import assert_close
 
 FEATURES, ROWS = 3, 8
 NORMS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -29,22 +31,20 @@ def rows(*positions: int) -> Tensor:
 
 
 def weights_of_rows(*positions: int) -> Tensor:
-    return torch.linspace(-1, 1, rows(*positions).numel(), dtype=torch.float64).view_as(
-        rows(*positions)
-    )
+    values = rows(*positions)
+    return torch.linspace(-1, 1, values.numel(), dtype=torch.float64).view_as(values)
 
 
 def everything(
     norm: Any, values: Tensor, weights: Tensor, *, everywhere: bool = False
 ) -> dict[str, list[Tensor]]:
     """Output, gradients of the values and the parameters, and running statistics; of two steps."""
+    normalise = partial(batch_norm_of_all_processes, norm) if everywhere else norm
     values = values.clone().requires_grad_()
-    parameters = [*norm.parameters()]
-    batch_norm_of_all_processes(norm, values.flip(-1) ** 2) if everywhere else norm(
-        values.flip(-1) ** 2
-    )
-    output = batch_norm_of_all_processes(norm, values) if everywhere else norm(values)
-    to_values, *to_parameters = torch.autograd.grad((weights * output).sum(), [values, *parameters])
+    normalise(values.flip(-1) ** 2)
+    output = normalise(values)
+    inputs = [values, *norm.parameters()]
+    to_values, *to_parameters = torch.autograd.grad((weights * output).sum(), inputs)
     return {
         "output": [output.detach()],
         "values": [to_values],
@@ -65,10 +65,10 @@ def test_batch_norm_of_all_processes_is_torchs_in_a_single_one(
     name: str, a_group_of_one: None
 ) -> None:
     norm, positions = NORMS[name]
-    parts = rows(*positions), weights_of_rows(*positions)
-    ours = everything(copy.deepcopy(norm).double(), *parts, everywhere=True)
-    theirs = everything(copy.deepcopy(norm).double(), *parts)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    given = rows(*positions), weights_of_rows(*positions)
+    ours = everything(copy.deepcopy(norm).double(), *given, everywhere=True)
+    theirs = everything(copy.deepcopy(norm).double(), *given)
+    assert_close(ours, theirs)
 
 
 def test_half_precision_is_normalised_in_single_precision(a_group_of_one: None) -> None:
@@ -82,9 +82,10 @@ def test_half_precision_is_normalised_in_single_precision(a_group_of_one: None) 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_one_process_equals_torchs_batch_norm(training: bool) -> None:
-    ours, theirs = (kind(FEATURES).double().train(training) for kind in (BatchNorm, nn.BatchNorm1d))
-    both = [everything(norm, rows(), weights_of_rows()) for norm in (ours, theirs)]
-    torch.testing.assert_close(*both, rtol=0, atol=1e-12)
+    ours = BatchNorm(FEATURES).double().train(training)
+    theirs = nn.BatchNorm1d(FEATURES).double().train(training)
+    found = everything(ours, rows(), weights_of_rows())
+    assert_close(found, everything(theirs, rows(), weights_of_rows()))
 
 
 def test_one_row_is_normalised_by_the_running_statistics() -> None:
@@ -101,13 +102,11 @@ def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
         "gloo", f"file://{folder}/store", rank=rank, world_size=len(shares)
     )
     share = shares[rank]
-    parts = {
-        "capsules": everything(
-            BatchNorm(FEATURES).double(), rows()[share], weights_of_rows()[share]
-        )
-    }
+    capsules = BatchNorm(FEATURES).double()
+    parts = {"capsules": everything(capsules, rows()[share], weights_of_rows()[share])}
     for name, (norm, positions) in NORMS.items():
-        values, weights = rows(*positions)[share], weights_of_rows(*positions)[share]
+        values = rows(*positions)[share]
+        weights = weights_of_rows(*positions)[share]
         parts[name] = everything(norm.double(), values, weights, everywhere=True)
     torch.save(parts, Path(folder, f"{rank}.pt"))
     distributed.destroy_process_group()
@@ -120,29 +119,27 @@ def in_a_process(rank: int, shares: list[slice], folder: str) -> None:
 )
 def test_two_processes_equal_one_with_both_batches(shares: list[slice], tmp_path: Path) -> None:
     context: Any = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=in_a_process, args=(rank, shares, str(tmp_path)))
-        for rank in range(2)
-    ]
+    processes = []
+    for rank in range(2):
+        given = (rank, shares, str(tmp_path))
+        processes.append(context.Process(target=in_a_process, args=given))
     for process in processes:
         process.start()
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    for name, (norm, positions) in {"capsules": (nn.BatchNorm1d(FEATURES), ()), **NORMS}.items():
-        expected = everything(
-            copy.deepcopy(norm).double(), rows(*positions), weights_of_rows(*positions)
-        )
+    of_one = torch.load(tmp_path / "0.pt")
+    of_other = torch.load(tmp_path / "1.pt")
+    norms = {"capsules": (nn.BatchNorm1d(FEATURES), ()), **NORMS}
+    for name, (norm, positions) in norms.items():
+        norm = copy.deepcopy(norm).double()
+        expected = everything(norm, rows(*positions), weights_of_rows(*positions))
+        one, other = of_one[name], of_other[name]
         for part in ("output", "values"):
-            whole = torch.cat([*one[name][part], *other[name][part]])
-            torch.testing.assert_close([whole], expected[part], rtol=0, atol=1e-12)
-        summed = [
-            ours + theirs
-            for ours, theirs in zip(one[name]["parameters"], other[name]["parameters"], strict=True)
-        ]
-        torch.testing.assert_close(
-            summed, expected["parameters"], rtol=0, atol=1e-12
-        )  # DDP takes their mean
-        torch.testing.assert_close(one[name]["kept"], expected["kept"], rtol=0, atol=1e-12)
-        torch.testing.assert_close(other[name]["kept"], expected["kept"], rtol=0, atol=1e-12)
+            whole = torch.cat([*one[part], *other[part]])
+            assert_close([whole], expected[part])
+        # DDP takes the mean of the gradients of parameters
+        pairs = zip(one["parameters"], other["parameters"], strict=True)
+        assert_close([first + second for first, second in pairs], expected["parameters"])
+        assert_close(one["kept"], expected["kept"])
+        assert_close(other["kept"], expected["kept"])

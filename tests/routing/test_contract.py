@@ -9,7 +9,6 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,43 +19,75 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import dense_votes
 from capsule_lab.layers import ConvCapsules, DenseCapsules
-from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, LayerInfo, Normaliser
+from capsule_lab.routing import (
+    AbstractRouting,
+    DynamicRouting,
+    EMRouting,
+    LayerInfo,
+    Normaliser,
+    UniformRouting,
+)
 from capsule_lab.types import RoutingTrace, Votes
-from tests.helpers import routing_contract as checks
+from tests.helpers.closeness import assert_close
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.routing_contract import (
     BATCH,
     CHILDREN,
     DIM,
+    DISCOVERED,
     PARENTS,
     REFERENCES,
+    build,
     case_in_errors,
+    check_absent_child_changes_nothing,
+    check_callback_changes_nothing,
+    check_couplings,
+    check_equals,
+    check_every_parameter_has_a_gradient,
+    check_finite,
+    check_gradient,
+    check_images_are_independent,
+    check_order_of_children_does_not_matter,
+    check_parents_are_permuted_as_their_votes,
+    check_repeatable,
+    check_tensors_are_registered,
+    child_activations,
     combinations,
+    concatenate,
+    factored,
+    in_form,
+    learned,
+    random_votes,
+    reference_of,
+    route_of,
 )
 from tests.helpers.tiers import whole_but
 from tests.reference import wrong
+from tests.reference.contract import BACKENDS as BACKENDS_OF_VOTES
+from tests.reference.contract import Reference, with_lengths
 from tests.reference.em_bridge import preset
 from tests.reference.loops import dynamic_routing_loops
 
 every_routing = pytest.mark.parametrize("kind", REFERENCES)
-BACKENDS = [(kind, backend) for kind in REFERENCES for backend in REFERENCES[kind].backends]
-every_backend = pytest.mark.parametrize(  # "reference" and "dense-reference" differ in the form of the votes only
-    ("kind", "backend"),
-    whole_but(BACKENDS, *[pair for pair in BACKENDS if pair[1] != "dense-reference"]),
+BACKENDS = [
+    (kind, backend) for kind, reference in REFERENCES.items() for backend in reference.backends
+]
+# "reference" and "dense-reference" differ in the form of the votes only
+DIFFERENT_BACKENDS = [pair for pair in BACKENDS if pair[1] != "dense-reference"]
+LAST_BACKENDS = [(kind, reference.backends[-1]) for kind, reference in REFERENCES.items()]
+every_backend = pytest.mark.parametrize(
+    ("kind", "backend"), whole_but(BACKENDS, *DIFFERENT_BACKENDS)
 )
-last_backend = pytest.mark.parametrize(
-    ("kind", "backend"),
-    whole_but(BACKENDS, *[(kind, REFERENCES[kind].backends[-1]) for kind in REFERENCES]),
-)
+last_backend = pytest.mark.parametrize(("kind", "backend"), whole_but(BACKENDS, *LAST_BACKENDS))
 
 
 def test_every_routing_has_a_reference() -> None:
-    missing = [kind for kind in checks.DISCOVERED if kind not in REFERENCES]
+    missing = [kind.__name__ for kind in DISCOVERED if kind not in REFERENCES]
     assert not missing, (
-        f"conf/routing has {', '.join(kind.__name__ for kind in missing)} without a slow reference: transcribe the "
-        "paper as loops, with a REFERENCE, in tests/reference/<module of the routing>_loops.py"
+        f"conf/routing has {', '.join(missing)} without a slow reference: transcribe the paper as loops, with a "
+        "REFERENCE, in tests/reference/<module of the routing>_loops.py"
     )
-    assert {DynamicRouting, EMRouting} <= {*checks.DISCOVERED}
+    assert {DynamicRouting, EMRouting} <= {*DISCOVERED}
 
 
 @every_backend
@@ -64,32 +95,30 @@ def test_values_equal_the_loops_and_gradients_are_right(
     kind: type[AbstractRouting], backend: str, shapes_checked_in_first: Any
 ) -> None:
     """Values equal those of the loops; votes, child activations and parameters get their gradient."""
-    assert torch.equal(
-        dense_votes(*checks.factored(checks.random_votes())[:2]), checks.random_votes()
-    )
-    initial = checks.build(kind, backend=backend)
-    assert list(initial.parameters()) == checks.learned(initial) != []
-    checks.check_every_parameter_has_a_gradient(checks.route_of(initial), checks.learned(initial))
-    build = partial(checks.build, kind, backend=backend, parameters="random")
+    initial = build(kind, backend=backend)
+    check_tensors_are_registered(initial)
+    check_every_parameter_has_a_gradient(route_of(initial), learned(initial))
+    with_random = partial(build, kind, backend=backend, parameters="random")
     for name, row in shapes_checked_in_first(combinations(kind, backend)):
         with case_in_errors((name, row)):
-            alike, module, one = (
-                build(**{**row, "types": None}),
-                build(**row),
-                build(children=1, **row),
-            )
-            checks.check_equals(checks.route_of(module), checks.reference_of(module))
-            checks.check_equals(checks.route_of(one), checks.reference_of(one), 1, 1, PARENTS, DIM)
-            for parameter in checks.learned(alike):
+            of_default_types = {**row, "types": None}
+            module = with_random(**row)
+            check_equals(route_of(module), reference_of(module))
+            one = with_random(children=1, **row)
+            check_equals(route_of(one), reference_of(one), 1, 1, PARENTS, DIM)
+            alike = with_random(**of_default_types)
+            for parameter in learned(alike):
                 parameter.data *= 0.1  # large betas saturate activations
-            checks.check_every_parameter_has_a_gradient(
-                checks.route_of(alike), checks.learned(alike)
-            )
-            three = build(children=3, **{**row, "types": None})
-            active = checks.child_activations(
-                checks.random_votes(1, 3, PARENTS, DIM, seed=2)
-            ).requires_grad_()
-            checks.check_gradient(checks.route_of(three, active), [*checks.learned(three), active])
+            check_every_parameter_has_a_gradient(route_of(alike), learned(alike))
+            three = with_random(children=3, **of_default_types)
+            active = child_activations(random_votes(1, 3, PARENTS, DIM, seed=2))
+            active.requires_grad_()
+            check_gradient(route_of(three, active), [*learned(three), active])
+
+
+def test_factored_votes_are_the_dense_votes() -> None:
+    votes = factored(random_votes())
+    assert torch.equal(dense_votes(votes.poses, votes.weight), random_votes())
 
 
 @last_backend
@@ -101,23 +130,24 @@ def test_couplings_sum_up_and_order_does_not_matter(
     for name, row in shapes_checked_in_first(combinations(kind, backend)):
         with case_in_errors((name, row)):
             options = {"backend": backend, **row, "types": None}
-            module = checks.build(kind, parameters="random", **options)
-            route = checks.route_of(module)
-            sums = {
-                "leaky": module.leaky,
-                "added": reference.added(module),
-                "competing": module.competing,
-            }
-            checks.check_couplings(route, normalised=reference.normalised, **sums)
-            checks.check_callback_changes_nothing(route)
-            checks.check_repeatable(route)
-            checks.check_images_are_independent(route)
+            module = build(kind, parameters="random", **options)
+            route = route_of(module)
+            check_couplings(
+                route,
+                leaky=module.leaky,
+                added=reference.added(module),
+                normalised=reference.normalised,
+                competing=module.competing,
+            )
+            check_callback_changes_nothing(route)
+            check_repeatable(route)
+            check_images_are_independent(route)
             if reference.activations == "weighing":
-                checks.check_absent_child_changes_nothing(module)
+                check_absent_child_changes_nothing(module)
             if reference.exchangeable:
-                checks.check_order_of_children_does_not_matter(route)
-                initial = checks.build(kind, **options)
-                checks.check_parents_are_permuted_as_their_votes(checks.route_of(initial))
+                check_order_of_children_does_not_matter(route)
+                initial = build(kind, **options)
+                check_parents_are_permuted_as_their_votes(route_of(initial))
 
 
 @last_backend
@@ -127,10 +157,10 @@ def test_extreme_votes_and_activations_stay_finite(
     """Values and gradients are finite for long, short and zero votes, and for some, no or all children active."""
     presences = None, torch.zeros(BATCH, CHILDREN), torch.ones(BATCH, CHILDREN)
     for name, row in shapes_checked_in_first(combinations(kind, backend)):
-        module = checks.build(kind, backend=backend, **{**row, "types": None}).float()
+        module = build(kind, backend=backend, **{**row, "types": None}).float()
         for scale, presence in itertools.product((1e4, 1.0, 1e-4, 0.0), presences):
             with case_in_errors((name, row, scale, presence)):
-                checks.check_finite(checks.route_of(module, presence), scale)
+                check_finite(route_of(module, presence), scale)
 
 
 class HalfNormaliser(Normaliser):
@@ -150,88 +180,90 @@ def test_backends_agree_use_the_normaliser_and_route_in_float32(
     kind: type[AbstractRouting], backend: str
 ) -> None:
     """Backends return the same couplings and use the given normaliser; half precision is routed in float32."""
-    votes = checks.random_votes()
-    route, slow = (
-        checks.route_of(checks.build(kind, backend=each)) for each in (backend, "reference")
-    )
-    traces: list[list[RoutingTrace]] = [[], [], []]
-    route(votes, on_iteration=traces[0].append)
-    slow(votes, on_iteration=traces[1].append)
-    torch.testing.assert_close(traces[0], traces[1], rtol=0, atol=1e-10)
+    votes = random_votes()
+    route = route_of(build(kind, backend=backend))
+    slow = route_of(build(kind, backend="reference"))
+    traces: list[RoutingTrace] = []
+    slow_traces: list[RoutingTrace] = []
+    route(votes, on_iteration=traces.append)
+    slow(votes, on_iteration=slow_traces.append)
+    assert_close(traces, slow_traces, atol=1e-10)
 
     if kind.competing == "parents":
         half = HalfNormaliser()
-        halved = route(votes, normalise=half, on_iteration=traces[2].append)
-        once = (
-            1,
-            PARENTS,
-            CHILDREN,
-        )  # a kernel normalises the first couplings, equal for all images, once
-        assert half.shapes - ({once} if backend == "fused" else set()) == {
-            (BATCH, PARENTS, CHILDREN)
-        }
+        half_traces: list[RoutingTrace] = []
+        halved = route(votes, normalise=half, on_iteration=half_traces.append)
+        if backend == "fused":
+            # a kernel normalises the first couplings, equal for all images, once
+            half.shapes.discard((1, PARENTS, CHILDREN))
+        assert half.shapes == {(BATCH, PARENTS, CHILDREN)}
         assert not torch.allclose(halved, route(votes))
-        torch.testing.assert_close(
-            route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12
-        )
-        shares = torch.stack([trace.couplings.sum(2) for trace in traces[2]])
-        torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
+        assert_close(route(votes, normalise=Normaliser()), route(votes))
+        shares = torch.stack([trace.couplings.sum(2) for trace in half_traces])
+        assert_close(shares, torch.full_like(shares, 0.5))
 
-    module = checks.build(kind, parameters="random", backend=backend).float()
+    module = build(kind, parameters="random", backend=backend).float()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        given = checks.in_form(votes.to(dtype), backend)
-        full = checks.in_form(votes.to(dtype).float(), backend)
-        activations = checks.child_activations(votes.float()).to(dtype)
+        given = in_form(votes.to(dtype), backend)
+        full = in_form(votes.to(dtype).float(), backend)
+        activations = child_activations(votes.float()).to(dtype)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
             parents = module(given, activations)
         expected = module(full, activations.float())
         assert parents.poses.dtype == parents.activations.dtype == torch.float32
-        assert torch.equal(checks.concatenate(*parents), checks.concatenate(*expected))
+        assert torch.equal(concatenate(*parents), concatenate(*expected))
 
 
 @every_routing
 def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) -> None:
     """Strides of dense votes do not matter; a call changes neither attributes nor buffers."""
-    votes, module = checks.random_votes(), checks.build(kind, parameters="random")
+    votes = random_votes()
+    module = build(kind, parameters="random")
 
-    def public():
+    def public() -> dict[str, Any]:
         return deepcopy({name: value for name, value in vars(module).items() if name[0] != "_"})
 
-    before, buffers = public(), deepcopy(dict(module.named_buffers()))
-    checks.route_of(module)(votes)
+    before = public()
+    buffers = deepcopy(dict(module.named_buffers()))
+    route_of(module)(votes)
     assert public() == before
-    torch.testing.assert_close(dict(module.named_buffers()), buffers, rtol=0, atol=0)
+    assert_close(dict(module.named_buffers()), buffers, atol=0)
+    # of dense votes; tests/kernels/test_backends.py varies the strides of poses and weight
     strided = [
         votes.transpose(1, 2).contiguous().transpose(1, 2),
         votes.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
         votes.repeat_interleave(2, 3)[..., ::2],
     ]
-    for backend, other in itertools.product(
-        {"dense", "dense-reference"} & {*REFERENCES[kind].backends}, strided
-    ):
-        assert (
-            other.stride() != votes.stride()
-        )  # tests/kernels/test_backends.py varies those of poses and weight
-        route = checks.route_of(checks.build(kind, parameters="random", backend=backend))
-        torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
+    dense_backends = {"dense", "dense-reference"} & {*REFERENCES[kind].backends}
+    for backend, other in itertools.product(dense_backends, strided):
+        assert other.stride() != votes.stride()
+        route = route_of(build(kind, parameters="random", backend=backend))
+        assert_close(route(other), route(votes))
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
 
 
 def values_and_gradients(
     module: nn.Module, votes: Tensor | Votes, activations: Tensor
 ) -> list[Tensor]:
-    given = [*([votes] if isinstance(votes, Tensor) else votes[:2]), activations]
-    *voting, activations = given = [tensor.detach().clone().requires_grad_() for tensor in given]
-    parents = checks.concatenate(
-        *module(voting[0] if isinstance(votes, Tensor) else Votes(*voting), activations)
-    )
+    activations = leaf(activations)
+    if isinstance(votes, Tensor):
+        votes = leaf(votes)
+        inputs = [votes, activations]
+    else:
+        votes = Votes(leaf(votes.poses), leaf(votes.weight))
+        inputs = [votes.poses, votes.weight, activations]
+    parents = concatenate(*module(votes, activations))
     weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype).view_as(parents)
-    options = {"allow_unused": True, "materialize_grads": True}
-    return [
-        parents,
-        *torch.autograd.grad(
-            (weights * parents).sum(), [*given, *checks.learned(module)], **options
-        ),
-    ]
+    gradients = torch.autograd.grad(
+        (weights * parents).sum(),
+        [*inputs, *learned(module)],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return [parents, *gradients]
 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
@@ -240,23 +272,20 @@ def test_compiled_routing_equals_eager(
     kind: type[AbstractRouting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_shape_checks(monkeypatch)
-    more = [{"activation": "mixing_proportions", "damping": 0.1}, preset("em_tutorial")]
-    every = [{}, *more] if kind is EMRouting else [{}]
-    for options, backend in itertools.product(
-        every, {"dense", "fused"} & {*REFERENCES[kind].backends}
-    ):
+    every: list[dict[str, Any]] = [{}]
+    if kind is EMRouting:
+        every += [{"activation": "mixing_proportions", "damping": 0.1}, preset("em_tutorial")]
+    backends = {"dense", "fused"} & {*REFERENCES[kind].backends}
+    activations = child_activations(random_votes())
+    for options, backend in itertools.product(every, backends):
         with case_in_errors((options, backend)):
             torch.compiler.reset()
-            module = checks.build(kind, parameters="random", **{**options, "backend": backend})
-            compiled = torch.compile(
-                module, backend="aot_eager", fullgraph=True
-            )  # traces backward; needs no compiler
-            given = (
-                checks.in_form(checks.random_votes(), backend),
-                checks.child_activations(checks.random_votes()),
-            )
-            found, expected = (values_and_gradients(each, *given) for each in (compiled, module))
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            module = build(kind, parameters="random", **{**options, "backend": backend})
+            # "aot_eager" traces the backward pass, too, and needs no compiler
+            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+            votes = in_form(random_votes(), backend)
+            found = values_and_gradients(compiled, votes, activations)
+            assert_close(found, values_and_gradients(module, votes, activations))
 
 
 # ------------------------------------------------------------------------------------------------ its arguments
@@ -273,14 +302,11 @@ def parents_of(kind: type[AbstractRouting], switch: str, value: Any) -> tuple[Te
     layer.double().eval()
     for name, parameter in layer.routing.named_parameters():
         generator = torch.Generator().manual_seed(len(name))
-        parameter.data = (
-            parameter.data.flatten()[0] + torch.randn(parameter.shape, generator=generator).double()
-        )
+        noise = torch.randn(parameter.shape, generator=generator).double()
+        parameter.data = parameter.data.flatten()[0] + noise
     generator = torch.Generator().manual_seed(0)
-    poses, activations = (
-        torch.randn(2, 32, 6, generator=generator),
-        torch.rand(2, 32, generator=generator),
-    )
+    poses = torch.randn(2, 32, 6, generator=generator)
+    activations = torch.rand(2, 32, generator=generator)
     return tuple(layer(poses.double(), activations.double()))
 
 
@@ -291,9 +317,9 @@ def test_every_argument_changes_the_parents(kind: type[AbstractRouting]) -> None
     assert arguments == {*reference.switches, *reference.elsewhere}
     for switch, (default, *others) in reference.switches.items():
         assert inspect.signature(kind).parameters[switch].default == default
-        pairs = zip(
-            parents_of(kind, switch, default), parents_of(kind, switch, others[0]), strict=True
-        )
+        parents = parents_of(kind, switch, default)
+        other = parents_of(kind, switch, others[0])
+        pairs = zip(parents, other, strict=True)
         changed = any(not torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in pairs)
         assert changed, f"{switch}={others[0]} changes nothing"
 
@@ -313,12 +339,13 @@ NUMBERS: dict[str, list[tuple[Any, str]]] = {
 @every_routing
 def test_wrong_argument_is_refused_with_the_expected_values(kind: type[AbstractRouting]) -> None:
     for argument, hint in get_type_hints(kind.__init__).items():
-        choices = [("nonsense", repr(get_args(hint)[0]))] if get_origin(hint) is Literal else []
-        for value, expected in choices or NUMBERS.get(argument, []):
-            with pytest.raises(
-                ValueError,
-                match=f"^routing {argument} is {value!r}; expected {re.escape(expected)}",
-            ):
+        cases = NUMBERS.get(argument, [])
+        if get_origin(hint) is Literal:
+            first_choice = get_args(hint)[0]
+            cases = [("nonsense", repr(first_choice))]
+        for value, expected in cases:
+            message = f"^routing {argument} is {value!r}; expected {re.escape(expected)}"
+            with pytest.raises(ValueError, match=message):
                 kind(PARENTS, DIM, **{argument: value})
 
 
@@ -326,28 +353,29 @@ def test_wrong_argument_is_refused_with_the_expected_values(kind: type[AbstractR
 @every_routing
 def test_missing_activations_or_parameters_are_named(kind: type[AbstractRouting]) -> None:
     """A routing that needs child activations, or parameters that ``build`` creates, says so; the others run."""
-    module, votes = checks.build(kind), checks.factored(checks.random_votes())
-    activations = checks.child_activations(checks.random_votes())
-    needs = REFERENCES[kind].activations != "ignored"
-    with (
-        pytest.raises(ValueError, match="received no activations; exp") if needs else nullcontext()
-    ):
+    module = build(kind)
+    votes = factored(random_votes())
+    activations = child_activations(random_votes())
+    if REFERENCES[kind].activations == "ignored":
         assert module(votes).poses.shape == (BATCH, PARENTS, DIM)
-    builds = kind(PARENTS, DIM).state_dict().keys() != module.state_dict().keys()
-    with (
-        pytest.raises(ValueError, match=r"has no \w+ yet; call build\(LayerInfo")
-        if builds
-        else nullcontext()
-    ):
-        assert kind(PARENTS, DIM).double()(votes, activations).poses.shape == (BATCH, PARENTS, DIM)
+    else:
+        with pytest.raises(ValueError, match="received no activations; exp"):
+            module(votes)
+    not_built = kind(PARENTS, DIM).double()
+    if not_built.state_dict().keys() == module.state_dict().keys():
+        assert not_built(votes, activations).poses.shape == (BATCH, PARENTS, DIM)
+    else:
+        with pytest.raises(ValueError, match=r"has no \w+ yet; call build\(LayerInfo"):
+            not_built(votes, activations)
 
 
 # ----------------------------------------------------------------------------------------- agreement of votes
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind, reference in REFERENCES.items() if reference.agreeing]
-)
+AGREEING = [kind for kind, reference in REFERENCES.items() if reference.agreeing]
+
+
+@pytest.mark.parametrize("kind", AGREEING)
 def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
     """Children whose votes agree get larger couplings, and make the parent more active (Hinton 2018, section 1).
 
@@ -358,24 +386,22 @@ def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
     routing: Any = kind(parents=PARENTS, dim=8, iterations=3)
     routing.build(LayerInfo(PARENTS, 8, 10, 8, shared=True, child_types=1))
     routing.double().eval()
-    whole = 1.5 * checks.random_votes(20, 10, PARENTS, 8, seed=3)
+    whole = 1.5 * random_votes(20, 10, PARENTS, 8, seed=3)
     scattered = whole[:, 8:, 0].clone()
-    whole[:, :, 0] = checks.random_votes(20, 1, 8, seed=4) + 0.1 * checks.random_votes(
-        20, 10, 8, seed=5
-    )
+    common = random_votes(20, 1, 8, seed=4)
+    whole[:, :, 0] = common + 0.1 * random_votes(20, 10, 8, seed=5)
     votes = whole.clone()
     votes[:, 8:, 0] = scattered
-    presence, traces = torch.full((20, 10), 0.9).double(), list[RoutingTrace]()
+    presence = torch.full((20, 10), 0.9).double()
+    traces: list[RoutingTrace] = []
     routing(votes, presence, on_iteration=traces.append)
-    belonging, outlying = (
-        traces[-1].couplings[:, rows, 0].mean().item() for rows in (slice(8), slice(8, None))
-    )
+    belonging = traces[-1].couplings[:, :8, 0].mean()
+    outlying = traces[-1].couplings[:, 8:, 0].mean()
     assert belonging > 1.2 * outlying
     assert belonging > traces[0].couplings[:, :8, 0].mean()
     scrambled = torch.stack([whole[:, child].roll(child, 0) for child in range(10)], 1)
-    fitting, unfitting = (
-        routing(votes, presence).logits[:, 0].mean() for votes in (whole, scrambled)
-    )
+    fitting = routing(whole, presence).logits[:, 0].mean()
+    unfitting = routing(scrambled, presence).logits[:, 0].mean()
     assert fitting > unfitting
 
 
@@ -385,17 +411,17 @@ def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
 @pytest.mark.parametrize(
     ("mistake", "check"),
     [
-        (wrong.SoftmaxOverChildren, checks.check_equals),
-        (wrong.SoftmaxOverChildren, checks.check_couplings),
-        (wrong.LogitsSharedOverBatch, checks.check_equals),
-        (wrong.LogitsSharedOverBatch, checks.check_images_are_independent),
-        (wrong.LogitsKeptBetweenCalls, checks.check_repeatable),
-        (wrong.LogitsKeptBetweenCalls, checks.check_callback_changes_nothing),
-        (wrong.TransposedParents, checks.check_equals),
-        (wrong.TransposedParents, checks.check_parents_are_permuted_as_their_votes),
-        (wrong.DeadGradient, checks.check_gradient),
-        (wrong.DeadGradient, checks.check_every_parameter_has_a_gradient),
-        (wrong.UnguardedSquash, checks.check_finite),
+        (wrong.SoftmaxOverChildren, check_equals),
+        (wrong.SoftmaxOverChildren, check_couplings),
+        (wrong.LogitsSharedOverBatch, check_equals),
+        (wrong.LogitsSharedOverBatch, check_images_are_independent),
+        (wrong.LogitsKeptBetweenCalls, check_repeatable),
+        (wrong.LogitsKeptBetweenCalls, check_callback_changes_nothing),
+        (wrong.TransposedParents, check_equals),
+        (wrong.TransposedParents, check_parents_are_permuted_as_their_votes),
+        (wrong.DeadGradient, check_gradient),
+        (wrong.DeadGradient, check_every_parameter_has_a_gradient),
+        (wrong.UnguardedSquash, check_finite),
     ],
 )
 def test_contract_catches_mistake(mistake: type[nn.Module], check: Callable[..., None]) -> None:
@@ -407,13 +433,47 @@ def test_contract_catches_mistake(mistake: type[nn.Module], check: Callable[...,
             "parameters": list(module.parameters()),
             "scale": 0.0,
         }
-        check(
-            module,
-            **{name: known[name] for name in inspect.signature(check).parameters if name in known},
-        )
+        needed = known.keys() & inspect.signature(check).parameters
+        check(module, **{name: known[name] for name in needed})
 
-    dtype = torch.float32 if check is checks.check_finite else torch.float64
-    wrong.check_catches(
-        run_check, *(kind(PARENTS, DIM).to(dtype) for kind in (mistake, wrong.Right))
-    )
-    checks.check_order_of_children_does_not_matter(wrong.Right(PARENTS, DIM).double())
+    dtype = torch.float32 if check is check_finite else torch.float64
+    right = wrong.Right(PARENTS, DIM).to(dtype)
+    wrong.check_catches(run_check, mistake(PARENTS, DIM).to(dtype), right)
+    check_order_of_children_does_not_matter(right.double())
+
+
+class WithoutParameters(UniformRouting):
+    """Nothing is learned; a tensor that is neither a parameter nor a buffer is a mistake."""
+
+    def __init__(
+        self, parents: int, dim: int, *, plain: bool = False, backend: Any = "auto"
+    ) -> None:
+        super().__init__(parents, dim, bias=False, backend=backend)
+        if plain:
+            self.scale = torch.ones(dim)
+
+
+def uniform_loops(votes: Tensor, _: Tensor, __: nn.Module) -> tuple[Tensor, Tensor]:
+    return with_lengths(dynamic_routing_loops(votes, iterations=1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS_OF_VOTES)
+def test_routing_without_parameters_passes_the_contract(
+    backend: str, shapes_checked_in_first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REFERENCES, WithoutParameters, Reference(uniform_loops))
+    given = WithoutParameters, backend, shapes_checked_in_first
+    assert not list(WithoutParameters(PARENTS, DIM).parameters())
+    test_values_equal_the_loops_and_gradients_are_right(*given)
+    test_couplings_sum_up_and_order_does_not_matter(*given)
+    test_extreme_votes_and_activations_stay_finite(*given)
+    test_backends_agree_use_the_normaliser_and_route_in_float32(WithoutParameters, backend)
+    test_call_ignores_strides_and_keeps_no_state(WithoutParameters)
+
+
+def test_contract_catches_a_tensor_that_is_not_registered() -> None:
+    check_tensors_are_registered(WithoutParameters(PARENTS, DIM))
+    with pytest.raises(
+        AssertionError, match="WithoutParameters has tensors as plain attributes: sc"
+    ):
+        check_tensors_are_registered(WithoutParameters(PARENTS, DIM, plain=True))

@@ -27,20 +27,8 @@ from capsule_lab.routing import (
 )
 from capsule_lab.types import Capsules, Votes
 
-BLOCKS = (
-    1,
-    2,
-    3,
-    5,
-    7,
-    8,
-    13,
-    15,
-    16,
-    17,
-    31,
-    33,
-)  # the CPU kernels compute 16 images or children at a time
+# the CPU kernels compute 16 images or children at a time
+BLOCKS = [1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 31, 33]
 POSES = ((1, 1, 1), (1, 8, 16), (4, 4, 4), (1, 3, 5), (2, 3, 2))  # rows, inner, columns
 
 

@@ -2,7 +2,6 @@
 See docs/algorithms/em_routing.md for the variants.
 """
 
-import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from capsule_lab.routing.em_costs import (
 )
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.helpers.changes_of_votes import CHANGES, example
+from tests.helpers.closeness import assert_close
 from tests.reference import em_bridge as bridge
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
@@ -37,7 +37,7 @@ from tests.reference.wrong import check_catches
 LN_2PI = math.log(2 * math.pi)
 PARENTS = 3
 
-exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+exact = partial(assert_close, atol=1e-10)
 
 
 def double(*numbers: float) -> Tensor:
@@ -57,7 +57,8 @@ def parents_of(
     layer.routing.beta_a.data.fill_(row.b_a)
     traces: list[RoutingTrace] = []
     with torch.no_grad():
-        return layer(*map(bridge.as_children, children), on_iteration=traces.append), traces
+        parents = layer(*map(bridge.as_children, children), on_iteration=traces.append)
+    return parents, traces
 
 
 def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> Any:
@@ -65,27 +66,31 @@ def routing_of(row: golden.ConvGolden | golden.ClassGolden, **options: Any) -> A
     return partial(EMRouting, cost=row.cost, **official, **options)
 
 
-@pytest.mark.parametrize(
-    "row", [*golden.CONV, *map(golden.in_paper_form, golden.CONV)], ids=lambda row: row.name
-)
+CONV_ROWS = [*golden.CONV, *map(golden.in_paper_form, golden.CONV)]
+
+
+@pytest.mark.parametrize("row", CONV_ROWS, ids=lambda row: row.name)
 def test_convolutional_layer_gives_golden_numbers(row: golden.ConvGolden) -> None:
     """The paper's cost gives them as well, with converted betas."""
     routing = routing_of(row, mass_eps=1e-7, normalisation=row.normalisation)
     layer = ConvCapsules(
         (7, 7), 2, 16, 3, 16, rows=4, kernel_size=3, stride=row.stride, routing=routing
     )
+    weight = bridge.as_conv_weight(golden.conv_weight())
+    poses = golden.conv_poses()
     activations = golden.conv_activations()
-    parents, traces = parents_of(
-        layer, row, bridge.as_conv_weight(golden.conv_weight()), golden.conv_poses(), activations
-    )
+    parents, traces = parents_of(layer, row, weight, poses, activations)
     seen = layer.windows.activations(bridge.as_children(activations))[0]
     masses = torch.stack([(trace.couplings[0, :, 0] * seen).sum() + 1e-7 for trace in traces])
     logits = torch.stack([trace.logits[0, 0] for trace in traces])
     exact(torch.cat([trace.activations[0, :1] for trace in traces]), logits.sigmoid())
-    grids = (
-        bridge.as_grid(each, layer.windows.grid) for each in (parents.activations, parents.poses)
+    row.check(
+        bridge.as_grid(parents.activations, layer.windows.grid),
+        bridge.as_grid(parents.poses, layer.windows.grid),
+        traces[-1].couplings,
+        masses,
+        logits,
     )
-    row.check(*grids, traces[-1].couplings, masses, logits)
 
 
 @pytest.mark.parametrize("row", golden.CLASS, ids=lambda row: row.name)
@@ -101,46 +106,30 @@ def test_class_layer_gives_golden_numbers(row: golden.ClassGolden) -> None:
 # -------------------------------------------------------------------------------- presets as they are configured
 
 
-def test_defaults_equal_the_preset_em() -> None:
-    parameters = inspect.signature(EMRouting).parameters
-    defaults = {
-        name: p.default
-        for name, p in parameters.items()
-        if p.default is not inspect.Parameter.empty
-    }
-    assert {**defaults, **INITIAL[defaults["cost"]]} == bridge.preset("em")
+def test_class_routing_is_that_of_the_preset_em() -> None:
     assert dict(CLASS_ROUTING) == bridge.class_options("em")
 
 
 def test_initial_values_follow_the_cost_unless_given() -> None:
     for cost, expected in INITIAL.items():
         module = EMRouting(PARENTS, 16, cost=cost)
-        own = {"beta_u": module.beta_u[0].item(), "beta_a": module.beta_a[0].item()}
-        assert {
-            **own,
-            "inverse_temperature": module.options["inverse_temperature"],
-        } == pytest.approx(expected)
-    for shared in (False, True):
+        assert module.beta_u.tolist() == pytest.approx([expected["beta_u"]] * PARENTS)
+        assert module.beta_a.tolist() == pytest.approx([expected["beta_a"]] * PARENTS)
+        assert module.options["inverse_temperature"] == expected["inverse_temperature"]
+    for shared, betas in ((False, PARENTS), (True, 1)):
         module = EMRouting(PARENTS, 16, beta_u=0.75, beta_a=-80.0, shared_betas=shared)
-        assert torch.equal(module.beta_u, torch.full((1 if shared else PARENTS,), 0.75))
-        assert torch.equal(module.beta_a, torch.full((1 if shared else PARENTS,), -80.0))
+        assert module.beta_u.tolist() == [0.75] * betas
+        assert module.beta_a.tolist() == [-80.0] * betas
 
 
 @pytest.mark.parametrize("of", [bridge.preset, bridge.class_preset])
 def test_paper_preset_equals_em_in_other_units(of: Callable[[str], dict[str, Any]]) -> None:
-    em, paper = of("em"), of("em_paper")
-    expected = golden.in_paper_terms(
-        em["cost"], em["beta_u"], em["beta_a"], em["inverse_temperature"]
-    )
-    assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(
-        expected, rel=1e-3
-    )
-    assert {name for name in em if em[name] != paper[name]} == {
-        "cost",
-        "inverse_temperature",
-        "beta_u",
-        "beta_a",
-    }
+    names = ["beta_u", "beta_a", "inverse_temperature"]
+    em = of("em")
+    paper = of("em_paper")
+    expected = golden.in_paper_terms(em["cost"], *[em[name] for name in names])
+    assert [paper[name] for name in names] == pytest.approx([*expected], rel=1e-3)
+    assert {name for name in em if em[name] != paper[name]} == {"cost", *names}
 
 
 def test_mixing_proportions_have_no_trained_betas() -> None:
@@ -159,9 +148,8 @@ def test_inverse_temperatures_follow_the_schedule() -> None:
         ("increment", 1.0, (1.0, 2.0, 3.0, 4.0, 5.0)),
         ("constant", 0.3, (0.3, 0.3, 0.3)),
     ]:
-        assert inverse_temperatures(len(expected), final, schedule) == pytest.approx(
-            expected, rel=1e-12
-        )
+        found = inverse_temperatures(len(expected), final, schedule)
+        assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_activation_logits_equal_numbers_by_hand() -> None:
@@ -175,13 +163,12 @@ def test_activation_logits_equal_numbers_by_hand() -> None:
         "official_legacy": -2 * (-3 + 4 * 0.5 * (LN_2PI + 1)) - 1250,
         "official_fast": -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50,
     }.items():
-        assert activation_logit(cost, *given, dim=4, min_variance=0.1).item() == pytest.approx(
-            expected, rel=1e-12
-        )
+        logit = activation_logit(cost, *given, dim=4, min_variance=0.1)
+        assert logit.item() == pytest.approx(expected, rel=1e-12)
     given = double(1, 3)[None], double(0, 0)[None], double(0.5, 0.5), double(0.25, 0.5)
     logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
     one = 1 / (1 + 1e-4)  # 1e-4 is added to the standard deviation
-    torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
+    assert_close(logits, double(0.25 + one, 0.5 - one)[None])
 
 
 @pytest.mark.parametrize("parents", [2, 5, 10, 32])
@@ -210,11 +197,9 @@ def test_activations_are_more_sensitive_to_votes_in_later_iterations(
     Without betas, logits of small inverse temperatures are near 0, where the slope is a quarter of lambda.
     """
     votes, activations = dense_inputs()
-    zero, steps, slopes = (
-        torch.zeros(PARENTS, dtype=torch.float64),
-        inverse_temperatures(3, 0.001, schedule),
-        [],
-    )
+    zero = torch.zeros(PARENTS, dtype=torch.float64)
+    steps = inverse_temperatures(3, 0.001, schedule)
+    slopes = []
     for step in steps:
         spread = torch.ones((), dtype=torch.float64, requires_grad=True)
         options: Any = {
@@ -225,15 +210,13 @@ def test_activations_are_more_sensitive_to_votes_in_later_iterations(
         }
         found = em_routing(spread * votes, activations, zero, zero, **options).activations
         of_loops = in_terms_of_the_loops({**options, "mass_eps": 1e-7})
-        exact(
-            found.detach(),
-            dense_em_loops(votes, activations, zero, zero, **of_loops)[-1].activations,
-        )
-        slopes.append(torch.autograd.grad(found[0, 0], spread)[0].abs().item())
+        expected = dense_em_loops(votes, activations, zero, zero, **of_loops)[-1]
+        exact(found.detach(), expected.activations)
+        (to_spread,) = torch.autograd.grad(found[0, 0], spread)
+        slopes.append(to_spread.abs().item())
     assert steps == sorted(set(steps))
-    assert [slope / slopes[0] for slope in slopes] == pytest.approx(
-        [step / steps[0] for step in steps], rel=1e-3
-    )
+    relative = [step / steps[0] for step in steps]
+    assert [slope / slopes[0] for slope in slopes] == pytest.approx(relative, rel=1e-3)
 
 
 def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
@@ -242,13 +225,14 @@ def dense_inputs(dim: int = 4) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
 def test_wrong_options_of_the_function_are_named() -> None:
-    known = {
+    wrong_options = {
         "cost": "nonsense",
         "activation": "nonsense",
         "temperature_schedule": "none",
         "initial": "all",
+        "iterations": 0,
     }
-    for argument, value in {**known, "iterations": 0}.items():
+    for argument, value in wrong_options.items():
         with pytest.raises(ValueError, match=f"^routing {argument} is {value!r}; expected "):
             em_routing(*dense_inputs(), double(0), double(0), **{argument: value})
 
@@ -257,11 +241,9 @@ def test_wrong_options_of_the_function_are_named() -> None:
 
 
 def test_density_is_that_of_a_gaussian() -> None:
-    vote, pose, variance = (
-        bridge.random(4),
-        bridge.random(4, seed=1),
-        bridge.random(4, seed=2).exp(),
-    )
+    vote = bridge.random(4)
+    pose = bridge.random(4, seed=1)
+    variance = bridge.random(4, seed=2).exp()
     expected = torch.distributions.Normal(pose, variance.sqrt()).log_prob(vote).sum()
     exact(double(log_density(vote.tolist(), pose.tolist(), variance.tolist())), expected[None])
     given = vote.view(1, 1, 1, -1), pose.view(1, 1, -1), variance.view(1, 1, -1)
@@ -284,14 +266,14 @@ class Package:
     def windowed(
         self, poses: Tensor, activations: Tensor, weight: Tensor, *betas: Tensor, stride: int
     ) -> Any:
-        options = {
-            "temperature_schedule": "increment",
-            "inverse_temperature": wrong.INVERSE_TEMPERATURES[0],
-        }
-        routing: Any = partial(EMRouting, cost="paper", **options)
-        layer = ConvCapsules(
-            (5, 6), 2, 16, PARENTS, 16, rows=4, stride=stride, routing=routing
-        ).double()
+        routing: Any = partial(
+            EMRouting,
+            cost="paper",
+            temperature_schedule="increment",
+            inverse_temperature=wrong.INVERSE_TEMPERATURES[0],
+        )
+        layer = ConvCapsules((5, 6), 2, 16, PARENTS, 16, rows=4, stride=stride, routing=routing)
+        layer.double()
         layer.weight.data = bridge.as_conv_weight(weight)
         layer.routing.beta_u.data, layer.routing.beta_a.data = betas
         parents = layer(bridge.as_children(poses), bridge.as_children(activations))
@@ -306,11 +288,13 @@ class InWindows:
         self.caught_by = f"stride {stride}"
 
     def windowed(self, *inputs: Tensor, stride: int) -> Any:
-        options: Any = {"stride": stride, "normalisation": self.normalisation}
-        record = conv_em_loops(*inputs, inverse_temperatures=wrong.INVERSE_TEMPERATURES, **options)[
-            -1
-        ]
-        return record.poses, record.activations
+        records = conv_em_loops(
+            *inputs,
+            stride=stride,
+            normalisation=self.normalisation,
+            inverse_temperatures=wrong.INVERSE_TEMPERATURES,
+        )
+        return records[-1].poses, records[-1].activations
 
 
 def betas() -> tuple[Tensor, Tensor]:
@@ -318,43 +302,44 @@ def betas() -> tuple[Tensor, Tensor]:
 
 
 def check_values(route: Any) -> None:
-    expected = dense_em_loops(
-        *dense_inputs(), *betas(), inverse_temperatures=wrong.INVERSE_TEMPERATURES
-    )[-1]
-    exact(tuple(route(*dense_inputs(), *betas())[:2]), (expected.poses, expected.activations))
+    inputs = *dense_inputs(), *betas()
+    records = dense_em_loops(*inputs, inverse_temperatures=wrong.INVERSE_TEMPERATURES)
+    exact(tuple(route(*inputs)[:2]), (records[-1].poses, records[-1].activations))
 
 
 def check_parents_that_are_off(route: Any) -> None:
     """Logits around -90 are equal as probabilities and differ as logarithms."""
     beta_u, beta_a = betas()
-    inputs, options = (
-        (*dense_inputs(), beta_u, beta_a - 30),
-        {"inverse_temperatures": (3.0, 3.0, 3.0)},
-    )
+    inputs = *dense_inputs(), beta_u, beta_a - 30
+    options = {"inverse_temperatures": (3.0, 3.0, 3.0)}
     exact(route(*inputs, **options)[0], dense_em_loops(*inputs, **options)[-1].poses)
 
 
 def check_gradient_where_all_votes_agree(route: Any) -> None:
-    votes = torch.zeros_like(dense_inputs()[0]).requires_grad_()
-    poses, parent_activations = route(votes, dense_inputs()[1], *betas())[:2]
+    votes, activations = dense_inputs()
+    votes = torch.zeros_like(votes).requires_grad_()
+    poses, parent_activations = route(votes, activations, *betas())[:2]
     (poses.sum() + parent_activations.sum()).backward()
     assert votes.grad.isfinite().all()
 
 
 def check_gradient(route: Any) -> None:
-    inputs = tuple(tensor.requires_grad_() for tensor in (*dense_inputs(dim=2), *betas()))
-    assert gradcheck(
-        lambda *args: tuple(route(*args)), inputs, fast_mode=True, raise_exception=False
-    )
+    inputs = *dense_inputs(dim=2), *betas()
+    for tensor in inputs:
+        tensor.requires_grad_()
+
+    def parents(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(route(*given))
+
+    assert gradcheck(parents, inputs, fast_mode=True, raise_exception=False)
 
 
 def check_windows(route: Any, stride: int) -> None:
     if hasattr(route, "windowed"):
-        poses, activations = (
-            bridge.random(2, 2, 16, 5, 6),
-            bridge.random(2, 2, 5, 6, seed=1).sigmoid(),
-        )
-        inputs = poses, activations, 0.5 * bridge.random(2, 3, 3, 4, 4, PARENTS, seed=2), *betas()
+        poses = bridge.random(2, 2, 16, 5, 6)
+        activations = bridge.random(2, 2, 5, 6, seed=1).sigmoid()
+        weight = 0.5 * bridge.random(2, 3, 3, 4, 4, PARENTS, seed=2)
+        inputs = poses, activations, weight, *betas()
         options: Any = {"stride": stride, "inverse_temperatures": wrong.INVERSE_TEMPERATURES}
         record = conv_em_loops(*inputs, **options)[-1]
         exact(route.windowed(*inputs, stride=stride), (record.poses, record.activations))
@@ -370,12 +355,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-ROUTES = [
-    Package,
-    wrong.Right,
-    *wrong.Right.__subclasses__(),
-    *(partial(InWindows, name) for name in wrong.IN_WINDOWS),
-]
+ROUTES = [Package, wrong.Right, *wrong.Right.__subclasses__()]
+ROUTES += [partial(InWindows, name) for name in wrong.IN_WINDOWS]
 
 
 @pytest.mark.parametrize("build", ROUTES)
@@ -397,9 +378,10 @@ def routed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses, activations, couplings."""
     traces: list[RoutingTrace] = []
-    arguments = (
-        (example()[1], votes.new_zeros(3), votes.new_zeros(3)) if routing is em_routing else ()
-    )
+    arguments: tuple[Tensor, ...] = ()
+    if routing is em_routing:
+        beta_u = beta_a = votes.new_zeros(3)
+        arguments = example()[1], beta_u, beta_a
     parents = routing(votes, *arguments, on_iteration=traces.append, **options)
     return parents.poses, parents.activations, traces[-1].couplings
 
@@ -411,17 +393,11 @@ TURNS = {"rotation of 16 components", "turned frame of 4x4 poses", "signed permu
     ("routing", "options", "exact"),
     [
         (dynamic_routing, {}, TURNS),
-        (
-            dynamic_routing,
-            {"bias": torch.full((3, 16), 0.1).double()},
-            set(),
-        ),  # Sabour 2017, official code
+        # the bias of Sabour 2017, official code
+        (dynamic_routing, {"bias": torch.full((3, 16), 0.1).double()}, set()),
         (em_routing, {"mass_eps": 0.0}, {"shift", "signed permutation"}),
-        (
-            em_routing,
-            {"mass_eps": 0.0, "damping": 0.1},
-            {"signed permutation"},
-        ),  # official code, at first from zero
+        # damping of the official code, at first from zero
+        (em_routing, {"mass_eps": 0.0, "damping": 0.1}, {"signed permutation"}),
         (em_routing, {"mass_eps": 0.0, "iterations": 1}, {"shift", *TURNS}),  # means are linear
     ],
 )
@@ -430,25 +406,30 @@ def test_poses_follow_changes_exactly(
 ) -> None:
     """Poses follow the change; couplings stay, and so do activations unless components' variances mix (EM)."""
     votes = example()[0]
-    before = routed(routing, votes, **options)
+    poses, activations, couplings = routed(routing, votes, **options)
     for name, change in CHANGES.items():
         after = routed(routing, change(votes), **options)
-        moved = max(
-            (after[0] - change(before[0])).abs().max(), (after[2] - before[2]).abs().max()
-        ).item()
+        moved = max(largest(after[0] - change(poses)), largest(after[2] - couplings))
         assert moved < 1e-12 if name in exact else moved > 0.05, name
         if name in exact and options.get("iterations") != 1:
-            torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-12)
+            assert_close(after[1], activations)
+
+
+def largest(difference: Tensor) -> float:
+    return difference.abs().max().item()
 
 
 def test_poses_nearly_follow_shifts_and_scales() -> None:
     """``mass_eps`` breaks shifts by 1e-5. Longer votes raise activations of dynamic routing and lower those of EM."""
-    votes, shift = example()[0], CHANGES["shift"]
-    moved = (routed(em_routing, shift(votes))[0] - shift(routed(em_routing, votes)[0])).abs().max()
-    assert 1e-9 < moved < 1e-5
-    before, after = (routed(dynamic_routing, scale * votes) for scale in (1, 2))
-    assert torch.cosine_similarity(before[0], after[0], dim=2).min() > 0.9
-    assert (after[1] > before[1]).all()
-    before, after = (routed(em_routing, scale * votes) for scale in (1, 2))
-    assert (after[2] - before[2]).abs().max() < 0.02
-    assert (after[1] < before[1]).all()
+    votes = example()[0]
+    shift = CHANGES["shift"]
+    before = routed(em_routing, votes)
+    shifted = routed(em_routing, shift(votes))
+    assert 1e-9 < largest(shifted[0] - shift(before[0])) < 1e-5
+    longer = routed(em_routing, 2 * votes)
+    assert largest(longer[2] - before[2]) < 0.02
+    assert (longer[1] < before[1]).all()
+    before = routed(dynamic_routing, votes)
+    longer = routed(dynamic_routing, 2 * votes)
+    assert torch.cosine_similarity(before[0], longer[0], dim=2).min() > 0.9
+    assert (longer[1] > before[1]).all()

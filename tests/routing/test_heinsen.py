@@ -50,11 +50,17 @@ def close(found: Tensor, expected: list[float]) -> bool:
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused", "dense"])
 def test_values_are_the_golden_numbers(backend: Any) -> None:
     votes = dense_votes(VOTES.poses, VOTES.weight) if backend == "dense" else VOTES
-    options: Any = {"bias": BIAS, "backend": "auto" if backend == "dense" else backend}
     for iterations in (1, 2, 3):
         traces: list[RoutingTrace] = []
-        options |= {"iterations": iterations, "on_iteration": traces.append}
-        parents = heinsen_routing(votes, ACTIVATIONS, *BETAS, **options)
+        parents = heinsen_routing(
+            votes,
+            ACTIVATIONS,
+            *BETAS,
+            bias=BIAS,
+            iterations=iterations,
+            on_iteration=traces.append,
+            backend="auto" if backend == "dense" else backend,
+        )
         assert close(parents.logits, SCORES[iterations - 1])
         assert close(parents.poses[0, 0, :4], POSES[iterations - 1])
         for trace in traces:
@@ -68,5 +74,6 @@ def test_initial_scores_are_zero_and_only_betas_learn() -> None:
     parents = layer(torch.randn(2, 6, 4), torch.rand(2, 6))
     assert torch.equal(parents.logits, torch.zeros(2, 5))
     parents.logits[:, 1].sum().backward()
-    moved = {name for name, p in layer.named_parameters() if p.grad is not None and p.grad.any()}
-    assert moved == {"routing.beta_use", "routing.beta_ignore"}
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    moved = [name for name, grad in gradients.items() if grad is not None and grad.any()]
+    assert moved == ["routing.beta_use", "routing.beta_ignore"]

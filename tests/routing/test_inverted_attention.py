@@ -11,6 +11,7 @@ from capsule_lab.functional import dense_votes
 from capsule_lab.layers import ConvCapsules, Windows
 from capsule_lab.routing import InvertedAttention, inverted_attention
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 from tests.reference.wrong import scrambled_windows, windows
 
@@ -18,15 +19,12 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 
 
 def golden(found: Tensor, expected: tuple[float, ...]) -> None:
-    torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 POSES = sine(1, 6, 4, 4, frequency=0.37, phase=0.1).flatten(2)
-WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).permute(
-    0, 1, 3, 2
-)  # given as [i x d j]
+WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2)  # given as [i x d j]
+WEIGHT = WEIGHT.permute(0, 1, 3, 2)
 
 FIRST_POSE = {  # of parent 0, components 0 to 3, after so many iterations
     1: (0.32931677600623, 0.71479958571380, -0.35971937642755, -0.70393530064861),
@@ -47,20 +45,22 @@ COUPLINGS = {  # of child 0
 def test_dense_golden_numbers(backend: Any) -> None:
     for iterations in (1, 2, 3):
         traces: list[RoutingTrace] = []
-        options: Any = {"iterations": iterations, "backend": backend, "on_iteration": traces.append}
-        poses = inverted_attention(Votes(POSES, WEIGHT), **options).poses
+        poses = inverted_attention(
+            Votes(POSES, WEIGHT),
+            iterations=iterations,
+            backend=backend,
+            on_iteration=traces.append,
+        ).poses
         golden(poses[0, 0, :4], FIRST_POSE[iterations])
         if iterations > 1:
             golden(poses[0, 2, 12:], LAST_POSE[iterations])
             golden(traces[-1].couplings[0, 0], COUPLINGS[iterations])
 
 
-GRID = sine(1, 2, 5, 5, 16, frequency=0.37, phase=0.1).permute(
-    0, 2, 3, 1, 4
-)  # given as [b type y x d]
-KERNEL = (
-    cosine(3, 3, 2, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2).flatten(0, 2).permute(0, 1, 3, 2)
-)
+GRID = sine(1, 2, 5, 5, 16, frequency=0.37, phase=0.1)  # given as [b type y x d]
+GRID = GRID.permute(0, 2, 3, 1, 4)
+KERNEL = cosine(3, 3, 2, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2)
+KERNEL = KERNEL.flatten(0, 2).permute(0, 1, 3, 2)
 CONVOLUTIONAL = {
     1: (-0.00149928735592, 1.42837436164249, -0.05594932269180, -1.42881754166572),
     2: (-0.05188538418582, 1.46703966244159, -0.00713319134316, -1.46944265044923),
@@ -85,13 +85,15 @@ def test_windows_equal_those_of_the_correct_version() -> None:
     assert torch.equal(found, windows(coded, 3, 2).flatten(0, 2).flatten(1, 3))
 
 
+def poses_from(children: Tensor) -> Tensor:
+    """Poses from windows of children, ``(image, y, x, row, column, type, d)``."""
+    by_window = children.flatten(0, 2).flatten(1, 3).contiguous()
+    return inverted_attention(dense_votes(by_window, KERNEL)).poses
+
+
 def test_scrambled_windows_are_caught() -> None:
-    right, wrong = (
-        inverted_attention(
-            dense_votes(each(GRID, 3, 2).flatten(0, 2).flatten(1, 3).contiguous(), KERNEL)
-        ).poses
-        for each in (windows, scrambled_windows)
-    )
+    right = poses_from(windows(GRID, 3, 2))
+    wrong = poses_from(scrambled_windows(GRID, 3, 2))
     golden(right[0, 0, :4], CONVOLUTIONAL[2])
     assert wrong.shape == right.shape
     assert (wrong - right).abs().max() > 1

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import LayerInfo, RandomCouplings, UniformRouting
 from capsule_lab.types import RoutingTrace
-
-exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
+from tests.helpers.closeness import assert_close
 
 LAYERS: dict[str, tuple[type[nn.Module], tuple[Any, ...], dict[str, Any]]] = {
     "dense": (DenseCapsules, (12, 6, 4, 8), {}),
@@ -28,9 +27,9 @@ def build(name: str, routing: Any = RandomCouplings, **options: Any) -> Any:
 
 def below() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(3, 12, 6, generator=generator).double(), torch.rand(
-        3, 12, generator=generator
-    ).double()
+    poses = torch.randn(3, 12, 6, generator=generator)
+    activations = torch.rand(3, 12, generator=generator)
+    return poses.double(), activations.double()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -39,12 +38,12 @@ def test_couplings_are_equal_for_all_images_and_differ_among_children(name: str)
     traces: list[RoutingTrace] = []
     build(name)(*below(), on_iteration=traces.append)
     found = traces[0].couplings.unflatten(0, (3, -1))  # [b position i j]
-    exact(found, found[:1].expand_as(found))
-    assert min(found[0, 0].std(dim).min() for dim in (0, 1)) > 0.01
-    equal, expected = (
-        layer(*below()) for layer in (build(name, spread=0.0), build(name, UniformRouting))
-    )
-    exact(tuple(equal), tuple(expected))
+    assert_close(found, found[:1].expand_as(found))
+    assert found[0, 0].std(0).min() > 0.01
+    assert found[0, 0].std(1).min() > 0.01
+    equal = build(name, spread=0.0)(*below())
+    expected = build(name, UniformRouting)(*below())
+    assert_close(tuple(equal), tuple(expected))
 
 
 def test_logits_have_a_normal_distribution_of_the_given_spread() -> None:
@@ -55,14 +54,17 @@ def test_logits_have_a_normal_distribution_of_the_given_spread() -> None:
 
 
 def test_seed_determines_couplings_and_leaves_the_global_generator() -> None:
-    first, again, other = (build("dense", seed=seed) for seed in (0, 0, 1))
+    first = build("dense", seed=0)
+    again = build("dense", seed=0)
+    other = build("dense", seed=1)
     assert torch.equal(first.routing.log_couplings, again.routing.log_couplings)
     assert not torch.allclose(first.routing.log_couplings, other.routing.log_couplings)
     assert torch.equal(first.weight, build("dense", UniformRouting).weight)
 
 
 def test_couplings_are_saved_and_not_trained() -> None:
-    layer, other = build("dense"), build("dense", seed=1)
+    layer = build("dense")
+    other = build("dense", seed=1)
     assert "routing.log_couplings" not in dict(layer.named_parameters())
     other.load_state_dict(layer.state_dict())
-    exact(other(*below()).poses, layer(*below()).poses)
+    assert_close(other(*below()).poses, layer(*below()).poses)

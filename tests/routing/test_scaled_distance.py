@@ -11,6 +11,7 @@ from capsule_lab.kernels import run_routing
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import Normaliser, ScaledDistanceAgreement, scaled_distance_agreement
 from capsule_lab.types import RoutingTrace
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 from tests.reference.wrong import check_catches, scaled_distances
 
@@ -22,21 +23,14 @@ COUPLINGS = [  # of child 0
     (0.346253367979, 0.606606017899, 0.047140614122),
     (0.546197239822, 0.452892879428, 0.000909880751),
 ]
-POSE = (
-    0.026320132353,
-    0.049847254203,
-    0.071601041078,
-    0.088637219976,
-    0.098650024002,
-)  # of parent 0
+# of parent 0
+POSE = (0.026320132353, 0.049847254203, 0.071601041078, 0.088637219976, 0.098650024002)
 SCALES = (-14.435897768403, -11.656865222022, -10.712660031698)  # t
 
 
 def golden(found: Tensor, expected: tuple[float, ...]) -> None:
     """Compare to 1e-7: the code adds 1e-8 under roots, the paper adds nothing."""
-    torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7
-    )
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7)
 
 
 class Recorder(Normaliser):
@@ -53,16 +47,24 @@ class Recorder(Normaliser):
 
 def test_values_are_the_golden_numbers() -> None:
     """Poses and couplings are the golden numbers; logits are the distances before them times one factor."""
-    recorder, traces = Recorder(), list[RoutingTrace]()
-    options = {"bias": BIAS, "normalise": recorder, "on_iteration": traces.append}
-    scaled_distance_agreement(VOTES, LENGTHS, iterations=4, **options)
+    recorder = Recorder()
+    traces: list[RoutingTrace] = []
+    scaled_distance_agreement(
+        VOTES,
+        LENGTHS,
+        iterations=4,
+        bias=BIAS,
+        normalise=recorder,
+        on_iteration=traces.append,
+    )
     for trace, expected in zip(traces, COUPLINGS, strict=False):
         golden(trace.couplings[0, 0], expected)
     golden(traces[2].poses[0, 0], POSE)
-    shortened = VOTES * (LENGTHS[:, :, None] / VOTES.norm(dim=3)).clamp_max(1)[..., None]
+    factors = (LENGTHS[:, :, None] / VOTES.norm(dim=3)).clamp_max(1)
+    shortened = VOTES * factors[..., None]
     for logits, trace, scale in zip(recorder.logits[1:], traces, SCALES, strict=False):
         distances = (trace.poses.unsqueeze(1) - shortened).norm(dim=3).transpose(1, 2)
-        torch.testing.assert_close(logits, scale * distances, rtol=0, atol=1e-6)
+        assert_close(logits, scale * distances, atol=1e-6)
 
 
 def test_single_parent_gets_all_couplings() -> None:
@@ -72,20 +74,22 @@ def test_single_parent_gets_all_couplings() -> None:
 
 
 def check_images_are_independent(route: Any) -> None:
-    votes, lengths = torch.cat([VOTES, 3 * VOTES.flip(1)]), torch.cat([LENGTHS, 2 * LENGTHS])
-    alone = torch.cat(
-        [route(*image) for image in zip(votes.split(1), lengths.split(1), strict=True)]
-    )
-    torch.testing.assert_close(alone, route(votes, lengths), rtol=0, atol=1e-10)
+    other = 3 * VOTES.flip(1)
+    votes = torch.cat([VOTES, other])
+    lengths = torch.cat([LENGTHS, 2 * LENGTHS])
+    alone = torch.cat([route(VOTES, LENGTHS), route(other, 2 * LENGTHS)])
+    assert_close(alone, route(votes, lengths), atol=1e-10)
     golden(alone[0, 0], POSE)
+
+
+def our_poses(votes: Tensor, lengths: Tensor) -> Tensor:
+    return scaled_distance_agreement(votes, lengths, bias=BIAS).poses
 
 
 def test_scale_from_the_batch_mean_is_caught() -> None:
     right = partial(scaled_distances, over_batch=False)
-    ours = lambda votes, lengths: scaled_distance_agreement(votes, lengths, bias=BIAS).poses  # noqa: E731
-    check_catches(
-        check_images_are_independent, partial(scaled_distances, over_batch=True), right, ours
-    )
+    mistake = partial(scaled_distances, over_batch=True)
+    check_catches(check_images_are_independent, mistake, right, our_poses)
 
 
 @pytest.mark.parametrize("normalisation", ["window", "all_parents"])
@@ -96,11 +100,11 @@ def test_images_are_independent_in_a_convolutional_layer(
     torch.manual_seed(0)
     routing = partial(ScaledDistanceAgreement, normalisation=normalisation, backend="matmul")
     layer = ConvCapsules((4, 4), 2, 6, 3, 5, weight_std=1.0, routing=routing).double()
-    poses, present = torch.randn(3, 32, 6).double(), torch.rand(3, 32).double()
+    poses = torch.randn(3, 32, 6).double()
+    present = torch.rand(3, 32).double()
     whole = layer(poses, present).poses
-    alone = torch.cat(
-        [layer(*image).poses for image in zip(poses.split(1), present.split(1), strict=True)]
-    )
-    torch.testing.assert_close(alone, whole, rtol=0, atol=1e-12)
+    images = zip(poses.split(1), present.split(1), strict=True)
+    alone = torch.cat([layer(*image).poses for image in images])
+    assert_close(alone, whole)
     monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 1)
-    torch.testing.assert_close(layer(poses, present).poses, whole, rtol=0, atol=1e-12)
+    assert_close(layer(poses, present).poses, whole)

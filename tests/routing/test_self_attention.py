@@ -14,37 +14,40 @@ from capsule_lab.functional import exponential_squash
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import SelfAttentionRouting, self_attention_routing
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 from tests.reference import wrong
 from tests.reference.em_bridge import random
 from tests.reference.self_attention_loops import self_attention_loops
 
 
+def golden(found: Tensor, numbers: list[float]) -> None:
+    assert_close(found, torch.tensor(numbers, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
 def test_values_are_the_golden_numbers(backend: Any) -> None:
     """The numbers are from the formulas of Mazzia 2021 in float64, without an epsilon."""
     children = exponential_squash(sine(1, 6, 4, frequency=0.37, phase=0.1), eps=0.0)
-    weight = cosine(3, 6, 4, 5, scale=0.3, frequency=0.53, phase=0.2).permute(
-        1, 2, 0, 3
-    )  # given as [j i c d]
+    weight = cosine(3, 6, 4, 5, scale=0.3, frequency=0.53, phase=0.2)  # given as [j i c d]
+    weight = weight.permute(1, 2, 0, 3).contiguous()
     traces: list[RoutingTrace] = []
-    options: Any = {"eps": 0.0, "on_iteration": traces.append, "backend": backend}
-    prior = sine(3, 6, scale=0.05, frequency=0.61)
-    parents = self_attention_routing(Votes(children, weight.contiguous()), prior=prior, **options)
+    parents = self_attention_routing(
+        Votes(children, weight),
+        prior=sine(3, 6, scale=0.05, frequency=0.61),
+        eps=0.0,
+        on_iteration=traces.append,
+        backend=backend,
+    )
+    child = [0.056252462199, 0.255184781852, 0.419579038408, 0.527185240449]
+    couplings = [0.333314025729, 0.308573270667, 0.376377204354]
+    pose = [0.003928357226, 0.003823183352, 0.002668982030, 0.000782449781, -0.001318775623]
     lengths = [0.006286778453, 0.003318802073, 0.009661542526]
-    for found, numbers in [
-        (children[0, 0], [0.056252462199, 0.255184781852, 0.419579038408, 0.527185240449]),
-        (traces[0].couplings[0, 0], [0.333314025729, 0.308573270667, 0.376377204354]),
-        (
-            parents.poses[0, 0],
-            [0.003928357226, 0.003823183352, 0.002668982030, 0.000782449781, -0.001318775623],
-        ),
-        (parents.activations[0], lengths),
-        (parents.poses[0].norm(dim=1), lengths),
-    ]:
-        torch.testing.assert_close(
-            found, torch.tensor(numbers, dtype=torch.float64), rtol=0, atol=1e-12
-        )
+    golden(children[0, 0], child)
+    golden(traces[0].couplings[0, 0], couplings)
+    golden(parents.poses[0, 0], pose)
+    golden(parents.activations[0], lengths)
+    golden(parents.poses[0].norm(dim=1), lengths)
 
 
 def test_logits_are_of_lengths_and_do_not_saturate() -> None:
@@ -89,15 +92,14 @@ def check_memory(route: Callable[[Tensor], Any]) -> None:
 
 def check_values(route: Callable[[Tensor], Any]) -> None:
     votes = random(2, 6, 3, 4)
-    torch.testing.assert_close(route(votes), self_attention_loops(votes), rtol=0, atol=1e-12)
+    assert_close(route(votes), self_attention_loops(votes))
 
 
 def check_gradient_at_zero(squash: Callable[[Tensor], Tensor]) -> None:
     zero = torch.zeros(2, 3, requires_grad=True)
     squash(zero).sum().backward()
-    torch.testing.assert_close(
-        zero.grad, torch.ones(2, 3), rtol=1e-3, atol=0
-    )  # (1 - exp(-|s|)) / |s| is 1 there
+    # (1 - exp(-|s|)) / |s| is 1 there
+    torch.testing.assert_close(zero.grad, torch.ones(2, 3), rtol=1e-3, atol=0)
 
 
 def poses(votes: Tensor) -> Tensor:

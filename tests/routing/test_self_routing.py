@@ -11,6 +11,7 @@ from torch import Tensor
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import LayerInfo, SelfRouting, self_routing
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import cosine, sine
 from tests.reference import wrong
 
@@ -22,13 +23,13 @@ def close(values: Tensor, *expected: float) -> bool:
 
 def dense_example() -> tuple[Votes, Tensor, Tensor, Tensor]:
     """Votes, activations, weight and bias of the couplings for 6 children of dim 4 and 3 parents of dim 5."""
+    poses = sine(1, 6, 4, frequency=0.37, phase=0.1)
     transformations = cosine(6, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2)  # [i j d c]
-    return (
-        Votes(sine(1, 6, 4, frequency=0.37, phase=0.1), transformations.permute(0, 3, 1, 2)),
-        0.5 + sine(1, 6, scale=0.4, frequency=0.91),
-        sine(6, 3, 4, scale=0.7, frequency=0.29, phase=0.3),
-        cosine(6, 3, scale=0.2, frequency=0.61),
-    )
+    votes = Votes(poses, transformations.permute(0, 3, 1, 2))
+    activations = 0.5 + sine(1, 6, scale=0.4, frequency=0.91)
+    weight = sine(6, 3, 4, scale=0.7, frequency=0.29, phase=0.3)
+    bias = cosine(6, 3, scale=0.2, frequency=0.61)
+    return votes, activations, weight, bias
 
 
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
@@ -40,22 +41,21 @@ def test_values_are_the_golden_numbers(backend: Any) -> None:
     pose = 0.19500710874925, 0.09225428133053, -0.29132208684438, 0.21189074054125, 0.07010468924014
     assert close(parents.poses[0, 0], *pose)
     assert close(parents.poses.sum(), 0.29707623004291)
-    torch.testing.assert_close(parents.logits, parents.activations.log(), rtol=0, atol=1e-14)
+    assert_close(parents.logits, parents.activations.log(), atol=1e-14)
 
 
 def test_convolution_gives_the_golden_numbers() -> None:
     """Children: 2 types of dim 4 on 5x5. Parents: 3 types of dim 5 in 3x3 windows, stride 2, padding 1, so on 3x3."""
     layer = ConvCapsules((5, 5), 2, 4, 3, 5, routing=SelfRouting, stride=2, padding=1).double()
-    transformations = cosine(
-        18, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2
-    )  # [place·type j d c]
+    # [place·type j d c]
+    transformations = cosine(18, 3, 5, 4, scale=0.3, frequency=0.53, phase=0.2)
     layer.weight.data = transformations.permute(0, 3, 1, 2)
     layer.routing.weight.data = sine(18, 3, 4, scale=0.7, frequency=0.29, phase=0.3)
     layer.routing.bias.data = cosine(18, 3, scale=0.2, frequency=0.61)
-    poses = (
-        sine(1, 2, 4, 5, 5, frequency=0.37, phase=0.1).permute(0, 3, 4, 1, 2).flatten(1, 3)
-    )  # from [b type c y x]
-    activations = (0.5 + sine(1, 2, 5, 5, scale=0.4, frequency=0.91)).permute(0, 2, 3, 1).flatten(1)
+    poses = sine(1, 2, 4, 5, 5, frequency=0.37, phase=0.1)  # [b type c y x]
+    poses = poses.permute(0, 3, 4, 1, 2).flatten(1, 3)
+    activations = 0.5 + sine(1, 2, 5, 5, scale=0.4, frequency=0.91)  # [b type y x]
+    activations = activations.permute(0, 2, 3, 1).flatten(1)
     parents = layer(poses, activations)
     assert layer.windows.grid == (3, 3)
     active = parents.activations.view(3, 3, 3)  # [y x j]
@@ -70,16 +70,15 @@ def test_inactive_children_count_equally() -> None:
     votes, activations, weight, bias = dense_example()
     none = self_routing(votes, torch.zeros_like(activations), weight, bias)
     equal = self_routing(votes, torch.full_like(activations, 1e-3), weight, bias)
-    torch.testing.assert_close(none[:3], equal[:3], rtol=0, atol=1e-14)
+    assert_close(none[:3], equal[:3], atol=1e-14)
 
 
 def test_couplings_come_from_poses_without_coordinates() -> None:
     torch.manual_seed(0)
     options = {"routing": SelfRouting, "rows": 2}
     plain = ClassCapsules(3, 2, 4, 5, 4, **options)
-    assert not any(
-        parameter.any() for parameter in plain.routing.parameters()
-    )  # equal couplings at first
+    for parameter in plain.routing.parameters():
+        assert not parameter.any(), "couplings are equal at first"
     torch.nn.init.normal_(plain.routing.weight)
     added = ClassCapsules(3, 2, 4, 5, 4, coordinates=torch.rand(3, 4), **options)
     added.load_state_dict(plain.state_dict())
@@ -89,25 +88,37 @@ def test_couplings_come_from_poses_without_coordinates() -> None:
     assert not torch.allclose(parents.poses, expected.poses)
 
 
-def test_routing_without_poses_has_no_transformations() -> None:
-    classes = {"rows": 2, "coordinates": torch.rand(3, 4)}
-    for kind, sizes, options in [
-        (DenseCapsules, (6, 4, 5, 4), {}),
-        (ClassCapsules, (3, 2, 4, 5, 4), classes),
-    ]:
-        routings = (partial(SelfRouting, poses=poses) for poses in (True, False))
-        with_poses, without = (kind(*sizes, routing=routing, **options) for routing in routings)
-        parameters = [
-            sum(parameter.numel() for parameter in layer.parameters())
-            for layer in (with_poses, without)
-        ]
-        assert parameters[0] - parameters[1] == with_poses.weight.numel() > 0
-        given = torch.randn(2, 6, 4), torch.rand(2, 6)
-        parents = without(*given)
-        assert parents.poses.shape == (2, 5, 0)
-        torch.testing.assert_close(parents.activations, with_poses(*given).activations)
-        parents.logits[:, 0].sum().backward()
-        assert [p.grad is not None for p in without.parameters() if p.requires_grad] == [True] * 2
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(DenseCapsules, 6, 4, 5, 4),
+        partial(ClassCapsules, 3, 2, 4, 5, 4, rows=2, coordinates=torch.rand(3, 4)),
+    ],
+    ids=["dense", "class"],
+)
+def test_routing_without_poses_has_no_transformations(build: Callable[..., Any]) -> None:
+    with_poses = build(routing=partial(SelfRouting, poses=True))
+    without = build(routing=partial(SelfRouting, poses=False))
+    transformations = with_poses.weight.numel()
+    assert transformations > 0
+    assert parameter_count(with_poses) - parameter_count(without) == transformations
+    poses = torch.randn(2, 6, 4)
+    activations = torch.rand(2, 6)
+    parents = without(poses, activations)
+    assert parents.poses.shape == (2, 5, 0)
+    expected = with_poses(poses, activations).activations
+    torch.testing.assert_close(parents.activations, expected)
+    parents.logits[:, 0].sum().backward()
+    learned = [parameter for parameter in without.parameters() if parameter.requires_grad]
+    assert len(learned) == 2
+    assert all(parameter.grad is not None for parameter in learned)
+
+
+def parameter_count(layer: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in layer.parameters())
+
+
+def test_convolutional_capsules_need_poses() -> None:
     with pytest.raises(ValueError, match=r"routing\.poses is false; expected true"):
         ConvCapsules((5, 5), 2, 4, 3, 4, routing=partial(SelfRouting, poses=False))
 
@@ -118,19 +129,14 @@ def test_input_of_wrong_sizes_is_refused() -> None:
     routing.build(LayerInfo(3, 5, 6, 4, shared=False, child_types=6))
     routing.double()
     votes, active, *_ = dense_example()
-    for given, message in [
-        ((torch.rand(1, 6, 3, 5), active), r"received a tensor of votes; expected Votes"),
-        (
-            (Votes(votes.poses[:, :5], votes.weight[:5]), active[:, :5]),
-            "there are 5 children of 6 types; expected a multiple",
-        ),
-        (
-            (Votes(votes.poses[..., :2], votes.weight[:, :2]), active),
-            "poses have 2 components, the routing's weight 4",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            routing(*given)
+    five_children = Votes(votes.poses[:, :5], votes.weight[:5])
+    two_components = Votes(votes.poses[..., :2], votes.weight[:, :2])
+    with pytest.raises(ValueError, match="received a tensor of votes; expected Votes"):
+        routing(torch.rand(1, 6, 3, 5), active)
+    with pytest.raises(ValueError, match="there are 5 children of 6 types; expected a multiple"):
+        routing(five_children, active[:, :5])
+    with pytest.raises(ValueError, match="poses have 2 components, the routing's weight 4"):
+        routing(two_components, active)
 
 
 def check_finite_without_active_children(routing: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -144,6 +150,4 @@ def test_only_mistakes_are_caught() -> None:
     logits = torch.einsum("bic,ijc->bij", votes.poses, weight) + bias
     dense = torch.einsum("bic,icjd->bijd", votes.poses, votes.weight)
     expected = self_routing(votes, activations, weight, bias)[:2]
-    torch.testing.assert_close(
-        wrong.self_routing(dense, logits, activations), expected, rtol=0, atol=1e-14
-    )
+    assert_close(wrong.self_routing(dense, logits, activations), expected, atol=1e-14)

@@ -7,6 +7,7 @@ import torch
 
 from capsule_lab.layers import DenseCapsules
 from capsule_lab.routing import UniformRouting, uniform_routing
+from tests.helpers.closeness import assert_close
 from tests.reference.loops import dynamic_routing_loops
 
 
@@ -20,27 +21,31 @@ def test_gain_multiplies_the_sums_before_the_bias(votes: torch.Tensor) -> None:
     bias = torch.linspace(-1, 1, 12).double().reshape(3, 4)
     found = uniform_routing(votes, gain=torch.tensor(2.0).double(), bias=bias)
     expected = dynamic_routing_loops(2 * votes, iterations=1, bias=bias)
-    torch.testing.assert_close(found.poses, expected, rtol=0, atol=1e-12)
+    assert_close(found.poses, expected)
     assert not torch.allclose(found.poses, uniform_routing(votes, bias=bias).poses)
 
 
 def test_gradient_of_the_gain(votes: torch.Tensor) -> None:
     gain = torch.tensor(1.3, requires_grad=True, dtype=torch.double)
-    assert torch.autograd.gradcheck(lambda gain: uniform_routing(votes, gain=gain).poses, [gain])
+
+    def poses(gain: torch.Tensor) -> torch.Tensor:
+        return uniform_routing(votes, gain=gain).poses
+
+    assert torch.autograd.gradcheck(poses, [gain])
 
 
 @pytest.mark.parametrize("backend", ["matmul", "fused"])
 def test_learned_gain_starts_at_one_and_learns(backend: str) -> None:
     torch.manual_seed(0)
-    layer = DenseCapsules(
-        5, 4, 3, 6, routing=partial(UniformRouting, learned_gain=True, backend=backend)
-    )
-    plain = DenseCapsules(5, 4, 3, 6, routing=partial(UniformRouting, backend=backend))
-    plain.load_state_dict(
-        {name: value for name, value in layer.state_dict().items() if not name.endswith("gain")}
-    )
-    poses, activations = torch.randn(2, 5, 4), torch.rand(2, 5)
-    torch.testing.assert_close(layer(poses, activations).poses, plain(poses, activations).poses)
+    routing = partial(UniformRouting, backend=backend)
+    layer = DenseCapsules(5, 4, 3, 6, routing=partial(routing, learned_gain=True))
+    plain = DenseCapsules(5, 4, 3, 6, routing=routing)
+    state = layer.state_dict()
     gain = layer.routing.gain
+    assert torch.equal(state.pop("routing.gain"), gain)
+    plain.load_state_dict(state)
+    poses = torch.randn(2, 5, 4)
+    activations = torch.rand(2, 5)
+    torch.testing.assert_close(layer(poses, activations).poses, plain(poses, activations).poses)
     layer(poses, activations).activations.sum().backward()
     assert gain.grad > 0, "a larger gain makes longer capsules"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from capsule_lab.layers import ClassCapsules, ConvCapsules
 from capsule_lab.routing import VariationalBayesRouting, variational_bayes_routing
 from capsule_lab.types import RoutingTrace
+from tests.helpers.closeness import assert_close
 from tests.helpers.waves import sine
 from tests.reference import wrong
 from tests.reference.em_bridge import random
@@ -67,29 +68,28 @@ GOLDEN: list[dict[str, list[float]]] = [
 
 
 def test_values_are_the_golden_numbers() -> None:
-    votes, activations = (
-        sine(2, 6, 3, 16, scale=0.3, frequency=0.37, phase=0.1),
-        0.5 + sine(2, 6, scale=0.4, frequency=0.91),
-    )
+    votes = sine(2, 6, 3, 16, scale=0.3, frequency=0.37, phase=0.1)
+    activations = 0.5 + sine(2, 6, scale=0.4, frequency=0.91)
+    by_loops = bayes_loops(votes, activations)
     for iterations, expected in enumerate(GOLDEN, 1):
         traces: list[RoutingTrace] = []
         found = variational_bayes_routing(
             votes, activations, iterations=iterations, on_iteration=traces.append
         )
         couplings = traces[-1].couplings
-        by_loops = bayes_loops(votes, activations)[iterations - 1]
-        for values, name in [
-            (couplings[0, 0], "couplings"),
-            ((couplings * activations.unsqueeze(2)).sum(1)[0], "masses"),
-            (found.poses[0, 0, :4], "poses"),
-            (found.logits.flatten(), "logits"),
-            *(
-                (getattr(by_loops, name)[0, 0], name)
-                for name in ("masses", "log_precisions", "log_shares")
-            ),
-        ]:
-            golden = torch.tensor(expected[name], dtype=torch.float64)
-            torch.testing.assert_close(values, golden, rtol=0, atol=6e-10)
+        masses = (couplings * activations.unsqueeze(2)).sum(1)
+        golden(couplings[0, 0], expected["couplings"])
+        golden(masses[0], expected["masses"])
+        golden(found.poses[0, 0, :4], expected["poses"])
+        golden(found.logits.flatten(), expected["logits"])
+        record = by_loops[iterations - 1]
+        golden(record.masses[0, 0], expected["masses"])
+        golden(record.log_precisions[0, 0], expected["log_precisions"])
+        golden(record.log_shares[0, 0], expected["log_shares"])
+
+
+def golden(found: Tensor, numbers: list[float]) -> None:
+    assert_close(found, torch.tensor(numbers, dtype=torch.float64), atol=6e-10)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -103,18 +103,15 @@ def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, An
         (4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=routing, weight_std=1.0
     )
     layer = layer.double().eval()
-    poses, activations = (
-        torch.randn(2, 32, 4, dtype=torch.float64),
-        torch.rand(2, 32, dtype=torch.float64),
-    )
-    votes = torch.einsum(
-        "bpwrq,wqjc->bpwjrc", layer.windows.poses(poses).view(2, -1, 8, 2, 2), layer.weight
-    ).flatten(4)
+    poses = torch.randn(2, 32, 4, dtype=torch.float64)
+    activations = torch.rand(2, 32, dtype=torch.float64)
+    children = layer.windows.poses(poses).view(2, -1, 8, 2, 2)  # [b position place row q]
+    votes = torch.einsum("bpwrq,wqjc->bpwjrc", children, layer.weight).flatten(4)
     of_the_loops = {"per_window": True} if "normalisation" in options else options
     expected = bayes_loops(votes, activations, layer.windows.child, **of_the_loops)[-1]
     traces: list[RoutingTrace] = []
     found = layer(poses, activations, on_iteration=traces.append)
-    exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    exact = partial(assert_close, atol=1e-10)
     exact(traces[-1].couplings.unflatten(0, (2, -1)), expected.couplings)
     factor = (1 + layer.routing.logit_norm.eps) ** -0.5  # running statistics are still 0 and 1
     exact(found.poses, factor * expected.poses.flatten(1, 2))
@@ -124,35 +121,26 @@ def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, An
 def trained(rows: int) -> tuple[VariationalBayesRouting, Any]:
     torch.manual_seed(0)
     routing = VariationalBayesRouting(3, 4).double()
-    votes = (
-        torch.randn(rows, 6, 3, 4, dtype=torch.float64) * torch.tensor([1.0, 3.0, 9.0]).view(3, 1)
-        + 2
-    )
+    spread = torch.tensor([1.0, 3.0, 9.0]).view(3, 1)  # of the parents
+    votes = torch.randn(rows, 6, 3, 4, dtype=torch.float64) * spread + 2
     return routing, routing(votes, torch.rand(rows, 6, dtype=torch.float64))
 
 
 def test_poses_and_logits_are_normalised_per_parent_type() -> None:
     _, parents = trained(200)
     for values in (parents.poses.transpose(1, 2).flatten(0, 1), parents.logits):
-        torch.testing.assert_close(
-            values.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10
-        )
-        torch.testing.assert_close(
-            values.var(0, unbiased=False), torch.ones(3, dtype=torch.float64), rtol=1e-2, atol=0
-        )
+        assert values.mean(0).tolist() == pytest.approx([0] * 3, abs=1e-10)
+        assert values.var(0, unbiased=False).tolist() == pytest.approx([1] * 3, rel=1e-2)
     for affine, parameters in ((True, 6), (False, 0)):
-        layer = ClassCapsules(
-            4, 2, 4, 3, 4, routing=partial(VariationalBayesRouting, affine=affine)
-        )
+        routing = partial(VariationalBayesRouting, affine=affine)
+        layer = ClassCapsules(4, 2, 4, 3, 4, routing=routing)
         assert sum(p.numel() for p in layer.routing.parameters()) == parameters
 
 
 def check_gradients(module: nn.Module, activations: Tensor) -> None:
     loss = (activations * torch.rand_like(activations)).sum()
-    assert all(
-        (gradient.abs() > 1e-9).all()
-        for gradient in torch.autograd.grad(loss, list(module.parameters()))
-    )
+    for gradient in torch.autograd.grad(loss, list(module.parameters())):
+        assert (gradient.abs() > 1e-9).all()
 
 
 def test_every_parameter_learns_in_training() -> None:
@@ -175,7 +163,7 @@ def check_couplings_of_large_votes(route: Callable[..., Any]) -> None:
     route(*large_votes(), on_iteration=traces.append)
     for trace in traces:
         shares = trace.couplings.sum(2)
-        torch.testing.assert_close(shares, torch.ones_like(shares), rtol=0, atol=1e-9)
+        assert_close(shares, torch.ones_like(shares), atol=1e-9)
 
 
 def check_children_that_are_not_there(route: Callable[..., Any]) -> None:
@@ -194,4 +182,4 @@ def check_children_that_are_not_there(route: Callable[..., Any]) -> None:
 def test_mistake_is_caught(mistake: type[wrong.Bayes], check: Callable[..., None]) -> None:
     wrong.check_catches(check, mistake(), wrong.Bayes(), variational_bayes_routing)
     expected = variational_bayes_routing(*large_votes()).poses
-    torch.testing.assert_close(wrong.Bayes()(*large_votes()), expected, rtol=0, atol=1e-12)
+    assert_close(wrong.Bayes()(*large_votes()), expected)

@@ -118,9 +118,8 @@ def _weighted_sum(
                             )
                             store(weighted, (t * inner + q) * LANES, share * pose)
                     to = at * rows * columns + r * columns
-                    for c in range(
-                        0, columns - 3, 4
-                    ):  # four independent sums hide the latency of additions
+                    # four independent sums hide the latency of additions
+                    for c in range(0, columns - 3, 4):
                         a = b = d = e = broadcast(zero)
                         for t in range(count):
                             for q in range(inner):
@@ -194,9 +193,8 @@ def _contraction(
         for j in range(parent):
             load_tile(weight, j * of_weight * child, of_weight, child, start, w, 0)
             grad_w[:] = 0
-            for some in range(
-                0, row, ROWS
-            ):  # treat the poses of several rows as one pose with more rows
+            # treat the poses of several rows as one pose with more rows
+            for some in range(0, row, ROWS):
                 together = min(ROWS, row - some)
                 for k in range(together):
                     at = (some + k) * parent + j

@@ -81,21 +81,17 @@ def fit_backward(
     sizes = sizes_of(inputs.poses, inputs.weight, inner)
     row, parent, dim = inputs.previous.shape
     weight_tiles = tiles_of_weight(inputs.weight)
-    grad_weight_tiles = weight_tiles.new_zeros(
-        number_of_parts(row), *weight_tiles.shape
-    )  # one per thread
+    threads = number_of_parts(row)
+    grad_weight_tiles = weight_tiles.new_zeros(threads, *weight_tiles.shape)
     scratch = scratch_for(sizes, like=inputs.poses)
-    grad_tiles = GradTiles(
-        workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses), grad_weight_tiles.numpy()
-    )
+    grad_pose_tiles = workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses)
+    grad_tiles = GradTiles(grad_pose_tiles, grad_weight_tiles.numpy())
     counts = Coefficients(parent * dim, parent * dim, parent * dim, parent)
     coefficients = Coefficients(*(workspace(row, count, like=inputs.poses) for count in counts))
     given = FitInputs(*flat(*inputs._replace(weight=weight_tiles)))
-    fitted, grad_fitted, out = (
-        Parents(*flat(*parents)),
-        FitOutputs(*flat(*grad_outputs)),
-        FitInputs(*flat(*grads)),
-    )
+    fitted = Parents(*flat(*parents))
+    grad_fitted = FitOutputs(*flat(*grad_outputs))
+    out = FitInputs(*flat(*grads))
 
     def kernel(thread: int, first: int, last: int) -> None:
         _fit_backward(
@@ -169,9 +165,8 @@ def _fit_backward(
                 )
                 grad_variance = grad_variances[at * dim + h] - of_distances
                 mean = (pose - old * previous[at * dim + h]) / new
-                grad_pose -= grad_variance * (
-                    two * (mean - share * pose)
-                )  # other orders overflow earlier
+                # other orders overflow earlier
+                grad_pose -= grad_variance * (two * (mean - share * pose))
                 grad_previous[at * dim + h] = old * grad_pose
                 grad_mean = new * grad_pose * per_mass
                 grad_variance *= per_mass

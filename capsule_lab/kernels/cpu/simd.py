@@ -22,11 +22,8 @@ from numba.extending import models, overload, register_model
 intrinsic: Any = numba.extending.intrinsic
 
 LANES = 16  # ours: float32 numbers in the widest registers (AVX-512)
-FAST_MATH = (
-    "reassoc",
-    "contract",
-    "nsz",
-)  # allows reordered sums and fused products, but keeps the rules for NaN
+# allows reordered sums and fused products, but keeps the rules for NaN
+FAST_MATH = ("reassoc", "contract", "nsz")
 
 
 class SimdVector(types.Type):

@@ -31,8 +31,9 @@ def parallel_for(kernel: Kernel, count: int, *, grain: int = 1, multiple: int = 
     Each part has at least ``grain`` entries, and all except the last end at a multiple of ``multiple``.
     """
     parts = number_of_parts(count, grain=grain)
-    bounds = [count * part // parts // multiple * multiple for part in range(parts)] + [count]
-    calls = [functools.partial(kernel, part, *bounds[part : part + 2]) for part in range(parts)]
+    starts = [count * part // parts // multiple * multiple for part in range(parts)]
+    ends = [*starts[1:], count]
+    calls = [functools.partial(kernel, part, starts[part], ends[part]) for part in range(parts)]
     if parts == 1:
         calls[0]()
     elif libgomp() is not None:
@@ -72,10 +73,9 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
     errors: list[BaseException] = []
 
     def body(_: int | None) -> None:
+        thread, threads = openmp.omp_get_thread_num(), openmp.omp_get_num_threads()
         try:
-            for part in range(
-                openmp.omp_get_thread_num(), len(calls), openmp.omp_get_num_threads()
-            ):
+            for part in range(thread, len(calls), threads):
                 calls[part]()
         except BaseException as error:  # ctypes would print and drop it; raised below
             errors.append(error)
@@ -94,12 +94,8 @@ def libgomp() -> Any:
             library = ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD)
         except OSError:  # not the loaded one
             continue
-        library.GOMP_parallel.argtypes = [
-            _LIBGOMP_BODY,
-            ctypes.c_void_p,
-            ctypes.c_uint,
-            ctypes.c_uint,
-        ]
+        unsigned = ctypes.c_uint
+        library.GOMP_parallel.argtypes = [_LIBGOMP_BODY, ctypes.c_void_p, unsigned, unsigned]
         return library
     return None
 

@@ -230,9 +230,8 @@ def _add_grad_pose_4x4(
         y1 = y1 + x * b + x1 * b1 + x2 * b2 + x3 * b3
         y2 = y2 + x * c + x1 * c1 + x2 * c2 + x3 * c3
         y3 = y3 + x * d + x1 * d1 + x2 * d2 + x3 * d3
-        store(
-            grad_pose, at + r, y
-        )  # after all loads, because LLVM assumes that the two arrays may overlap
+        # after all loads, because LLVM assumes that the two arrays may overlap
+        store(grad_pose, at + r, y)
         store(grad_pose, at + r + LANES, y1)
         store(grad_pose, at + r + 2 * LANES, y2)
         store(grad_pose, at + r + 3 * LANES, y3)

@@ -31,9 +31,8 @@ def compile_ahead(step: Callable[[], object]) -> None:
     blocks.start = background.compile
     try:
         step()
-    except (
-        Exception
-    ):  # of any network, and of memory; the same error in training is the one to report
+    except Exception:
+        # of any network, and of memory; the same error in training is the one to report
         _LOG.debug("kernels after this error are compiled when they are launched", exc_info=True)
     finally:
         background.pool.shutdown(wait=False)
@@ -52,19 +51,13 @@ class _Background:
             if tensor is not None:
                 tensor.fill_(1)
         tensors = (*launch.given, *launch.out)
-        arguments = (
-            *(tensor if tensor is None else tensor.dtype for tensor in tensors),
-            *launch.numbers,
-        )
-        parameters = launch.kernel.params
-        values = [
-            value
-            for value, to in zip(arguments, parameters, strict=False)
-            if not to.do_not_specialize
-        ]
-        key = [
-            bool if isinstance(value, bool) else value for value in values
-        ]  # Triton uses the type of a boolean
+        types = [None if tensor is None else tensor.dtype for tensor in tensors]
+        arguments = (*types, *launch.numbers)
+        key = []
+        for value, parameter in zip(arguments, launch.kernel.params, strict=False):
+            if not parameter.do_not_specialize:
+                # Triton uses the type of a boolean
+                key.append(bool if isinstance(value, bool) else value)
         name = f"{launch.kernel.__name__} {key} {launch.constants}"
         if name not in self.compilations:
             device = torch.cuda.current_device() if torch.cuda.is_available() else -1

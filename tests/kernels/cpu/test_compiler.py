@@ -15,16 +15,9 @@ def test_folder_is_named_by_the_hash_of_all_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = [Path(shutil.copy(source, tmp_path)) for source in compiler.SOURCES]
-    files = {
-        "em.py",
-        "em_backward.py",
-        "dynamic.py",
-        "child_softmax.py",
-        "tiles.py",
-        "simd.py",
-        "em_arguments.py",
-    }
-    assert files <= {source.name for source in compiler.SOURCES}
+    kernels = {"em.py", "em_backward.py", "dynamic.py", "child_softmax.py"}
+    shared = {"tiles.py", "simd.py", "em_arguments.py"}
+    assert kernels | shared <= {source.name for source in compiler.SOURCES}
     folders = [compiler.cache_folder(tmp_path, copy)]
     assert folders[0] == compiler.cache_folder(tmp_path, compiler.SOURCES[::-1])
     for source in copy:
@@ -63,15 +56,13 @@ print(compiler._FOLDER and compiler._FOLDER.name, sum(em._distances.stats.cache_
 @pytest.mark.integration
 def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     """A copy of the package with other dates; and where nothing can be cached, kernels run all the same."""
-    shutil.copytree(
-        ROOT / "capsule_lab",
-        tmp_path / "clone" / "capsule_lab",
-        ignore=shutil.ignore_patterns("*.pyc"),
-    )
-    for source in (tmp_path / "clone").rglob("*.py"):
+    clone = tmp_path / "clone"
+    without_bytecode = shutil.ignore_patterns("*.pyc")
+    shutil.copytree(ROOT / "capsule_lab", clone / "capsule_lab", ignore=without_bytecode)
+    for source in clone.rglob("*.py"):
         os.utime(source)
     name = compiler.cache_folder(tmp_path, compiler.SOURCES).name
-    for sources, hits in ((ROOT, "0"), (tmp_path / "clone", "1")):
+    for sources, hits in ((ROOT, "0"), (clone, "1")):
         cache = {"PYTHONPATH": str(sources), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
         assert interpreter("-c", SCRIPT, cwd=tmp_path, **cache).out.split() == [name, hits]
     (tmp_path / "file").write_text("")

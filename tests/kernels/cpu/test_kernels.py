@@ -39,53 +39,41 @@ def test_every_kernel_is_called() -> None:
 @every_kernel
 def test_kernel_is_the_sums_written_out(name: str) -> None:
     """In both precisions; those of a fit with every option."""
-    for sizes, options in itertools.product(
-        SIZES, OPTIONS if name.startswith("fit") else OPTIONS[:1]
-    ):
+    of_kernel = OPTIONS if name.startswith("fit") else OPTIONS[:1]
+    for sizes, options in itertools.product(SIZES, of_kernel):
         kernel = kernels_of(cpu, sizes, **options)[name]
+        expected = kernel.slow(*kernel.arguments)
         for dtype in (torch.float64, torch.float32):
-            given = [each.to(dtype) for each in kernel.arguments]
-            assert_near(
-                kernel.call(*given), kernel.slow(*kernel.arguments), dtype, f"{sizes}, {options}"
-            )
+            found = kernel.call(*[each.to(dtype) for each in kernel.arguments])
+            assert_near(found, expected, dtype, f"{sizes}, {options}")
 
 
 def test_every_child_is_in_one_block() -> None:
     for children in (1, 63, 143, 144, 145, 287, 288, 289, 577):
         for name in ("weighted_sum", "agreement", "contraction"):
             kernel = kernels_of(cpu, Sizes(2, 2, children, 1, 3, 2))[name]
+            found = kernel.call(*kernel.arguments)
             expected = kernel.slow(*kernel.arguments)
-            assert_near(
-                kernel.call(*kernel.arguments), expected, torch.float64, f"{name}, {children}"
-            )
+            assert_near(found, expected, torch.float64, f"{name}, {children}")
 
 
 def test_distances_are_those_of_the_fit() -> None:
     """The backward pass computes again what the forward pass had, and must find the same couplings."""
     inputs = FitInputs(*kernels_of(cpu, Sizes(3, 2, 73, 4, 4, 4))["fit"].arguments)
     _, parents, variances, distances = cpu.fit(inputs, FitOptions(4, 0.1, 5e-4, 1e-7, True))
-    assert_exact(
-        cpu.distances(inputs.poses, inputs.weight, parents, variances, 4),
-        distances,
-        rtol=1e-13,
-        atol=1e-13,
-    )
+    again = cpu.distances(inputs.poses, inputs.weight, parents, variances, 4)
+    assert_exact(again, distances, rtol=1e-13, atol=1e-13)
 
 
 def test_softmax_of_extreme_logs_is_finite() -> None:
     for scale, dtype in itertools.product((0.0, 30.0, 1e6), (torch.float64, torch.float32)):
         kernels = kernels_of(cpu, SIZES[1], scale=scale)
-        (logs,) = kernels["softmax_by_child"].arguments
-        shares = kernels["softmax_by_child"].call(logs.to(dtype))
-        assert_near(
-            shares, kernels["softmax_by_child"].slow(logs.to(dtype).double()), dtype, "shares"
-        )
-        assert (
-            kernels["softmax_by_child_backward"]
-            .call(shares, torch.ones_like(shares))
-            .isfinite()
-            .all()
-        )
+        softmax = kernels["softmax_by_child"]
+        logs = softmax.arguments[0].to(dtype)
+        shares = softmax.call(logs)
+        assert_near(shares, softmax.slow(logs.double()), dtype, "shares")
+        gradient = kernels["softmax_by_child_backward"].call(shares, torch.ones_like(shares))
+        assert gradient.isfinite().all()
 
 
 @every_kernel
@@ -109,7 +97,8 @@ def test_kernels_can_be_called_from_threads_of_their_caller() -> None:
     def call_all() -> list[Any]:
         return [kernel.call(*kernel.arguments) for kernel in kernels]
 
-    expected, found = call_all(), list[Any]()
+    expected = call_all()
+    found: list[Any] = []
     callers = [threading.Thread(target=lambda: found.append(call_all())) for _ in range(2)]
     for caller in callers:
         caller.start()
