@@ -72,7 +72,7 @@ def test_sweeper_and_version_are_found_without_installation(packages: Path) -> N
 @pytest.mark.integration
 def test_a_run_needs_no_installation(packages: Path) -> None:
     overrides = ["debug=smoke", "trainer.accelerator=cpu", "name=here"]
-    ended = from_checkout(packages, "-m", "capsule_lab.train", *overrides)
+    ended = from_checkout(packages, "-m", "capsule_lab", "train", *overrides)
     assert ended.status == 0, ended.out + ended.err
     (directory,) = (packages.parent / "runs").glob("here*")
     result = json.loads((directory / "metrics.json").read_text())

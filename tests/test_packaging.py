@@ -86,7 +86,7 @@ def test_commands_of_the_wheel_find_its_own_options_and_tables(
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"only_here\s+Found in the wheel", ended.out)
     assert re.search(r"only_here_too\s+A table of the wheel", ended.out)
-    command = ("-m", "capsule_lab.train", "logger=only_here", "--cfg", "job")
+    command = ("-m", "capsule_lab", "train", "logger=only_here", "--cfg", "job")
     ended = installed(added.parent, tmp_path, *command)
     assert (ended.status, ended.err) == (0, "")
     assert "  mine: 123" in ended.out.splitlines()

@@ -21,7 +21,7 @@ from capsule_lab import runs
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.commands import compose, proposals
 from capsule_lab.commands import declare as command
-from capsule_lab.commands.train import summary, train
+from capsule_lab.commands.train import main, summary, train
 from capsule_lab.commands.training import Training
 from capsule_lab.config import build
 from capsule_lab.config.composition import to_container
@@ -30,7 +30,6 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
-from capsule_lab.train import Training, main, summary, train
 from tests.helpers.closeness import assert_close
 from tests.helpers.commands import (
     CHOSEN,
@@ -588,7 +587,7 @@ def test_two_processes_train_like_one(
         "train.directory=two",
     ]
     overrides = [*model, *TINY_DATA, "trainer.max_epochs=2", *options, *two]
-    ended = python("-m", "capsule_lab.train", *overrides, cwd=tmp_path)
+    ended = python("-m", "capsule_lab", "train", *overrides, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.count("test error") == 1
     of_a_step = 2 * images if model is WHOLE_STEP else images

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from capsule_lab.config.compose import conf_dir
+from capsule_lab.config.folders import conf_dir
 from capsule_lab.routing import AbstractRouting
 from tests.helpers.routing_contract import REFERENCES
 
