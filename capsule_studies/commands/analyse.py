@@ -78,7 +78,7 @@ def analyse(config: DictConfig) -> StudyOutput:
 
 def _find(setting: StudyInput) -> StudyResult:
     from capsule_studies.images import StudyImages
-    from capsule_studies.subject import open_subject
+    from capsule_studies.open_subject import open_subject
 
     config, run = setting.config, setting.run
     images = StudyImages(setting.data, config.split, setting.device)
