@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("unchecked_types"),
     pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
 ]
-ENGINE = Path(__file__).parents[2] / "capsule_lab" / "explorer" / "assets" / "engine.js"
+ENGINE = Path(__file__).parents[2] / "explorer" / "assets" / "engine.js"
 RUN = Path(__file__).with_name("run_engine.js")
 
 
