@@ -22,9 +22,17 @@ def digits(images: int = 24, side: int = 24) -> Tensor:
     third = side // 3
     for image, label in enumerate(labels.tolist()):
         jitter = image // CLASSES % 3  # so that images of a class differ in where it is
-        top, left = third * (1 + label // 2) - 4, third * (1 + label % 2) - 4 + jitter
+        top = third * (1 + label // 2) - 4
+        left = third * (1 + label % 2) - 4 + jitter
         pictures[image, 0, top : top + 6, left : left + 6] = 200
     return pictures + 20 * noise
+
+
+def column_of_square(images: Tensor) -> Tensor:
+    """The mean column of the square in each preprocessed image."""
+    square = (images > 0.3).to(images.dtype)
+    columns = torch.arange(images.shape[3], dtype=images.dtype)
+    return (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))
 
 
 def moved(images: Tensor, pixels: float) -> Tensor:
@@ -39,27 +47,29 @@ def quarter_turn(images: Tensor, degrees: float) -> Tensor:
 
 def subject(network: Any, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
     """Digits of four classes, in two batches."""
-    stored, labels = digits(images), torch.arange(images) % CLASSES
+    stored = digits(images)
+    numbers = torch.arange(images)
+    half = -(-images // 2)
 
     def batches(pictures: Tensor) -> list[Batch]:
-        size = -(-images // 2)
-        parts = (tensor.split(size) for tensor in (pictures / 255, labels, torch.arange(images)))
-        return [Batch(*fields) for fields in zip(*parts, strict=True)]
+        made = []
+        for part in (slice(0, half), slice(half, None)):
+            key = numbers[part]
+            made.append(Batch(pictures[part] / 255, key % CLASSES, key))
+        return made
 
     def changed(change: Change, strength: float) -> list[Batch]:
         return batches(change(stored, strength))
 
-    names = [f"class {label}" for label in range(CLASSES)]
-    changes = changes or {"translation": moved}
     return Subject(
-        network.eval(),
-        batches(stored),
-        changed,
-        changes,
-        lambda _: batches(stored),
-        (),
-        names,
-        CLASSES,
+        network=network.eval(),
+        batches=batches(stored),
+        changed=changed,
+        changes=changes or {"translation": moved},
+        training=lambda _: batches(stored),
+        factors=(),
+        classes=[f"class {label}" for label in range(CLASSES)],
+        num_classes=CLASSES,
     )
 
 
