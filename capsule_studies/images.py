@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import RunError
@@ -20,6 +20,11 @@ _BACKGROUND = 16
 def count_images(batches: Sequence[Any]) -> int:
     """Return the number of images in all batches."""
     return sum(len(batch.labels) for batch in batches)
+
+
+def percent(which: Bool[Tensor, "*shape"]) -> float:
+    """Return the percentage of images, or of others, for which something is true."""
+    return 100 * which.double().mean().item()
 
 
 def joined_images(batches: Sequence[Any]) -> Float[Tensor, "image ..."]:

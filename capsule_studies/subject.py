@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_outputs, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, CapsuleOutput
-from capsule_studies.images import count_images, joined_images, joined_labels
+from capsule_studies.images import count_images, joined_images, joined_labels, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,4 +145,4 @@ def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
 
 def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:
     """Return the percentage of images whose highest score is not that of the label."""
-    return 100 * float((output.ranking.argmax(1) != labels).double().mean())
+    return percent(output.ranking.argmax(1) != labels)

@@ -24,10 +24,10 @@ from capsule_studies.attacks.evaluation import (
     LossName,
     NetworkObjective,
 )
-from capsule_studies.attacks.gradient import Images, Objective, bim, fgsm, gradient_of, noise
+from capsule_studies.attacks.gradient import Images, Norm, Objective, bim, fgsm, gradient_of, noise
 from capsule_studies.attacks.session import AttackedRun, logits_of
 from capsule_studies.attacks.square import square
-from capsule_studies.images import count_images
+from capsule_studies.images import count_images, percent
 
 STEPS = (1, 5, 10, 50, 200)
 """Numbers of BIM steps, to test whether more steps help."""
@@ -98,9 +98,9 @@ class _Setting:
     baseline: Attacked | None
 
     @property
-    def norm(self) -> str:
-        options = getattr(self.attack, "keywords", {})
-        return str(options.get("norm", "linf"))
+    def norm(self) -> Norm:
+        norm: Norm = getattr(self.attack, "keywords", {}).get("norm", "linf")
+        return norm
 
     @property
     def at(self) -> str:
@@ -270,9 +270,7 @@ class Gradients(NamedTuple):
         percentiles = means.new_tensor([0.01, 0.5, 0.99])
         lowest, median, highest = means.quantile(percentiles).tolist()
         is_zero = sizes == 0
-        zero_pixels = 100 * is_zero.double().mean().item()
-        zero_images = 100 * is_zero.all(1).double().mean().item()
-        return cls(zero_pixels, zero_images, median, lowest, highest)
+        return cls(percent(is_zero), percent(is_zero.all(1)), median, lowest, highest)
 
 
 def zero_gradients(measured: Gradients, baseline: Gradients | None) -> Check:

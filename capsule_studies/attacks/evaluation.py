@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_studies.attacks.gradient import Box, Images
-from capsule_studies.images import count_images, joined_labels
+from capsule_studies.images import count_images, joined_labels, percent
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
 TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
@@ -106,7 +106,7 @@ class Measured(NamedTuple):
 
     def accuracy(self, epsilon: float) -> float:
         """Return the percentage of all images that are classified right under the untargeted attack."""
-        return 100 * (self.attacked[epsilon, None].found == self.labels).double().mean().item()
+        return percent(self.attacked[epsilon, None].found == self.labels)
 
 
 @dataclass(frozen=True)

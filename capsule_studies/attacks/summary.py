@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.tables.statistics import interval_over_images
 from capsule_studies.attacks.evaluation import Answers, Measured
+from capsule_studies.images import percent
 from capsule_studies.measures.calibration import brier_score, reliability
 from capsule_studies.measures.reconstruction_detection import area_under_roc
 from capsule_studies.names import prefixed
@@ -57,11 +58,11 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
 def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
     """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
     record = {
-        "error": _percent(~measured.was_right),
+        "error": percent(~measured.was_right),
         **_calibration(measured.clean.logits, measured.labels),
     }
     if threshold is not None:
-        record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
+        record["detected"] = percent(measured.clean.reconstruction_errors > threshold)
     return record
 
 
@@ -70,7 +71,8 @@ def _of_budget(
 ) -> Record:
     labels, targets = measured.labels, list(by_target)
     targeted = targets != [None]
-    reached, counted = {}, []
+    reached: dict[int | None, Tensor] = {}
+    counted = []
     for target, answers in by_target.items():
         if target is None:
             reached[target] = answers.found != labels
@@ -88,12 +90,12 @@ def _of_budget(
     images = len(measured.labels)
     lowest, highest = interval_over_images(int(drawn.sum()) // len(targets), images)
     record: Record = {
-        "accuracy": _percent(right),
-        "error": _percent(~right),
+        "accuracy": percent(right),
+        "error": percent(~right),
         "lowest": lowest,
         "highest": highest,
-        "success": _percent(success),
-        "success_of_right": _percent(of_right) if len(of_right) else None,
+        "success": percent(success),
+        "success_of_right": percent(of_right) if len(of_right) else None,
         "mean_change": change.double().mean().item(),
         "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
         **_calibration(logits, labels),
@@ -101,13 +103,13 @@ def _of_budget(
     if threshold is not None:
         detected = errors > threshold
         record |= {
-            "detected": _percent(detected),
-            "undetected_error": _percent(~right & ~detected),
+            "detected": percent(detected),
+            "undetected_error": percent(~right & ~detected),
             "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
         }
     if targeted:
         for target, reached_it in reached.items():
-            record[f"success_of_class_{target}"] = _percent(reached_it)
+            record[f"success_of_class_{target}"] = percent(reached_it)
     return record
 
 
@@ -117,7 +119,3 @@ def _calibration(
     probabilities = logits.double().softmax(1)
     error = 100 * reliability(probabilities, labels).expected_error
     return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
-
-
-def _percent(which: Bool[Tensor, " some"]) -> float:
-    return 100 * which.double().mean().item()

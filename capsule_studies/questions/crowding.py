@@ -18,6 +18,7 @@ from capsule_lab.data import transforms
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
 from capsule_lab.types import CapsuleOutput
+from capsule_studies.images import percent
 from capsule_studies.measures.features import of_label
 from capsule_studies.names import prefixed
 from capsule_studies.questions.tree import silent
@@ -95,12 +96,8 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
             "single": single[:, 1] >= 0,
         }
         for kind, images in solved.items():
-            numbers[f"again/{kind}_{name}"] = _percent(images)
+            numbers[f"again/{kind}_{name}"] = percent(images)
     return Answer(numbers)
-
-
-def _percent(which: Tensor) -> float:
-    return 100 * float(which.double().mean())
 
 
 def _same_sets(
@@ -143,8 +140,8 @@ def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, flo
     best = output.ranking.topk(labels.shape[1]).indices
     return {
         "presence": float(activations.mean()),
-        "present": _percent(activations > _PRESENT),
-        "found": _percent(_same_sets(best, labels)),
+        "present": percent(activations > _PRESENT),
+        "found": percent(_same_sets(best, labels)),
     }
 
 
@@ -159,7 +156,7 @@ def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> flo
     blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
     to_parts = (decoded - mixture.parts).square().sum((2, 3, 4)).amin(1)
     to_blends = (decoded - blends).square().sum((2, 3, 4)).amin(1)
-    return _percent(to_parts < to_blends)
+    return percent(to_parts < to_blends)
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:

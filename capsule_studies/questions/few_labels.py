@@ -15,7 +15,7 @@ from torch import Tensor
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.networks import AbstractPairNetwork
 from capsule_lab.types import Batch
-from capsule_studies.images import joined_images, joined_labels
+from capsule_studies.images import joined_images, joined_labels, percent
 from capsule_studies.measures.factor_analysers import (
     FactorAnalysers,
     fit_factor_analysers,
@@ -91,9 +91,7 @@ def few_labels(
         )
         likelihoods.append(fit.log_likelihoods[-1])
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
-        named = _named_by_way(
-            _log_joint(fitted, fit.mixture), known, order, labels, fit.mixture, subject.num_classes
-        )
+        named = _named_by_way(fitted, known, order, labels, fit.mixture, subject.num_classes)
         shares = _log_joint(held_out, fit.mixture).softmax(1)
         predicted = {}
         for way, classes_of_components in named.items():
@@ -102,14 +100,15 @@ def few_labels(
             drawn = order[:labels]
             predicted["nearest"] = known[drawn][_nearest(pixels, training_pixels[drawn])]
         for way, classes in predicted.items():
-            errors.setdefault(way, []).append(_error(classes, truth))
+            errors.setdefault(way, []).append(percent(classes != truth))
     numbers = {
         "log_likelihood": statistics.fmean(likelihoods),
         "dimensions": float(fitted.shape[1]),
         **_means(errors),
     }
     if probe:
-        numbers["probe/error"] = _error(_regression(fitted, known, held_out), truth)
+        predicted_by_probe = _regression(fitted, known, held_out)
+        numbers["probe/error"] = percent(predicted_by_probe != truth)
     return Answer(numbers)
 
 
@@ -145,10 +144,6 @@ def _nearest(
 ) -> Int64[Tensor, " point"]:
     chunks = points.split(_CHUNK)
     return torch.cat([torch.cdist(chunk, others).argmin(1) for chunk in chunks])
-
-
-def _error(predicted: Int64[Tensor, " image"], truth: Int64[Tensor, " image"]) -> float:
-    return 100 * float((predicted != truth).double().mean())
 
 
 def _features(
@@ -213,7 +208,7 @@ def _log_joint(
 
 
 def _named_by_way(
-    log_joint: Tensor,
+    fitted: Tensor,
     known: Tensor,
     order: Tensor,
     labels: int,
@@ -221,6 +216,7 @@ def _named_by_way(
     classes: int,
 ) -> dict[str, Int64[Tensor, " component"]]:
     """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
+    log_joint = _log_joint(fitted, mixture)
     drawn = {"drawn": order[:labels]}
     by_class = [order[known[order] == label] for label in range(classes)]
     for count in _STRATIFIED:

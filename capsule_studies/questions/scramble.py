@@ -13,6 +13,7 @@ from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.errors import check_number
+from capsule_studies.images import percent
 from capsule_studies.measures.reconstruction_detection import area_under_roc
 from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
@@ -75,7 +76,7 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
         output = subject.outputs(subject.with_images(images))
         unsure = -_confidence(output.logits)[counted]
         right = (output.ranking.argmax(1) == subject.labels)[counted]
-        kept[name] = 100 * float(right.double().mean())
+        kept[name] = percent(right)
         auc = float("nan")
         if len(unsure):
             auc = area_under_roc(-confidence[counted], unsure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capsule_studies.images import percent
 from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
 
@@ -30,7 +31,7 @@ def sign(subject: Subject) -> Answer:
         same = output.ranking.argmax(1) == predicted
         measured = {
             "error": error_percent(output, subject.labels),
-            "same_predictions": 100 * float(same.double().mean()),
+            "same_predictions": percent(same),
             "mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
         }
         numbers |= prefixed(name, measured)
