@@ -109,7 +109,7 @@ def run_study(
     if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
         options = {"eval_batch_size": min(batch_size, cpu_batch), **options}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
-    study = StudyInput(config, run, data, options, device, instantiate(config[group]))
+    function = instantiate(config[group])
     if name not in OF_PAIRS:
         run.check_classifies(f"{group}={name}")
     start_time = time.monotonic()
@@ -117,6 +117,7 @@ def run_study(
         build.constructing(f"{group}={name}"),
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
+        study = StudyInput(config, run, data, options, device, function)
         answer = find(study)
     seconds = round(time.monotonic() - start_time, 2)
     result = {"seconds": seconds, **answer.result, **_facts(study, group, answer.batches)}
