@@ -20,7 +20,7 @@ from capsule_lab.runs.results import short_name
 from capsule_studies.attacks.evaluation import Measured
 from capsule_studies.attacks.gradient import Box
 from capsule_studies.attacks.kind import kind_of
-from capsule_studies.attacks.summary import by_epsilon
+from capsule_studies.attacks.record import by_epsilon
 
 _ACROSS = 3  # ours: panels side by side
 _TITLE = 36  # ours: characters per line of a panel's title

@@ -1,4 +1,4 @@
-"""Properties of an attack beside its function: its name in figures and its default strengths."""
+"""Properties of an attack in addition to its function: its name in figures and its default strengths."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _COLUMNS = {
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
-"""Headings of the printed quantities, which ``summary.of_budgets`` defines."""
+"""Headings of the printed quantities, which ``record.of_budgets`` defines."""
 _CPU_BATCH = 128
 """Ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500."""
 _FOR_THRESHOLD = 1000  # ours: validation images, 50 of which are above the threshold
@@ -167,7 +167,8 @@ def attack(config: DictConfig) -> StudyOutput:
 
 
 def _attacked(setting: StudyInput) -> StudyResult:
-    from capsule_studies.attacks import checks, session, summary
+    from capsule_studies.attacks import checks, session
+    from capsule_studies.attacks.record import of_budgets, of_clean
     from capsule_studies.images import StudyImages
 
     config, run, function = setting.config, setting.run, setting.function
@@ -199,8 +200,8 @@ def _attacked(setting: StudyInput) -> StudyResult:
             results = checks.checks(attacked, function, config.objective, epsilons, **options)
             verdicts = [check._asdict() for check in results]
     result = {
-        config.split: summary.of_clean(measured, threshold),
-        "attack": summary.of_budgets(measured, threshold),
+        config.split: of_clean(measured, threshold),
+        "attack": of_budgets(measured, threshold),
         "seconds": round(seconds, 2),
         "checks": verdicts,
         "source": None if source is None else str(source.checkpoint),
@@ -328,7 +329,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 
 def _accuracies(result: Mapping[str, Any]) -> Table:
     from capsule_studies.attacks.figures import attack_of, images_of
-    from capsule_studies.attacks.summary import by_epsilon
+    from capsule_studies.attacks.record import by_epsilon
 
     clean = 100 - result[result["split"]]["error"]
     title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"

@@ -36,12 +36,12 @@ def column_of_square(images: Tensor) -> Tensor:
 
 
 def moved(images: Tensor, pixels: float) -> Tensor:
-    """To the right, around the edge."""
+    """Move images to the right, around the edge."""
     return images.roll(round(pixels), 3)
 
 
 def quarter_turn(images: Tensor, degrees: float) -> Tensor:
-    """Counter-clockwise, once or, of a negative angle, three times."""
+    """Turn by 90 degrees counter-clockwise, or clockwise for a negative angle."""
     return images.rot90(1 if degrees > 0 else 3, (2, 3))
 
 
@@ -74,7 +74,7 @@ def subject(network: Any, changes: Mapping[str, Change] | None = None, images: i
 
 
 def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:
-    """With random weights large enough for couplings to differ."""
+    """Return a network whose random weights are large enough for different couplings."""
     torch.manual_seed(0)
     shape = (1, 24, 24)
     if kind == "cnn":

@@ -1,4 +1,4 @@
-"""``capsule-lab analyse``: its record, its figures, and what it says of wrong input."""
+"""``capsule-lab analyse``: its record, its figures, and its messages for wrong input."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(
 
 
 def test_heading_names_the_images_and_a_note_explains_empty_cells(a_copy: Path) -> None:
-    """A figure may show one of them only."""
+    """A figure may be shown alone, so that each has a heading."""
     outcome = asked(a_copy, "what=couplings")
     figures = dict(outcome.figures())
     assert figures
@@ -105,7 +105,7 @@ def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -
 def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(
     toynorb: Path, tmp_path: Path
 ) -> None:
-    """The data says both, and so does the checkpoint, in which earlier versions had neither."""
+    """Names of factors and classes come from the data and from the checkpoint, where earlier versions had none."""
     overrides = [
         "model=em_caps",
         "model.primary.types=2",

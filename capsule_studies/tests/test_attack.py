@@ -1,4 +1,4 @@
-"""``capsule-lab attack``: its record, its figures, and what it says of wrong input."""
+"""``capsule-lab attack``: its record, its figures, and its messages for wrong input."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Checks of attacks: on networks and attacks that are sound and on ones that are not, and on the network of a run."""
+"""Checks of attacks, for sound and unsound networks and attacks, and for the network of a run."""
 
 import re
 from functools import partial
@@ -60,7 +60,7 @@ def test_the_white_box_of_the_training_loss_is_of_logits(attacked: AttackedRun) 
 
 
 def test_attacks_that_are_bounded_in_length_are_compared_with_such(attacked: AttackedRun) -> None:
-    """Signs of 1.5 in every pixel would be another attack: noise of that length is hardly seen."""
+    """An epsilon of 1.5 is the length of the whole change, so that random noise changes few predictions."""
     found = made(attacked, partial(pgd, steps=3, norm="l2"), "cross_entropy", [1.5], images=8)
     assert "gradient-free" not in found, "Square is not"
     assert "white box" not in found, "there is no baseline"
@@ -91,7 +91,7 @@ def smooth(images: Tensor) -> Tensor:
 
 
 def test_finite_differences_see_a_gradient_that_is_cut_and_know_a_kink() -> None:
-    """As routing whose couplings are detached; and a rectified linear unit that begins to be active within a step."""
+    """Examples: routing with detached couplings; a rectified linear unit that becomes active within a step."""
     images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def cut(moved: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Corruptions against Pillow, scipy and moments worked out by hand; what holds for all is in test_every_attack."""
+"""Corruptions compared with Pillow, scipy and moments computed by hand; test_every_attack tests what all have in common."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ def test_images_have_any_channels_and_size(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def grey() -> Tensor:
-    """Plain grey, a share of whose pixels is enough to see moments."""
+    """Grey images with enough pixels to measure moments of noise."""
     return torch.full((8, 1, 100, 100), 0.5)
 
 
@@ -115,7 +115,7 @@ def test_gaussian_blur_is_that_of_scipy(images: Tensor) -> None:
 
 
 def test_motion_blur_is_a_half_gaussian_along_a_line() -> None:
-    """Of a point: its distances from where it was are those of half a Gaussian, in one direction within 45 degrees."""
+    """A point is spread by half a Gaussian, in one direction within 45 degrees of horizontal."""
     point = torch.zeros(8, 1, 81, 81)
     point[..., 40, 40] = 1.0
     blurred = corrupted("motion_blur", point, 1)[:, 0]
@@ -228,13 +228,13 @@ def test_spatter_is_brown_mud_in_colour() -> None:
 
 
 def test_elastic_moves_pixels_by_as_much_as_it_should() -> None:
-    """Of a ramp, grey levels say where a pixel was: right and down independently, and not all moved alike."""
+    """The grey levels of a ramp give the former position of a pixel; shifts to the right and down are independent."""
     line = torch.arange(28.0) / 28
     ramp = line.expand(8, 2, 28, 28).clone()
     ramp[:, 1] = ramp[:, 0].mT
 
     def moved(severity: int) -> Tensor:
-        """By how many pixels, away from the edges."""
+        """Return by how many pixels the image moved, away from the edges."""
         change = corrupted("elastic", ramp, severity) - ramp
         return 28 * change[:, :, 8:20, 8:20]
 

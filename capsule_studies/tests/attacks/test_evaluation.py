@@ -1,4 +1,4 @@
-"""What attacks raise, and what is kept of images that were attacked, on a network whose answers are known."""
+"""Objectives of attacks and the record of attacked images, for a network with known outputs."""
 
 from functools import partial
 from typing import Any
@@ -16,8 +16,8 @@ from capsule_studies.attacks.evaluation import (
     margin,
 )
 from capsule_studies.attacks.gradient import UNIT, bim, fgsm, pgd
+from capsule_studies.attacks.record import by_epsilon, of_budgets, of_clean
 from capsule_studies.attacks.square import square
-from capsule_studies.attacks.summary import by_epsilon, of_budgets, of_clean
 
 LOGITS = torch.tensor([[15.0, -15.0, -3.0, 1.0], [0.5, 2.0, 1.0, -1.0]], dtype=torch.float64)
 ZERO = torch.tensor([0, 0])

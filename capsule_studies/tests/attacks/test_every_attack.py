@@ -1,4 +1,4 @@
-"""What holds for every option of ``attack=``; a row for each, and those without a row fail."""
+"""The contract of every option of ``attack=``: each needs a row of ``ROWS``."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ DRAWN = NOISE | {"motion_blur", "fog", "spatter", "elastic"}
 
 
 class Row(NamedTuple):
-    """An attack with options for a test, and what is known of it: ``bounded`` by its strength, and ``drawn``."""
+    """An attack with options for a test; is it ``bounded`` by its strength, and is it ``drawn`` at random?"""
 
     options: Mapping[str, Any] = MappingProxyType({})
     strength: float = 0.1
@@ -78,7 +78,7 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    """No pixel is 0, so that one that came in from outside can be told."""
+    """No pixel is 0, so that pixels from outside can be recognised."""
     return 0.05 + 0.9 * torch.rand(6, 1, 12, 12, generator=torch.Generator().manual_seed(1))
 
 

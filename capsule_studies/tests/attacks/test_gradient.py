@@ -1,4 +1,4 @@
-"""Attacks on a linear model, against numbers worked out in float64, and what public attack code gets wrong."""
+"""Attacks on a linear model, compared with numbers computed in float64, and mistakes of public attack code."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Attacks on the network of a run, in pixels as it sees them or grey levels before preprocessing, and on data."""
+"""Attacks on the network of a run, in its input or in grey levels before preprocessing, and the data of attacks."""
 
 import copy
 from dataclasses import replace
@@ -107,7 +107,7 @@ PREPROCESSING = {
 
 def images(preprocessing: str, labels: Tensor = BATCH.labels) -> StudyImages:
     class Data:
-        """A data module, as far as attacks need one."""
+        """The part of a data module that attacks need."""
 
         test_names, val_names = ("test",), ()
 

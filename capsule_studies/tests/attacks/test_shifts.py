@@ -1,4 +1,4 @@
-"""Shifts against torch.rot90, slices and windows, which know nothing of resampling."""
+"""Shifts compared with torch.rot90, slices and windows, which do not resample."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ from capsule_studies.attacks.shifts import rotation, scaling, shear, translation
 
 @pytest.fixture
 def images() -> Tensor:
-    """No pixel is 0, so that one that came in from outside can be told."""
+    """No pixel is 0, so that pixels from outside can be recognised."""
     return 0.2 + 0.8 * torch.rand(5, 2, 9, 9, generator=torch.Generator().manual_seed(1))
 
 

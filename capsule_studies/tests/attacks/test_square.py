@@ -17,7 +17,7 @@ def images() -> Tensor:
 
 @pytest.mark.whole
 def test_comes_near_the_best_there_is_and_far_beyond_noise(images: Tensor) -> None:
-    """Of a linear margin, which is -1 for each image, the best is the sign of its gradient."""
+    """The best attack on a linear margin, which is -1 for each image, is the sign of its gradient."""
     direction = torch.rand(2 * 9 * 7, generator=torch.Generator().manual_seed(2)) - 0.5
     # half of the margin, so that no image is done early
     epsilon = 0.5 / direction.abs().sum().item()

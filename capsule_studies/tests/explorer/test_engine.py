@@ -66,7 +66,7 @@ def in_torch(network: Any, images: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def step_of(step: RoutingTrace, number: int, images: int) -> list[torch.Tensor | None]:
-    """What the engine keeps of an iteration: EM routing has couplings ordered (window, parent, place)."""
+    """Return what the engine records of an iteration: EM routing has couplings ordered (window, parent, place)."""
     windows = len(step.couplings) // images
     rows = slice(number * windows, (number + 1) * windows)
     couplings = step.couplings[rows]

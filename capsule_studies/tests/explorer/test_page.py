@@ -129,7 +129,7 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """The page in a browser, and what it asked for."""
+    """The page in a browser, with its requests and errors."""
 
     def __init__(self, browser: Any, file: Path, address: str = "", **options: Any) -> None:
         size = {"width": 1280, "height": 900}

@@ -1,4 +1,4 @@
-"""Calibration errors against sums worked out by hand, and against torchmetrics where its bins are the same."""
+"""Calibration errors compared with sums computed by hand, and with torchmetrics where its bins are the same."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
 
 
 def rows(confidences: list[float]) -> Tensor:
-    """Of four classes, the first of which is the most probable."""
+    """Return probabilities of four classes; the first is the most probable."""
     probabilities = []
     for confidence in confidences:
         rest = (1 - confidence) / 3
@@ -60,7 +60,7 @@ def test_15_bins_have_their_upper_edge() -> None:
 
 
 def test_errors_are_those_of_torchmetrics() -> None:
-    """Of labels that have the probability that logits say, which have the smallest error."""
+    """Labels are drawn with the probabilities of the logits at temperature 1, where the error is smallest."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(20_000, 10, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -82,7 +82,7 @@ def test_brier_score_by_hand() -> None:
 
 
 def test_sums_are_of_float64() -> None:
-    """In float32 half of them are lost: 2^24 + 1 is 2^24."""
+    """Float32 would lose half of the images: 2^24 + 1 is 2^24."""
     probabilities = torch.tensor([[0.75, 0.25]]).expand(3_000_000, 2)
     labels = (torch.arange(3_000_000) % 4 == 0).long()
     assert expected_calibration_error(probabilities, labels) < 1e-12

@@ -1,4 +1,4 @@
-"""Mixtures of factor analysers: golden numbers of the notes, scikit-learn as a judge, and what EM promises."""
+"""Mixtures of factor analysers compared with known numbers and scikit-learn; the likelihood of EM never falls."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def golden() -> FactorAnalysers:
 def drawn(
     points: int = 300, components: int = 3, dim: int = 5, factors: int = 2, seed: int = 0
 ) -> Tensor:
-    """From a mixture whose components are apart."""
+    """Draw points of a mixture whose components are far apart."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

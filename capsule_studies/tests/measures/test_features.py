@@ -56,7 +56,7 @@ def test_finds_the_map() -> None:
 
 
 def test_judged_on_images_that_it_was_not_fitted_to() -> None:
-    """Of as few images as dimensions, a map that was judged where it was fitted would be perfect."""
+    """With few images, the error on the images of the fit would be 0."""
     few = linear_map(poses(10), poses(20)[10:], 1e-9)
     assert few.error > 1
     many = poses(4000)

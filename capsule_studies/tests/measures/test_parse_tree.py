@@ -40,7 +40,7 @@ def test_places_are_those_of_the_grid(by_type: bool) -> None:
 
 
 def test_children_look_where_their_convolutions_do() -> None:
-    """Of a CapsNet: 9x9, then 9x9 of stride 2: the first looks at pixel 8, the next at 10."""
+    """A CapsNet has 9x9 convolutions, the second with stride 2: the first position sees pixel 8, the next pixel 10."""
     torch.manual_seed(0)
     network = small_network("capsnet")
     (top, down), (left, right) = receptive_centres(network, torch.rand(1, 1, 24, 24))

@@ -1,4 +1,4 @@
-"""Thresholds and areas worked out by hand; errors of a network whose decoder is known."""
+"""Thresholds and areas computed by hand; errors of a network with a known decoder."""
 
 from collections.abc import Callable
 from typing import Any

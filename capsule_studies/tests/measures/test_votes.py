@@ -42,7 +42,7 @@ def test_tightness() -> None:
 
 
 def test_votes_that_cluster_are_told_from_shuffled_ones() -> None:
-    """Each image has a pose of its own, which its children's votes for any class are near."""
+    """All votes of an image are near a pose that differs between images."""
     generator = torch.Generator().manual_seed(0)
     poses = torch.randn(40, 1, 1, 4, generator=generator)
     noise = torch.randn(40, 8, 2, 4, generator=generator)

@@ -9,7 +9,7 @@ WIDTH = 12
 
 
 def asked(stride: int, *, rate: bool) -> dict[str, float]:
-    """Of one type on one row: the active column moves by one in so many pixels, the pose as the image or at random."""
+    """One type on one row: the active column moves by one every ``stride`` pixels, the pose as the image or at random."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for shift in range(-3, 4):
@@ -56,7 +56,7 @@ def test_every_layer_with_positions_and_the_classes(kind: str, layers: list[str]
 
 
 def test_poses_and_activations_are_those_of_the_layer() -> None:
-    """On the grid of a CapsNet's primary capsules, ordered (type, y, x)."""
+    """The primary capsules of a CapsNet are ordered (type, y, x)."""
     asked = subject(small_network("capsnet"))
     network = asked.network
     found = _layers(asked, asked.batches)["primary"]

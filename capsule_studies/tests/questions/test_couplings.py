@@ -73,7 +73,7 @@ def test_more_iterations_than_in_training() -> None:
 
 
 def test_histograms_are_over_the_couplings_that_there_are() -> None:
-    """Those of a CapsNet are near 0.1, in a few of fifty bins from 0 to 1."""
+    """The couplings of a CapsNet are near 0.1, which would be a few of fifty bins from 0 to 1."""
     figures = couplings(subject(small_network("capsnet")), iterations=10).draw()
     (axis,) = figures["histograms"].axes
     assert len({patch.get_edgecolor() for patch in axis.patches}) == 10
@@ -85,7 +85,7 @@ def test_histograms_are_over_the_couplings_that_there_are() -> None:
 
 
 def test_equal_couplings_of_a_convolutional_layer_are_no_tree() -> None:
-    """Of all parents at all positions, a child is seen by few, and at the edge by fewer."""
+    """Few of the parents at all positions see a child, and fewer see a child at the edge."""
     for normalisation in ["all_parents", "window"]:
         routing = partial(EMRouting, normalisation=normalisation, iterations=1)
         numbers = couplings(subject(small_network(routing=routing))).numbers

@@ -35,7 +35,7 @@ def test_single_images_are_those_of_the_subject_moved() -> None:
 
 
 class Brightest(AbstractCapsuleNetwork):
-    """Finds each class by its corner, and decodes it: the second look finds what the first left."""
+    """It recognises each class by its corner and decodes it, so that the second pass finds the remaining class."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def test_classes_that_are_apart_are_all_right() -> None:
 
 
 def test_components_are_named_by_the_labels_that_they_are_responsible_for() -> None:
-    """One without a labelled image has the name of the nearest that has."""
+    """A component without a labelled image gets the class of the nearest component with one."""
     log_joint = torch.tensor([[0.9, 0.05, 0.05], [0.8, 0.15, 0.05], [0.1, 0.85, 0.05]]).log()
     known = torch.tensor([2, 2, 1])
     means = torch.tensor([[0.0], [10.0], [8.0]])

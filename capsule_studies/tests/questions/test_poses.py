@@ -13,7 +13,7 @@ from capsule_studies.tests.subjects import moved, quarter_turn, subject
 
 
 class KnowsWhere(AbstractPairNetwork):
-    """One capsule: the centre of the light of an image, which stays inside; it draws nothing."""
+    """One capsule whose pose is the centre of the bright pixels; drawn images are black."""
 
     capsules = 1
     pose = "translation"
@@ -50,7 +50,7 @@ def test_a_pose_that_knows_where_moves_as_far_as_the_image() -> None:
 
 
 def test_matrices_are_told_the_turn() -> None:
-    """Of a place, a quarter turn is a matrix of 0 and 1, in the plane whose y points down."""
+    """A quarter turn of a position is a matrix of 0 and 1; y points down."""
 
     class Places(KnowsWhere):
         pose = "matrix"

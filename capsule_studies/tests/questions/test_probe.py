@@ -16,7 +16,7 @@ CLASSES = 2
 
 
 def views(toys: tuple[int, ...]) -> Batch:
-    """Images whose pixels are sine and cosine of the azimuth, elevation, lamp and noise; all toys from everywhere."""
+    """Images whose pixels are sine and cosine of the azimuth, elevation, lamp and noise; all views of each toy."""
     rows = itertools.product(range(CLASSES), toys, range(0, 9, 4), range(0, 36, 2), range(3))
     table = torch.tensor([*rows])
     label, factors = table[:, 0], table[:, 1:]
@@ -77,7 +77,7 @@ def test_poses_that_do_not() -> None:
 
 @pytest.mark.whole
 def test_toys_without_a_common_front() -> None:
-    """Each toy turned by an angle of its own: right but for that angle."""
+    """Each toy is turned by its own angle, which is the only error of the prediction."""
     asked = subject()
     (batch,) = asked.batches
     turn = torch.where(batch.factors[:, 0] == 7, 12, 5)

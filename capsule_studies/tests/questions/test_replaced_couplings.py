@@ -1,4 +1,4 @@
-"""Couplings that replace those of an image, in networks whose answers are known."""
+"""Couplings that replace those of an image, in networks with known outputs."""
 
 import copy
 from dataclasses import replace

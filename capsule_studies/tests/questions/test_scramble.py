@@ -12,7 +12,7 @@ from capsule_studies.tests.subjects import small_network, subject
 
 
 def tiles_that_differ(before: Tensor, after: Tensor, tiles: int) -> list[int]:
-    """How many of each image."""
+    """Return the number for each image."""
     size = before.shape[2] // tiles
     differ = torch.nn.functional.max_pool2d((after != before).float(), size)
     return differ.sum((1, 2, 3)).tolist()
@@ -30,7 +30,7 @@ def of_images(pictures: Tensor, keys: list[int] | None = None, batch: int = 2) -
 
 
 def sparse() -> Tensor:
-    """Bright and dark columns of tiles, a flat image, tiles that are alike, and tiles that hardly differ."""
+    """Images with bright and dark columns of tiles, without contrast, with equal tiles, and with nearly equal tiles."""
     pictures = torch.zeros(4, 1, 8, 8)
     pictures[0, 0, :, [0, 1, 4, 5]] = 1
     pictures[2] = torch.eye(2).repeat(4, 4)
@@ -40,7 +40,7 @@ def sparse() -> Tensor:
 
 
 def test_the_two_tiles_differ() -> None:
-    """Two empty ones never change places; an image in which no two differ is left out, and counted."""
+    """Empty tiles are never exchanged; an image without two different tiles is left out and counted."""
     asked = of_images(sparse())
     for seed in range(5):
         found, left_out = changes(asked, 4, seed)
@@ -105,7 +105,7 @@ def test_blur_has_the_requested_distance_or_warns() -> None:
 
 
 def test_a_network_that_sees_no_places_cannot_tell() -> None:
-    """Sums over all pixels stay, whichever tiles change places."""
+    """Sums over all pixels do not depend on the order of tiles."""
 
     class Bag(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:

@@ -25,7 +25,7 @@ CHANGES: Mapping[str, Change] = {
 
 
 class Ideal(AbstractNetwork):
-    """Presence does not see where the digit is, the pose is where."""
+    """Presence does not depend on the position of the digit; the pose is its position."""
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         which = images.amax((1, 2, 3))
@@ -72,7 +72,7 @@ def test_presences_of_other_classes_may_change() -> None:
 
 
 def test_telling_classes_apart_is_no_map() -> None:
-    """Poses that say the class only are not equivariant: there is no variance within a class to explain."""
+    """Poses that depend on the class alone are not equivariant: there is no variance within a class to explain."""
 
     class ClassOnly(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:

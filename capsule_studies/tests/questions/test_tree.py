@@ -35,7 +35,7 @@ def test_random_others_are_as_active() -> None:
 
 
 def test_silent_children_do_not_count() -> None:
-    """Silencing all children but those of one image leaves that image as it is."""
+    """Silencing the children of all other images does not change an image's output."""
     network = small_network()
     question = subject(network)
     children = question.traces["classes"].children.activations

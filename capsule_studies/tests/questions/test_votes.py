@@ -10,7 +10,7 @@ from capsule_studies.tests.subjects import small_network, subject
 
 
 def test_numbers_are_of_the_class_layer() -> None:
-    """Those of votes that move together are of the image moved, the median over images."""
+    """``moved_together`` compares votes before and after a shift of the image; it is the median over images."""
     asked = subject(small_network())
     numbers = votes(asked).numbers
     name, layer = [*asked.traces.items()][-1]
@@ -36,7 +36,7 @@ def test_numbers_are_of_the_class_layer() -> None:
 
 
 def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
-    """From the squashed sum of very many votes, the label's would be the farthest."""
+    """The squashed sum of very many votes is far from each of them."""
     asked = subject(small_network("capsnet"))
     (layer,) = asked.traces.values()
     every, couplings = layer.votes(), layer.iterations[-1].couplings
