@@ -1,4 +1,4 @@
-"""Corruptions compared with Pillow, scipy and moments computed by hand; test_every_attack tests what all have in common."""
+"""Corruptions compared with Pillow, scipy and moments computed by hand; see also test_every_attack."""
 
 import itertools
 import math

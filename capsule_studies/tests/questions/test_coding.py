@@ -9,7 +9,7 @@ WIDTH = 12
 
 
 def asked(stride: int, *, rate: bool) -> dict[str, float]:
-    """One type on one row: the active column moves by one every ``stride`` pixels, the pose as the image or at random."""
+    """One type on one row: the active column moves every ``stride`` pixels, the pose as the image or at random."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for shift in range(-3, 4):
