@@ -148,7 +148,7 @@ def test_drawn_layers_are_those_of_the_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"
     ]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     (drawing,) = re.findall(
         r"^## Layers\n.*?^```text\n(.*?)^```",
         (ROOT / "docs" / "architecture.md").read_text(),
