@@ -13,6 +13,32 @@ from capsule_lab.tables.summary import Entry, Run
 from capsule_studies.attacks.figures import accuracy_figure, attack_of
 
 
+class _FigureKey(NamedTuple):
+    """The properties that all curves of a figure share; ``column`` is empty if all columns have the same overrides."""
+
+    targeted: bool
+    space: str
+    norm: str
+    column: str
+
+    @property
+    def quantity(self) -> str:
+        """The quantity that the curves show."""
+        return "success" if self.targeted else "accuracy"
+
+    @property
+    def name(self) -> str:
+        """The name of the figure."""
+        name = "targeted_attacks" if self.targeted else "attacks"
+        if self.space != "input":
+            name += f"_in_{self.space}"
+        if self.norm == "l2":
+            name += "_l2"
+        if self.column:
+            name += f"_{self.column}"
+        return name
+
+
 class _Curve(NamedTuple):
     """An attack row, with the labels of the attacked network's row and, for a transfer, of the source's row."""
 
@@ -30,57 +56,75 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     success rates are pale points; they are drawn beside results on real data only.
     """
     attacked = [entry for entry in entries if entry.row.by == "attack"]
-    several = len({entry.column.overrides for entry in attacked}) > 1
-    rows = {entry.row.name: entry.row.label for entry in entries}
-    figures: dict[str, dict[str, _Curve]] = {}
+    settings = {entry.column.overrides for entry in attacked}
+    row_labels = {entry.row.name: entry.row.label for entry in entries}
+    figures: dict[_FigureKey, dict[str, _Curve]] = {}
     for entry in attacked:
-        epsilon, _, quantity = entry.column.metric.removeprefix("attack/").rpartition("/")
-        source = entry.row.takes.get("source", ("",))[0]
-        for run in (candidate for candidate in entry.runs if "targeted" in candidate.result):
-            standin = "" if run.real else ", stand-in"
-            name = "targeted_attacks" if run.result["targeted"] else "attacks"
-            curve_quantity = "success" if run.result["targeted"] else "accuracy"
-            name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
-            name += "_l2" if run.result["options"].get("norm") == "l2" else ""
-            name += f"_{entry.column.name}" if several else ""
-            label, network = (
-                name + standin for name in (entry.row.label, rows.get(entry.row.of, entry.row.of))
-            )
-            new = _Curve(label, network, rows.get(source, source), [], {})
-            curve = figures.setdefault(name, {}).setdefault(label, new)
-            if run.cell.fingerprint not in {other.cell.fingerprint for other in curve.runs}:
-                curve.runs.append(run)
-            if entry.published and run.real and quantity == curve_quantity:
-                curve.published[float(epsilon)] = entry.published.mean
-    known = [curve.network for by_label in figures.values() for curve in by_label.values()]
-    return {name: _figure([*by_label.values()], known) for name, by_label in figures.items()}
+        column = entry.column.name if len(settings) > 1 else ""
+        for run in entry.runs:
+            if "targeted" not in run.result:
+                continue
+            norm = run.result["options"].get("norm", "linf")
+            key = _FigureKey(run.result["targeted"], run.result["space"], norm, column)
+            new = _new_curve(entry, run, row_labels)
+            curve = figures.setdefault(key, {}).setdefault(new.label, new)
+            _add(run, entry, key.quantity, curve)
+    networks = []
+    for curves in figures.values():
+        networks += [curve.network for curve in curves.values()]
+    return {key.name: _figure([*curves.values()], networks) for key, curves in figures.items()}
 
 
-def _figure(curves: Sequence[_Curve], known: Sequence[str]) -> Figure:
+def _new_curve(entry: Entry, run: Run, row_labels: dict[str, str]) -> _Curve:
+    data = "" if run.real else ", stand-in"
+    network = row_labels.get(entry.row.of, entry.row.of)
+    source = entry.row.takes.get("source", ("",))[0]
+    return _Curve(
+        label=entry.row.label + data,
+        network=network + data,
+        source=row_labels.get(source, source),
+        runs=[],
+        published={},
+    )
+
+
+def _add(run: Run, entry: Entry, quantity: str, curve: _Curve) -> None:
+    """Add a run to its curve once, and the number that was published for this entry."""
+    epsilon, _, measured = entry.column.metric.removeprefix("attack/").rpartition("/")
+    known = {other.cell.fingerprint for other in curve.runs}
+    if run.cell.fingerprint not in known:
+        curve.runs.append(run)
+    if entry.published and run.real and measured == quantity:
+        curve.published[float(epsilon)] = entry.published.mean
+
+
+def _figure(curves: Sequence[_Curve], numbered: Sequence[str]) -> Figure:
     attacks = [attack_of(curve.runs[0].result, curve.source) for curve in curves]
     places = [(attack, curve.network) for attack, curve in zip(attacks, curves, strict=True)]
-    networks = [
-        curve.network
-        if places.count(place) == 1
-        else curve.label  # two attacks that differ only in an option
-        for place, curve in zip(places, curves, strict=True)
-    ]
+    networks = []
+    for place, curve in zip(places, curves, strict=True):
+        # two attacks that differ only in an option
+        is_ambiguous = places.count(place) > 1
+        networks.append(curve.label if is_ambiguous else curve.network)
     results = [_over_seeds(curve.runs) for curve in curves]
-    return accuracy_figure(results, networks, attacks, [curve.published for curve in curves], known)
+    published = [curve.published for curve in curves]
+    return accuracy_figure(results, networks, attacks, published, numbered)
 
 
 def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
     """Merge the records of several seeds into one record of their means."""
     results = [run.result for run in runs]
+    first = results[0]
     if len(results) == 1:
-        return results[0]
+        return first
     numbers = pd.DataFrame([result["attack"] for result in results], dtype=float)
     merged = numbers.mean().to_dict()
-    curve_quantity = "success" if results[0].get("targeted") else "accuracy"
+    drawn = "success" if first.get("targeted") else "accuracy"
     for name, values in numbers.items():
-        epsilon, _, key = str(name).partition("/")
-        if key == curve_quantity and values.count() > 1:  # runs may have different epsilons
-            merged |= {f"{epsilon}/lowest": values.min(), f"{epsilon}/highest": values.max()}
-    split = results[0]["split"]
-    clean = statistics.fmean(result[split]["error"] for result in results)
-    return {**results[0], "attack": merged, split: {"error": clean}}
+        epsilon, _, quantity = str(name).partition("/")
+        if quantity == drawn and values.count() > 1:  # runs may have different epsilons
+            merged[f"{epsilon}/lowest"] = values.min()
+            merged[f"{epsilon}/highest"] = values.max()
+    split = first["split"]
+    error = statistics.fmean(result[split]["error"] for result in results)
+    return {**first, "attack": merged, split: {"error": error}}

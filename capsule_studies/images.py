@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_lab.errors import RunError
 from capsule_lab.runs.open_run import stored_batches
 from capsule_lab.types import Batch
 
-_BACKGROUND = (
-    16  # ours: largest mean grey level, of 255, of the outermost pixels of a black background
-)
+_BACKGROUND = 16
+"""Ours: largest mean grey level, of 255, of the outermost pixels of a black background."""
+
+
+def count_images(batches: Sequence[Any]) -> int:
+    """Return the number of images in all batches."""
+    return sum(len(batch.labels) for batch in batches)
+
+
+def percent(which: Bool[Tensor, "*shape"]) -> float:
+    """Return the percentage of images, or of others, for which something is true."""
+    return 100 * which.double().mean().item()
+
+
+def joined_images(batches: Sequence[Any]) -> Float[Tensor, "image ..."]:
+    """Return the images of all batches."""
+    return torch.cat([batch.images for batch in batches])
+
+
+def joined_labels(batches: Sequence[Any]) -> Int64[Tensor, " image"]:
+    """Return the labels of all batches."""
+    return torch.cat([batch.labels for batch in batches])
 
 
 class StudyImages:
@@ -43,25 +63,25 @@ class StudyImages:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> list[Batch]:
         """Return the preprocessed batches after a change of their grey levels, which are floating-point numbers."""
-        return [
-            self.data.unpaired_batch(batch._replace(images=change(batch.images.float())), name)
-            for name, batch in self.stored
-        ]
+        batches = []
+        for name, batch in self.stored:
+            changed = batch._replace(images=change(batch.images.float()))
+            batches.append(self.data.unpaired_batch(changed, name))
+        return batches
 
     def preprocessed(self, grey_levels: Tensor) -> Tensor:
         """Preprocess images in grey levels; the result is differentiable."""
         nothing = torch.zeros(len(grey_levels), dtype=torch.int64, device=grey_levels.device)
-        seen: Tensor = self.data.unpaired_batch(
-            Batch(grey_levels, nothing, nothing), self.stored[0][0]
-        ).images
+        batch = Batch(grey_levels, nothing, nothing)
+        seen: Tensor = self.data.unpaired_batch(batch, self.stored[0][0]).images
         return seen
 
     def check_preprocessing(self, instead: str) -> None:
         """Check that integer and floating-point grey levels are preprocessed alike; else recommend ``instead``."""
-        for again, seen in zip(self.changed(lambda images: images), self.seen, strict=True):
-            if not torch.allclose(
-                again.images, seen.images, atol=1e-4
-            ):  # ours: rounding of float32
+        unchanged = self.changed(lambda images: images)
+        for again, seen in zip(unchanged, self.seen, strict=True):
+            # ours: rounding of float32
+            if not torch.allclose(again.images, seen.images, atol=1e-4):
                 raise RunError(
                     f"preprocessing by {type(self.data).__name__} moves images, or treats floating-point grey levels "
                     f"differently; expected {instead}"
@@ -70,19 +90,18 @@ class StudyImages:
     @property
     def has_black_background(self) -> bool:
         """Whether the upper edges of the images are black."""
-        edges = torch.cat([batch.images[:, :, 0].flatten() for _, batch in self.stored]).float()
-        return float(edges.mean()) <= _BACKGROUND
+        edges = [batch.images[:, :, 0].flatten() for _, batch in self.stored]
+        return float(torch.cat(edges).float().mean()) <= _BACKGROUND
 
     def of_training(self, images: int) -> list[Batch]:
         """Return the first ``images`` training images of the first epoch, preprocessed like validation images."""
         batches: list[Batch] = []
         for _, batch in stored_batches(self.data, "train"):
-            remaining = images - sum(len(batch.labels) for batch in batches)
+            remaining = images - count_images(batches)
             if remaining <= 0:
                 break
-            batches.append(
-                self.data.unpaired_batch(on_device(batch, self.device, remaining), "val")
-            )
+            part = on_device(batch, self.device, remaining)
+            batches.append(self.data.unpaired_batch(part, "val"))
         return batches
 
 

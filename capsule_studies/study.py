@@ -98,14 +98,12 @@ def run_study(
     from hydra.utils import instantiate
 
     from capsule_lab.config import build
-    from capsule_lab.system import environment
     from capsule_studies.subject import OF_PAIRS
 
     name = name_of(config[group])
     run = open_checked(config, command)
-    device = build.build_trainer(
-        OmegaConf.create({"trainer": config.trainer}), None
-    ).strategy.root_device
+    trainer = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None)
+    device = trainer.strategy.root_device
     options = to_container(config).get("data") or {}
     batch_size = run.config.data.get("eval_batch_size")
     if cpu_batch and device.type == "cpu" and batch_size and "_target_" not in options:
@@ -120,32 +118,47 @@ def run_study(
         build.constructing(f"{group}={name}"),
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
-        answer = find(StudyInput(config, run, data, options, device, function))
+        study = StudyInput(config, run, data, options, device, function)
+        answer = find(study)
+    seconds = round(time.monotonic() - start_time, 2)
+    result = {"seconds": seconds, **answer.result, **_facts(study, group, answer.batches)}
+    source = data.provenance["source"]
+    stem = "-".join([run.checkpoint.stem, config.split, name, source, _fingerprint(config)])
+    path = run.directory / folder / f"{stem}.json"
+    return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
+
+
+def _facts(study: StudyInput, group: str, batches: Sequence[Any]) -> dict[str, Any]:
+    """Return what a record says of every study: what was studied, on which images and where."""
+    from capsule_lab.system import environment
+    from capsule_studies.images import count_images
+
+    config, run = study.config, study.run
     pixels = hashlib.sha256()
-    for batch in answer.batches:
+    for batch in batches:
         pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
-    result = {
-        "seconds": round(time.monotonic() - start_time, 2),
-        **answer.result,
+    weight = next(run.network.parameters())
+    return {
         "checkpoint": str(run.checkpoint),
         "options": to_container(config)[group],
         "split": config.split,
-        "images": sum(len(batch.labels) for batch in answer.batches),
+        "images": count_images(batches),
         "images_sha256": pixels.hexdigest(),
-        "provenance": data.provenance,
-        "data": run.data_config(options),
-        "hardware": environment.hardware(device, 1),
-        "precision": _PRECISIONS[str(next(run.network.parameters()).dtype)],
+        "provenance": study.data.provenance,
+        "data": run.data_config(study.options),
+        "hardware": environment.hardware(study.device, 1),
+        "precision": _PRECISIONS[str(weight.dtype)],
         **environment.of_this_process(),
     }
-    of_no_effect = ("ckpt", "logger", "trainer", "trust")
-    decisive = {key: each for key, each in to_container(config).items() if key not in of_no_effect}
-    fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
-    stem = "-".join(
-        [run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint]
-    )
-    path = run.directory / folder / f"{stem}.json"
-    return StudyOutput(result, path, run, lambda: answer.figures(result, stem), answer.rows)
+
+
+def _fingerprint(config: DictConfig) -> str:
+    """Return eight digits that differ between studies of the same checkpoint."""
+    decisive = to_container(config)
+    for without_effect in ("ckpt", "logger", "trainer", "trust"):
+        decisive.pop(without_effect, None)
+    text = repr(sorted(decisive.items(), key=str))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def show_and_keep(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,16 +13,14 @@ from torch import Tensor, nn
 
 from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_outputs, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.runs.open_run import Run
 from capsule_lab.types import Batch, CapsuleOutput
-from capsule_studies.attacks import shifts
-from capsule_studies.attacks.gradient import GREY_LEVELS
-from capsule_studies.images import StudyImages
+from capsule_studies.images import count_images, joined_images, joined_labels, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_BYTES = 8 * 2**30  # ours: limit for couplings and votes
+_GIB = 2**30
+_MOST_BYTES = 8 * _GIB  # ours: limit for couplings and votes
 
 Change = Callable[[Tensor, float], Tensor]
 """Maps images ``(batch, channel, height, width)`` in grey levels and a strength to images of the same shape."""
@@ -57,12 +55,12 @@ class Subject:
     @cached_property
     def labels(self) -> Int64[Tensor, " image"]:
         """The labels of all images."""
-        return torch.cat([batch.labels for batch in self.batches])
+        return joined_labels(self.batches)
 
     @cached_property
     def images(self) -> Float[Tensor, "image channel height width"]:
         """All images after preprocessing."""
-        return torch.cat([batch.images for batch in self.batches])
+        return joined_images(self.batches)
 
     @torch.no_grad()
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
@@ -72,41 +70,44 @@ class Subject:
 
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
         """Return the subject's batches with other images in place of its images."""
-        parts = images.split([len(batch.labels) for batch in self.batches])
-        return [
-            batch._replace(images=part) for batch, part in zip(self.batches, parts, strict=True)
-        ]
+        batches = []
+        start = 0
+        for batch in self.batches:
+            end = start + len(batch.labels)
+            batches.append(batch._replace(images=images[start:end]))
+            start = end
+        return batches
 
     @cached_property
     def traces(self) -> Mapping[str, LayerTrace]:
         """The routing of all images, by layer."""
         self.check_network(AbstractCapsuleNetwork, "has no routing; expected a capsule network")
-        batch_traces = []
+        parts_of_layer: dict[str, list[LayerTrace]] = {}
         for batch in self.batches:
-            batch_traces.append(trace(self.network, batch.images)[1])
-            per_image = sum(_bytes(layer) for layer in batch_traces[-1].values()) / len(
-                batch.labels
+            _, layers = trace(self.network, batch.images)
+            self._check_size([*layers.values()], len(batch.labels))
+            for name, layer in layers.items():
+                parts_of_layer.setdefault(name, []).append(layer)
+        return {name: concatenate(parts) for name, parts in parts_of_layer.items()}
+
+    def _check_size(self, layers: Sequence[LayerTrace], images: int) -> None:
+        """Raise a ``ValueError`` if the traces of all images, like these of some, would take too much memory."""
+        per_image = sum(_bytes(layer) for layer in layers) / images
+        count = count_images(self.batches)
+        if per_image * count > _MOST_BYTES:
+            size = per_image * count / _GIB
+            most = _MOST_BYTES / _GIB
+            raise ValueError(
+                f"the couplings of {count} images take {size:.0f} GiB, the limit is {most:.0f} GiB; "
+                f"expected images={int(_MOST_BYTES / per_image)} or fewer"
             )
-            if per_image * len(self.labels) > _MOST_BYTES:
-                size, most = (
-                    number / 2**30 for number in (per_image * len(self.labels), _MOST_BYTES)
-                )
-                raise ValueError(
-                    f"the couplings of {len(self.labels)} images take {size:.0f} GiB, the limit is {most:.0f} GiB; "
-                    f"expected images={int(_MOST_BYTES / per_image)} or fewer"
-                )
-        return {
-            name: concatenate([traces[name] for traces in batch_traces]) for name in batch_traces[0]
-        }
 
 
 def _bytes(layer: LayerTrace) -> int:
     couplings = sum(iteration.couplings.numel() for iteration in layer.iterations)
-    votes = (
-        layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2]
-        if layer.windows is None
-        else 0
-    )
+    votes = 0
+    if layer.windows is None:
+        votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2]
     return 4 * (couplings + 3 * votes)  # 3: votes, their distances and their weights
 
 
@@ -142,29 +143,6 @@ def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
     return register
 
 
-def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
-    """Return the subject of a question: a network, in evaluation mode and float32, with a run's images."""
-    images.check_preprocessing(
-        "a transformation that treats integer and floating-point grey levels of 0 to 255 alike"
-    )
-    fill = "black" if images.has_black_background else "border"
-
-    def change(shift: Callable[..., Tensor], pixels: Tensor, strength: float) -> Tensor:
-        return shift(None, pixels, strength, box=GREY_LEVELS, fill=fill)
-
-    functions = (shifts.rotation, shifts.translation, shifts.scaling, shifts.shear)
-    return Subject(
-        network=network.float().eval().to(images.device),
-        batches=images.seen,
-        changed=lambda change, strength: images.changed(lambda pixels: change(pixels, strength)),
-        changes={shift.__name__: partial(change, shift) for shift in functions},
-        training=images.of_training,
-        factors=images.data.spec.factors,
-        classes=images.data.spec.classes,
-        num_classes=run.spec.num_classes,
-    )
-
-
 def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:
     """Return the percentage of images whose highest score is not that of the label."""
-    return 100 * float((output.ranking.argmax(1) != labels).double().mean())
+    return percent(output.ranking.argmax(1) != labels)

@@ -145,12 +145,15 @@ def test_tables_of_switches_are_those_of_the_comments() -> None:
 
 
 def test_drawn_layers_are_those_of_the_linter() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    pattern = r"^## Layers\n.*?^```text\n(.*?)^```"
-    (drawing,) = re.findall(pattern, page, re.MULTILINE | re.DOTALL)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    (drawing,) = re.findall(
+        r"^## Layers\n.*?^```text\n(.*?)^```",
+        (ROOT / "docs" / "architecture.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
 
     def row(layer: str) -> str:
         names = [name.strip().removeprefix("capsule_lab.") for name in layer.split("|")]

@@ -110,7 +110,7 @@ def test_every_module_has_a_layer() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"
     ]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
     modules = {
         f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__[:1])

@@ -120,15 +120,13 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
         # runs of a table have names other than that of the directory
         if "group" not in options:
             continue
-        recorded = {
-            key: plain_value(run.config, f"logger.{name}.{key}")
-            for key in ("name", "group", "job_type")
-        }
-        options.update({key: value for key, value in recorded.items() if value})
+        for key in ("name", "group", "job_type"):
+            recorded = plain_value(run.config, f"logger.{name}.{key}")
+            if recorded:
+                options[key] = recorded
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
-    opened: list[Any] = build.build_trainer(
-        OmegaConf.create({"logger": loggers, "trainer": trainer}), run.directory
-    ).loggers
+    config = OmegaConf.create({"logger": loggers, "trainer": trainer})
+    opened: list[Any] = build.build_trainer(config, run.directory).loggers
     callbacks.log_run_facts(opened, run.config, run.provenance)
     return opened
 
@@ -144,8 +142,11 @@ def draw(run: runs.Run, options: FiguresOptions) -> Iterator[tuple[str, Figure]]
     from capsule_lab.analysis.plotting import add_heading
     from capsule_lab.networks import AbstractPairNetwork, reconstructs
 
-    without_effect = [] if reconstructs(run.network) else ["images", "sheet_classes"]
-    without_effect += ["held_out"] if isinstance(run.network, AbstractPairNetwork) else []
+    without_effect = []
+    if not reconstructs(run.network):
+        without_effect += ["images", "sheet_classes"]
+    if isinstance(run.network, AbstractPairNetwork):
+        without_effect.append("held_out")
     check_effect(options.config, main, f"for {type(run.network).__name__}", without_effect)
     title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
     for name, figure in figures(run.directory / "metrics.csv"):
@@ -154,11 +155,9 @@ def draw(run: runs.Run, options: FiguresOptions) -> Iterator[tuple[str, Figure]]
     if not isinstance(run.network, AbstractPairNetwork):
         split, batch, output = predictions(run, options.held_out)
         images = {"val": "validation images of ", "train": "training images of "}[split]
+        heading = f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}"
         for name, figure in _of_images(run.network, batch, output, options, run.spec.classes):
-            add_heading(
-                figure,
-                f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}",
-            )
+            add_heading(figure, heading)
             yield name, figure
 
 
@@ -188,18 +187,15 @@ def _of_images(
         )
         yield "right_and_wrong", figure
     else:
-        yield (
-            "segmentation",
-            segmentation.segmentation_figure(
-                network, output, batch.images, batch.labels, batch.parts
-            ),
+        figure = segmentation.segmentation_figure(
+            network, output, batch.images, batch.labels, batch.parts
         )
-    yield (
-        "perturbation",
-        perturbation.perturbation_figure(network, output, batch.labels, names=names),
-    )
+        yield "segmentation", figure
+    figure = perturbation.perturbation_figure(network, output, batch.labels, names=names)
+    yield "perturbation", figure
     examples = perturbation.example_of_each_class(output, batch.labels)
     first = min(examples, key=lambda label: examples[label])
+    steps = perturbation.steps_of(output)
     for label in [first] if options.sheet_classes is None else options.sheet_classes:
         if label not in examples:
             known = ", ".join(map(str, sorted(examples)))
@@ -207,14 +203,11 @@ def _of_images(
                 f"sheet_classes contains {label}; expected classes of the held-out images: {known}"
             )
         example = reconstructions.select_images(output, batch.labels.new_tensor([examples[label]]))
-        name = (
-            "perturbation_sheet" if options.sheet_classes is None else f"perturbation_sheet_{label}"
-        )
-        steps = perturbation.steps_of(output)
-        yield (
-            name,
-            perturbation.perturbation_sheet(network, example, label, names=names, steps=steps),
-        )
+        figure = perturbation.perturbation_sheet(network, example, label, names=names, steps=steps)
+        name = "perturbation_sheet"
+        if options.sheet_classes is not None:
+            name += f"_{label}"
+        yield name, figure
 
 
 def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
@@ -227,11 +220,11 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
 
     for split in ("val", "train"):
         batches: list[Batch] = []
+        remaining = images
         for batch in run.batches(split):
-            batches.append(
-                first_images(batch, images - sum(len(batch.labels) for batch in batches))
-            )
-            if sum(len(batch.labels) for batch in batches) == images:
+            batches.append(first_images(batch, remaining))
+            remaining -= len(batches[-1].labels)
+            if not remaining:
                 break
         if batches:
             break

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -36,33 +36,19 @@ class ListOptions(Options):
 @command("list", ListOptions, first="contains")
 def main(options: ListOptions) -> None:
     """Print a row for each run directory, the most recent last."""
-    files = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
-    described = {file.parent: runs.directories.read_overrides(file.parent) for file in files}
-    matching = [
-        run
-        for run in described
-        if str(options.contains) in f"{run.name} {shlex.join(described[run])}"
-    ]
-    matching = matching[-options.last :]
     console = Console(highlight=False)
+    matching = _matching(str(options.contains))[-options.last :]
     if not matching:
-        console.print(
-            f"no matching runs in {runs.directories.root()}", soft_wrap=True, markup=False
-        )
+        text = f"no matching runs in {runs.directories.root()}"
+        console.print(text, soft_wrap=True, markup=False)
         return
-    shared, differing = differences([described[directory] for directory in matching])
-    results = {directory: runs.results.read_metrics(directory) or {} for directory in matching}
-    best = _best(results)
-    rows = [
-        [*_row(directory, results[directory], is_best=directory in best), shlex.join(overrides)]
-        for directory, overrides in zip(matching, differing, strict=True)
-    ]
-    lines = aligned([HEADINGS, *rows])
-    for left_out in _OPTIONAL if console.is_terminal or "COLUMNS" in os.environ else ():
-        if max(map(len, lines)) > console.width:
-            for row in rows:
-                row[HEADINGS.index(left_out)] = ""
-            lines = aligned([HEADINGS, *rows])
+    shared, differing = differences([run.overrides for run in matching])
+    best = _best(matching)
+    rows = []
+    for run, overrides in zip(matching, differing, strict=True):
+        rows.append([*_row(run, is_best=run.directory in best), shlex.join(overrides)])
+    has_width = console.is_terminal or "COLUMNS" in os.environ
+    lines = _lines(rows, console.width if has_width else None)
     if any(" *" in row[HEADINGS.index("val error")] for row in rows):
         lines.append("* lowest validation error of runs with the same data")
     if shared:
@@ -70,25 +56,67 @@ def main(options: ListOptions) -> None:
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
 
-def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
+class _Listed(NamedTuple):
+    """A run directory with its overrides and its metrics, which are empty until it ends."""
+
+    directory: Path
+    overrides: list[str]
+    metrics: Mapping[str, Any]
+
+
+def _matching(text: str) -> list[_Listed]:
+    """Return the runs whose directory or overrides contain the text, the most recent last."""
+    found = []
+    for file in sorted(runs.directories.root().glob("*/config.yaml"), key=_written):
+        directory = file.parent
+        overrides = runs.directories.read_overrides(directory)
+        if text in f"{directory.name} {shlex.join(overrides)}":
+            metrics = runs.results.read_metrics(directory) or {}
+            found.append(_Listed(directory, overrides, metrics))
+    return found
+
+
+def _lines(rows: Sequence[list[str]], width: int | None) -> list[str]:
+    """Return the lines of the table; without optional columns where it would be wider than the terminal."""
+    lines = aligned([HEADINGS, *rows])
+    for left_out in _OPTIONAL:
+        if width is not None and max(map(len, lines)) > width:
+            for row in rows:
+                row[HEADINGS.index(left_out)] = ""
+            lines = aligned([HEADINGS, *rows])
+    return lines
+
+
+def _best(listed: Sequence[_Listed]) -> set[Path]:
     """Return the runs with the lowest validation error of their data, where there are several to choose from."""
     errors: dict[str, dict[Path, float]] = defaultdict(dict)
-    for directory, result in results.items():
-        if "error" in result.get("val", {}):
-            errors[result["provenance"]["name"]][directory] = result["val"]["error"]
+    for directory, _, metrics in listed:
+        if "error" in metrics.get("val", {}):
+            errors[metrics["provenance"]["name"]][directory] = metrics["val"]["error"]
     return {min(group, key=group.__getitem__) for group in errors.values() if len(group) > 1}
 
 
-def _row(directory: Path, result: Mapping[str, Any], *, is_best: bool) -> list[str]:
-    tested = result or runs.results.read_pause(directory) or {}
-    errors = [_error(tested.get("test", {})), _error(result.get("val", {}))]
+def _row(run: _Listed, *, is_best: bool) -> list[str]:
+    directory, _, metrics = run
+    tested = metrics or runs.results.read_pause(directory) or {}
+    test_error = _error(tested.get("test", {}))
     limits = runs.results.limits_of_test(tested)
-    errors[0] += f" ({limits})" if errors[0] and limits else ""
-    errors[1] += " *" if is_best else ""
-    source = result.get("provenance", {}).get("source", "")
-    written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
-    state = result.get("status") or _unfinished(directory)
-    return [directory.name, state, *errors, source, written]
+    if test_error and limits:
+        test_error += f" ({limits})"
+    val_error = _error(metrics.get("val", {}))
+    if is_best:
+        val_error += " *"
+    source = metrics.get("provenance", {}).get("source", "")
+    written = datetime.fromtimestamp(_written(directory / "config.yaml"))
+    state = metrics.get("status") or _unfinished(directory)
+    return [
+        directory.name,
+        state,
+        test_error,
+        val_error,
+        source,
+        written.strftime("%Y-%m-%d %H:%M"),
+    ]
 
 
 def _error(metrics: Mapping[str, float]) -> str:
@@ -104,11 +132,11 @@ def _unfinished(directory: Path) -> str:
     if lock.is_alive(directory, beat):
         if beat is None or not lock.is_recent(beat):
             return "running"
-        ends = (
-            "" if beat.seconds_left is None else f", ends {_clock(beat.time + beat.seconds_left)}"
-        )
-        return f"running{done}{ends}"
-    if paused := runs.results.read_pause(directory):
+        if beat.seconds_left is None:
+            return f"running{done}"
+        return f"running{done}, ends {_clock(beat.time + beat.seconds_left)}"
+    paused = runs.results.read_pause(directory)
+    if paused:
         return runs.results.describe_pause(paused)
     ended = runs.results.read_status(directory)
     if ended:
@@ -122,7 +150,8 @@ def _clock(seconds: float) -> str:
         time = datetime.fromtimestamp(seconds)
     except (OverflowError, ValueError, OSError):  # of a file that was changed
         return "at an unknown time"
-    return time.strftime("%H:%M" if time.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
+    is_today = time.date() == datetime.now().date()
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
 
 
 def _written(config: Path) -> float:

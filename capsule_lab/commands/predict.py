@@ -74,9 +74,10 @@ def main(options: PredictOptions) -> None:
             unreadable.append(str(error))
     import torch
 
-    predictions = (
-        dict(zip(seen, predictor(torch.stack([*seen.values()])), strict=True)) if seen else {}
-    )
+    predictions: dict[str, Prediction] = {}
+    if seen:
+        images = torch.stack([*seen.values()])
+        predictions = dict(zip(seen, predictor(images), strict=True))
     write = {"table": _print_table, "json": _print_json, "csv": _print_csv}[options.to]
     write(predictions, options.top)
     if options.sheet and seen:
@@ -91,12 +92,11 @@ def _pictures(images: Any) -> list[str]:
     """Return the paths of pictures, in place of a folder those in it."""
     from capsule_lab.data.formats.pictures import pictures_in
 
-    paths = [
-        expanded(str(path)) for path in (images if isinstance(images, ListConfig) else [images])
-    ]
-    found = [
-        each for path in paths for each in (pictures_in(path) if path.is_dir() else [str(path)])
-    ]
+    names = images if isinstance(images, ListConfig) else [images]
+    paths = [expanded(str(name)) for name in names]
+    found: list[str] = []
+    for path in paths:
+        found += pictures_in(path) if path.is_dir() else [str(path)]
     if not found:
         raise ConfigError(
             f"there is no picture in {', '.join(map(str, paths))}; expected PNG, JPEG or the like"
@@ -105,43 +105,49 @@ def _pictures(images: Any) -> list[str]:
 
 
 def _print_table(predictions: dict[str, Prediction], top: int) -> None:
-    table = Table(
-        "picture", "class", "score", *(["then"] if top > 1 else []), box=None, pad_edge=False
-    )
+    table = Table("picture", "class", "score", box=None, pad_edge=False)
+    if top > 1:
+        table.add_column("then")
     for path, prediction in predictions.items():
-        others = ", ".join(
-            f"{name} {score:.3f}" for name, score in [*prediction.scores.items()][1:top]
-        )
-        cells = (path, prediction.name, f"{prediction.score:.3f}", *([others] if top > 1 else []))
+        cells = [path, prediction.name, f"{prediction.score:.3f}"]
+        if top > 1:
+            others = _highest(prediction, top)[1:]
+            cells.append(", ".join(f"{name} {score:.3f}" for name, score in others))
         table.add_row(*(escape(printable(cell)) for cell in cells))
     Console(highlight=False).print(table)
 
 
+def _highest(prediction: Prediction, top: int) -> list[tuple[str, float]]:
+    """Return class and score of the highest scores."""
+    return [*prediction.scores.items()][:top]
+
+
 def _print_json(predictions: dict[str, Prediction], top: int) -> None:
-    rows = [
-        {
+    rows = []
+    for path, prediction in predictions.items():
+        row = {
             "picture": path,
             "name": prediction.name,
             "score": prediction.score,
-            "scores": dict([*prediction.scores.items()][:top]),
+            "scores": dict(_highest(prediction, top)),
             "pose": None if prediction.pose is None else prediction.pose.tolist(),
         }
-        for path, prediction in predictions.items()
-    ]
+        rows.append(row)
     sys.stdout.write(runs.files.json_text(rows, "the output", indent=2) + "\n")
 
 
 def _print_csv(predictions: dict[str, Prediction], top: int) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    number = min(top, max((len(each.scores) for each in predictions.values()), default=top))
-    columns = [
-        f"{column}_{place}" for place in range(1, number + 1) for column in ("name", "score")
-    ]
-    writer.writerow(["picture", *columns])
+    classes = max((len(prediction.scores) for prediction in predictions.values()), default=top)
+    headings = ["picture"]
+    for place in range(1, min(top, classes) + 1):
+        headings += [f"name_{place}", f"score_{place}"]
+    writer.writerow(headings)
     for path, prediction in predictions.items():
-        writer.writerow(
-            [path, *(value for item in [*prediction.scores.items()][:top] for value in item)]
-        )
+        row: list[str | float] = [path]
+        for name, score in _highest(prediction, top):
+            row += [name, score]
+        writer.writerow(row)
 
 
 def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Path) -> None:
@@ -156,18 +162,23 @@ def _draw(seen: dict[str, Tensor], predictions: dict[str, Prediction], path: Pat
     images = (images - low) / (high - low)
     across = min(_ACROSS, len(shown))
     down = math.ceil(len(shown) / across)
-    empty = (
-        torch.zeros_like(images[0]) if images.shape[1] != 3 else torch.ones_like(images[0])
-    )  # grey is drawn inverted
-    pictures = [*images, *[empty] * (across * down - len(shown))]
-    texts = [plain_label(f"{Path(name).name}: {predictions[name].name}") for name in shown]
-    below = [(text, "black") for text in texts] + [("", "black")] * (across * down - len(shown))
-    columns = [
-        Column("", pictures[column::across], below=below[column::across])
-        for column in range(across)
-    ]
-    title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"
-    title = title if len(seen) > SHEET else "pictures as the network sees them"
+    pictures = [*images]
+    below = []
+    for name in shown:
+        text = plain_label(f"{Path(name).name}: {predictions[name].name}")
+        below.append((text, "black"))
+    is_colour = images.shape[1] == 3
+    # grey is drawn inverted
+    white = torch.ones_like(images[0]) if is_colour else torch.zeros_like(images[0])
+    while len(pictures) < across * down:
+        pictures.append(white)
+        below.append(("", "black"))
+    columns = []
+    for column in range(across):
+        columns.append(Column("", pictures[column::across], below=below[column::across]))
+    title = "pictures as the network sees them"
+    if len(seen) > SHEET:
+        title = f"the first {SHEET} of {len(seen)} pictures, as the network sees them"
     runs.files.save_figure(picture_grid([Group("", columns)], [""] * down, title=title), path)
 
 

@@ -66,11 +66,10 @@ def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
 
 def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
     """Simulate a camera that counts ``photons`` photons in a white pixel."""
-    uniform = _uniform(key, 0, tuple(images.shape[1:]))
-    counts = scipy.stats.poisson.ppf(
-        uniform.cpu().numpy(), (photons * images).double().cpu().numpy()
-    )
-    return torch.from_numpy(counts).to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
+    uniform = _uniform(key, 0, tuple(images.shape[1:])).cpu().numpy()
+    means = (photons * images).double().cpu().numpy()
+    counts = torch.from_numpy(scipy.stats.poisson.ppf(uniform, means))
+    return counts.to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
 
 
 def _impulse_noise(images: Pictures, share: float, key: Key) -> Pictures:
@@ -86,42 +85,43 @@ def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pi
     """
     radius, deviation = constants
     angle = random_uniform(key, 0, -torch.pi / 4, torch.pi / 4).to(images)
-    steps = torch.arange(
-        2 * radius + 1, device=images.device
-    )  # ImageMagick: the width of a kernel of this radius
+    width = 2 * radius + 1  # ImageMagick: of a kernel of this radius
+    steps = torch.arange(width, device=images.device)
     weights = torch.exp(-(steps**2) / (2 * deviation**2)).to(images)
+    weights = weights / weights.sum()
     still, size = torch.zeros_like(angle), torch.ones_like(angle)
     blurred = torch.zeros_like(images)
-    for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist(), strict=True):
-        right, down = step * angle.cos(), step * angle.sin()
-        blurred += weight * affine(
+    for step, weight in zip(steps.tolist(), weights.tolist(), strict=True):
+        moved = affine(
             images,
             rotation=still,
             shear=still,
             scale_x=size,
             scale_y=size,
-            right=right,
-            down=down,
+            right=step * angle.cos(),
+            down=step * angle.sin(),
             around="border",
         )
+        blurred += weight * moved
     return blurred
 
 
 def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
     """Reduce height and width to a share of them: pixels become the mean of their block, as by Pillow's box filter."""
-    rows, columns = (
-        _block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:]
-    )
+    height, width = images.shape[2:]
+    rows = _block_means(height, max(int(height * share), 1)).to(images)
+    columns = _block_means(width, max(int(width * share), 1)).to(images)
     return rows @ images @ columns.T
 
 
 def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
     """Return the matrix that replaces each pixel of a line by the mean of its block."""
-    middle = (
-        2 * torch.arange(pixels) + 1
-    ) * blocks  # middle of each pixel in units of 1 / (2 * pixels) of a block
+    # middle of each pixel in units of 1 / (2 * pixels) of a block
+    middle = (2 * torch.arange(pixels) + 1) * blocks
     # Pillow: a pixel centred between two blocks counts in the mean of the first and gets the mean of the second
-    same = (middle[:, None] // (2 * pixels) == (middle - 1) // (2 * pixels)).float()
+    gets = middle // (2 * pixels)
+    counts_in = (middle - 1) // (2 * pixels)
+    same = (gets[:, None] == counts_in).float()
     return same / same.sum(1, keepdim=True)
 
 
@@ -129,15 +129,13 @@ def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
     """Compress and decompress with Pillow; unless there are three channels, each channel is a grey image."""
     levels = (images * 255).round().to(torch.uint8).cpu()
     pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
-    # torchvision deprecates this for tensors, but not for Pillow images
-    compressed = (
-        torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(picture), quality)
-        for picture in pictures
-    )
-    decompressed = torch.stack(
-        [torchvision_transforms.pil_to_tensor(picture) for picture in compressed]
-    )
-    return decompressed.view_as(levels).to(images) / 255
+    decompressed = []
+    for picture in pictures:
+        # torchvision deprecates this for tensors, but not for Pillow images
+        pillow = torchvision_transforms.to_pil_image(picture)
+        compressed = torchvision_transforms.jpeg(pillow, quality)
+        decompressed.append(torchvision_transforms.pil_to_tensor(compressed))
+    return torch.stack(decompressed).view_as(levels).to(images) / 255
 
 
 def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
@@ -176,28 +174,23 @@ def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side
         half = step // 2
         cells = (side // step, side // step)
         corners = heights[:, ::step, ::step]
-        added = [size * (2 * _uniform(key, stream + number, cells) - 1) for number in range(3)]
-        right_corners = corners.roll(-1, 2)
-        centres = (
-            corners + right_corners + corners.roll(-1, 1) + right_corners.roll(-1, 1)
-        ) / 4 + added[0]
+        offsets = [size * (2 * _uniform(key, stream + number, cells) - 1) for number in range(3)]
+        right = corners.roll(-1, 2)
+        lower, lower_right = corners.roll(-1, 1), right.roll(-1, 1)
+        centres = (corners + right + lower + lower_right) / 4 + offsets[0]
+        above, before = centres.roll(1, 1), centres.roll(1, 2)
         heights[:, half::step, half::step] = centres
-        heights[:, ::step, half::step] = (
-            corners + right_corners + centres + centres.roll(1, 1)
-        ) / 4 + added[1]
-        heights[:, half::step, ::step] = (
-            corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)
-        ) / 4 + added[2]
-        step, size, stream = half, size / decay**2, stream + 3
+        heights[:, ::step, half::step] = (corners + right + centres + above) / 4 + offsets[1]
+        heights[:, half::step, ::step] = (corners + lower + centres + before) / 4 + offsets[2]
+        step = half
+        size = size / decay**2
+        stream += 3
     heights = heights - heights.amin((1, 2), keepdim=True)
     return heights / heights.amax((1, 2), keepdim=True)
 
 
-_MUD = (
-    63 / 255,
-    42 / 255,
-    20 / 255,
-)  # red, green and blue, of ImageNet-C; MNIST-C's grey mud is as bright as its red
+_MUD = (63 / 255, 42 / 255, 20 / 255)
+"""Red, green and blue, of ImageNet-C; MNIST-C's grey mud is as bright as its red."""
 
 
 def _spatter(
@@ -222,25 +215,21 @@ def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) 
     side = min(height, width)
     strength, smoothing, jitter = (side * constant for constant in constants)
     centre = images.new_tensor([width // 2, height // 2]).double()
-    corners = (
-        centre + side // 3 * images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()
-    )  # [3 2], x and y
+    directions = images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()
+    corners = centre + side // 3 * directions  # [3 2], x and y
     moved = corners + jitter * (2 * _uniform(key, 0, (3, 2)).to(corners) - 1)  # [b 3 2]
-    back = torch.linalg.solve(
-        torch.cat([moved, torch.ones_like(moved[..., :1])], 2), corners
-    )  # [b 3 2]
+    ones = torch.ones_like(moved[..., :1])
+    back = torch.linalg.solve(torch.cat([moved, ones], 2), corners)  # [b 3 2]
 
     noise = 2 * _uniform(key, 1, (2, height, width)) - 1  # x and y
     offset = strength * _smoothed(noise, smoothing, mode="reflect", truncate=3.0).to(images)
-    rows, columns = (
-        torch.arange(height, device=images.device),
-        torch.arange(width, device=images.device),
-    )
-    x, y = columns + offset[:, 0], rows[:, None] + offset[:, 1]  # [b h w]
+    rows = torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device)
+    x = columns + offset[:, 0]  # [b h w]
+    y = rows[:, None] + offset[:, 1]  # [b h w]
     source = torch.stack([x, y, torch.ones_like(x)], 3) @ back.to(images)[:, None]  # [b h w 2]
-    grid = (2 * source + 1) / images.new_tensor(
-        [width, height]
-    ) - 1  # grid_sample: -1 and 1 are edges
+    size = images.new_tensor([width, height])
+    grid = (2 * source + 1) / size - 1  # grid_sample: -1 and 1 are edges
     return torch.nn.functional.grid_sample(
         images, grid, mode="bilinear", padding_mode="zeros", align_corners=False
     )
@@ -251,9 +240,8 @@ def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " b
 
 
 def _normal(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
-    uniform = (
-        _uniform(key, stream, shape).double() + 2**-25
-    )  # half a step of the draws: avoids infinity at 0
+    half_a_step = 2**-25  # of the draws: avoids infinity at 0
+    uniform = _uniform(key, stream, shape).double() + half_a_step
     return torch.special.ndtri(uniform).float()
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_studies.attacks.gradient import Box, Images
+from capsule_studies.images import count_images, joined_labels, percent
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
 TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
@@ -105,7 +106,7 @@ class Measured(NamedTuple):
 
     def accuracy(self, epsilon: float) -> float:
         """Return the percentage of all images that are classified right under the untargeted attack."""
-        return 100 * (self.attacked[epsilon, None].found == self.labels).double().mean().item()
+        return percent(self.attacked[epsilon, None].found == self.labels)
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ class NetworkObjective:
     def __call__(self, images: Images) -> Float[Tensor, " batch"]:
         """Return one number per image."""
         targeted = self.target is not None
-        classes = (
-            torch.full_like(self.labels, self.target) if self.target is not None else self.labels
-        )
+        classes = self.labels
+        if self.target is not None:
+            classes = torch.full_like(self.labels, self.target)
         if self.loss == "training":
             assert self.training_loss is not None
             of_training = self.training_loss(images, classes).expand(len(images))
@@ -166,7 +167,7 @@ class Attacked:
         """Return the same network with the first ``images``; reconstruction errors are not measured."""
         batches: list[Prepared] = []
         for batch in self.batches:
-            remaining = images - sum(len(batch.labels) for batch in batches)
+            remaining = images - count_images(batches)
             if remaining > 0:
                 batches.append(batch.first(remaining))
         return Attacked(
@@ -196,34 +197,33 @@ class Attacked:
 
         ``attack`` has its options bound and maximises ``loss``; there is one attack for each target class.
         """
-        parts: dict[Any, list[tuple[Tensor, ...]]] = {}
-
-        @torch.no_grad()
-        def evaluate(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
-            change = (images - batch.images).abs().flatten(1).mean(1)
-            outputs = (
-                *self.logits_and_errors(images),
-                change,
-                images[: 0 if key in parts else _PICTURES],
-            )
-            parts.setdefault(key, []).append(tuple(tensor.cpu() for tensor in outputs))
-
+        clean: list[Answers] = []
+        parts: dict[tuple[float, int | None], list[Answers]] = {}
         for batch in self.batches:
-            evaluate(None, batch.images, batch)
+            clean.append(self._answers(batch.images, batch, pictures=not clean))
             for target in targets:
                 objective = self.objective(loss, batch, target)
                 for epsilon in epsilons:
-                    evaluate(
-                        (epsilon, target),
-                        attack(objective, batch.images, epsilon, batch.key, batch.box),
-                        batch,
-                    )
+                    images = attack(objective, batch.images, epsilon, batch.key, batch.box)
+                    answers = parts.setdefault((epsilon, target), [])
+                    answers.append(self._answers(images, batch, pictures=not answers))
                     self.on_step(len(batch.labels))
-        answers = {
-            key: Answers(*map(torch.cat, zip(*tensors, strict=True)))
-            for key, tensors in parts.items()
-        }
-        _, labels, _, _, grey_levels = zip(*self.batches, strict=True)
+        grey_levels = [batch.grey_levels for batch in self.batches]
         return Measured(
-            torch.cat(labels).cpu(), torch.cat(grey_levels).cpu(), answers.pop(None), answers
+            labels=joined_labels(self.batches).cpu(),
+            grey_levels=torch.cat(grey_levels).cpu(),
+            clean=_joined(clean),
+            attacked={key: _joined(answers) for key, answers in parts.items()},
         )
+
+    @torch.no_grad()
+    def _answers(self, images: Images, batch: Prepared, *, pictures: bool) -> Answers:
+        """Evaluate the network on the images into which a batch was turned; keep the first ones as ``pictures``."""
+        logits, errors = self.logits_and_errors(images)
+        change = (images - batch.images).abs().flatten(1).mean(1)
+        few = images[: _PICTURES if pictures else 0]
+        return Answers(logits.cpu(), errors.cpu(), change.cpu(), few.cpu())
+
+
+def _joined(answers: Sequence[Answers]) -> Answers:
+    return Answers(*map(torch.cat, zip(*answers, strict=True)))

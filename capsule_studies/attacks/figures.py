@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from jaxtyping import Float, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from capsule_lab.analysis.curves import legend_below, look
 from capsule_lab.analysis.plotting import Column, Group, add_heading, name_of_class, picture_grid
@@ -18,7 +20,7 @@ from capsule_lab.runs.results import short_name
 from capsule_studies.attacks.evaluation import Measured
 from capsule_studies.attacks.gradient import Box
 from capsule_studies.attacks.kind import kind_of
-from capsule_studies.attacks.summary import by_epsilon
+from capsule_studies.attacks.record import by_epsilon
 
 _ACROSS = 3  # ours: panels side by side
 _TITLE = 36  # ours: characters per line of a panel's title
@@ -45,10 +47,8 @@ def accuracy_figure(
     """
     networks = networks or [weights_of(result) for result in results]
     attacks = attacks or [attack_of(result) for result in results]
-    looks = {
-        network: look(number)
-        for number, network in enumerate(dict.fromkeys([*numbered, *networks]))
-    }
+    in_order = dict.fromkeys([*numbered, *networks])
+    looks = {network: look(number) for number, network in enumerate(in_order)}
     titles = [*dict.fromkeys(attacks)]
     labels = [_strength_of(result) for result in results]
     across, down = min(_ACROSS, len(titles)), -(-len(titles) // _ACROSS)
@@ -58,21 +58,16 @@ def accuracy_figure(
     panels = dict(zip(titles, axes.flat, strict=False))
     for axis in axes.flat[len(titles) :]:
         axis.remove()
-    for number, (result, network, attack) in enumerate(
-        zip(results, networks, attacks, strict=True)
-    ):
+    for number, result in enumerate(results):
+        network, attack = networks[number], attacks[number]
         axis = panels[attack]
         _draw(axis, result, network, looks[network], published[number] if published else {})
         axis.set_title(fill(attack, _TITLE) if across > 1 else attack, fontsize="medium")
         axis.set_xlabel(labels[number], fontsize="small")
         axis.tick_params(labelbottom=True, labelsize="small")
-    quantity = (
-        "classified as the target, % of images"
-        if results[0]["targeted"]
-        else "accuracy, % of images"
-    )
+    quantity = "classified as the target" if results[0]["targeted"] else "accuracy"
     for axis in axes[:, 0]:
-        axis.set(ylabel=quantity, ylim=(-2, 102))
+        axis.set(ylabel=f"{quantity}, % of images", ylim=(-2, 102))
     legend_below(figure)
     data = "; ".join(dict.fromkeys(map(images_of, results)))
     add_heading(figure, f"{data}. Bands: 95 % intervals, or minimum and maximum of several seeds")
@@ -99,10 +94,17 @@ def _draw(
         if len(curve) == 1:  # which has no band
             axis.vlines(curve.index, curve.lowest, curve.highest, color=style["color"], linewidth=1)
     axis.update_datalim([(0, 50)])
-    axis.plot(
-        [*published], [*published.values()], markersize=6, alpha=0.3, **(style | {"linestyle": ""})
-    )
+    points = {**style, "linestyle": "", "markersize": 6, "alpha": 0.3}
+    axis.plot([*published], [*published.values()], **points)
     axis.grid(alpha=0.3)
+
+
+class _Row(NamedTuple):
+    """A row of the sheet; ``predicted`` contains the classes under the pictures, ``None`` for none."""
+
+    name: str
+    pictures: Float[Tensor, "image channel height width"]
+    predicted: Int64[Tensor, " images"] | None
 
 
 def sheet(
@@ -118,41 +120,43 @@ def sheet(
     """
     images = measured.clean.pictures
     low, high = box if box.high < torch.inf else (images.min().item(), images.max().item())
-    rows, pictures, predictions = (
-        ["original"],
-        [(images - low) / (high - low)],
-        [measured.clean.found.tolist()],
-    )
+    original = (images - low) / (high - low)
+    rows = [_Row("original", original, measured.clean.found)]
     for (epsilon, other), answers in measured.attacked.items():
         if epsilon and other == target:
             change = answers.pictures - images
-            rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]
-            pictures.append(change / (2 * change.abs().max().clamp(min=1e-9)) + 0.5)
-            pictures.append((answers.pictures - low) / (high - low))
-            predictions += [[], answers.found.tolist()]
-    if images.shape[1] == 2:  # a stereo pair, side by side
-        pictures = [torch.cat([*picture.split(1, 1)], 3) for picture in pictures]
+            largest = change.abs().max().clamp(min=1e-9)
+            attacked = (answers.pictures - low) / (high - low)
+            rows.append(_Row(f"change, {epsilon:g}", change / (2 * largest) + 0.5, None))
+            rows.append(_Row(f"attacked, {epsilon:g}", attacked, answers.found))
     columns = []
     for number, label in enumerate(measured.labels[: len(images)].tolist()):
-        texts = [name_of_class(classes, labels[number]) if labels else "" for labels in predictions]
         name = name_of_class(classes, label)
-        below = [(text, "black" if text in ("", name) else "red") for text in texts]
-        columns.append(
-            Column(f"label {name}", [picture[number] for picture in pictures], below=below)
-        )
+        pictures, below = [], []
+        for row in rows:
+            pictures.append(_beside(row.pictures[number]))
+            text = ""
+            if row.predicted is not None:
+                text = name_of_class(classes, int(row.predicted[number]))
+            below.append((text, "black" if text in ("", name) else "red"))
+        columns.append(Column(f"label {name}", pictures, below=below))
     note = (
         "Under each image: the predicted class, red if it is wrong. "
         f"Numbers are {_strength_of(result)}. In the changes, grey is no change."
     )
-    return picture_grid([Group("", columns)], rows, note=note)
+    return picture_grid([Group("", columns)], [row.name for row in rows], note=note)
+
+
+def _beside(picture: Tensor) -> Tensor:
+    """Return the two images of a stereo pair side by side, and other pictures as they are."""
+    return torch.cat([*picture.split(1)], 2) if len(picture) == 2 else picture
 
 
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
     """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
     path = Path(result[key])
-    return ", ".join(
-        [*path.parts[-3:-2], path.name]
-    )  # not only of runs: a record may have any text
+    run = path.parts[-3:-2]  # empty for a path that is not of a run
+    return ", ".join([*run, path.name])
 
 
 def images_of(result: Mapping[str, Any]) -> str:
@@ -166,16 +170,23 @@ def attack_of(result: Mapping[str, Any], source: str = "") -> str:
     ``source`` is the name of the network of a transfer attack; default: its run and weights.
     """
     options = result["options"]
-    parts = [kind_of(options).label, *([options["kind"]] if "kind" in options else [])]
-    parts += ["in L2"] if options.get("norm") == "l2" else []
-    parts += ["against equal couplings"] if result["couplings"] == "equal" else []
-    parts += [f"against {source or weights_of(result, 'source')}"] if result["source"] else []
+    parts = [kind_of(options).label]
+    if "kind" in options:
+        parts.append(options["kind"])
+    if options.get("norm") == "l2":
+        parts.append("in L2")
+    if result["couplings"] == "equal":
+        parts.append("against equal couplings")
+    if result["source"]:
+        parts.append(f"against {source or weights_of(result, 'source')}")
     return " ".join(parts)
 
 
 def _strength_of(result: Mapping[str, Any]) -> str:
     """Describe what the strength of an attack is."""
-    of_change = (
-        "epsilon, the length of the change" if result["options"].get("norm") == "l2" else "epsilon"
-    )
-    return kind_of(result["options"]).unit or f"{of_change}, {_UNITS[result['space']]}"
+    options = result["options"]
+    unit = kind_of(options).unit
+    if unit:
+        return unit
+    name = "epsilon, the length of the change" if options.get("norm") == "l2" else "epsilon"
+    return f"{name}, {_UNITS[result['space']]}"

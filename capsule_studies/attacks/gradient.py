@@ -108,14 +108,15 @@ def pgd(
     remaining = torch.arange(len(images), device=images.device)
     for restart in range(restarts):
         part, part_objective = images[remaining], objective.at(remaining)
-        start = _projected(
-            part, random_start(part, epsilon, key[remaining], restart, norm), epsilon, box, norm
-        )
+        start = random_start(part, epsilon, key[remaining], restart, norm)
+        start = _projected(part, start, epsilon, box, norm)
         attacked = _ascend(part_objective, part, start, epsilon, steps, size, box, norm)
         with torch.no_grad():
             value = part_objective.success(attacked)
         better = value > best_value[remaining]
-        best[remaining[better]], best_value[remaining[better]] = attacked[better], value[better]
+        improved = remaining[better]
+        best[improved] = attacked[better]
+        best_value[improved] = value[better]
         remaining = (best_value <= 0).nonzero()[:, 0]
         if not len(remaining):
             break
@@ -140,15 +141,15 @@ def noise(
 
 def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: Norm) -> Images:
     """Draw a point of the ball around each image: uniform in the cube, or with uniform direction and radius."""
-    uniform = random_uniform(element_keys(key, images.shape[1:]), stream, -1.0, 1.0).to(images)
+    keys = element_keys(key, images.shape[1:])
+    uniform = random_uniform(keys, stream, -1.0, 1.0).to(images)
     if norm == "linf":
         return images + epsilon * uniform
-    other = random_uniform(element_keys(key, images.shape[1:]), stream + 2**20, 0.0, 1.0).to(images)
+    other = random_uniform(keys, stream + 2**20, 0.0, 1.0).to(images)
     normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # from the uniform number
     lengths = _lengths(normal)
-    return images + epsilon * other.flatten(1)[:, 0].view_as(lengths) * normal / lengths.clamp(
-        min=_SMALL
-    )
+    radius = epsilon * other.flatten(1)[:, 0].view_as(lengths)
+    return images + radius * normal / lengths.clamp(min=_SMALL)
 
 
 def gradient_of(objective: Objective, images: Images) -> Images:
@@ -172,10 +173,8 @@ def _ascend(
     check_number("step_size", size, 0)
     attacked = start.detach()
     for _ in range(steps):
-        gradient = gradient_of(objective, attacked)
-        change = (
-            gradient.sign() if norm == "linf" else gradient / _lengths(gradient).clamp(min=_SMALL)
-        )
+        change = gradient_of(objective, attacked)
+        change = change.sign() if norm == "linf" else change / _lengths(change).clamp(min=_SMALL)
         attacked = _projected(images, attacked + size * change, epsilon, box, norm)
     return attacked
 
@@ -186,12 +185,14 @@ def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm:
         attacked = torch.minimum(torch.maximum(attacked, images - epsilon), images + epsilon)
     else:
         change = attacked - images
-        attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
+        share = epsilon / _lengths(change).clamp(min=_SMALL)
+        attacked = images + change * share.clamp(max=1)
     # pixels of an image outside of the box stay, but move no further
-    return torch.minimum(
-        torch.maximum(attacked, images.clamp(max=box.low)), images.clamp(min=box.high)
-    ).detach()
+    lowest = images.clamp(max=box.low)
+    highest = images.clamp(min=box.high)
+    return torch.minimum(torch.maximum(attacked, lowest), highest).detach()
 
 
 def _lengths(change: Images) -> Float[Tensor, " batch *ones"]:
-    return torch.linalg.vector_norm(change.flatten(1), dim=1).view(-1, *[1] * (change.ndim - 1))
+    lengths = torch.linalg.vector_norm(change.flatten(1), dim=1)
+    return lengths.view(-1, *[1] * (change.ndim - 1))

@@ -1,4 +1,4 @@
-"""Properties of an attack beside its function: its name in figures and its default strengths."""
+"""Properties of an attack in addition to its function: its name in figures and its default strengths."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def kind_of(options: Mapping[str, Any]) -> Kind:
     """Return the kind of an attack from its options; for an attack that no longer exists, a kind with its name."""
     name = name_of(options)
     if name not in KINDS:
-        for file in pkgutil.iter_modules(
-            [str(Path(__file__).parent)]
-        ):  # attacks register themselves
+        folder = Path(__file__).parent
+        for file in pkgutil.iter_modules([str(folder)]):  # attacks register themselves
             importlib.import_module(f"{__package__}.{file.name}")
     return KINDS.get(name, Kind(name.replace("_", " ")))

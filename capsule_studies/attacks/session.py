@@ -31,7 +31,9 @@ Space = Literal["input", "grey_levels"]
 
 
 class AttackedRun(Attacked):
-    """A run's network in evaluation mode on a device, with images; no gradients of parameters (a third of the time).
+    """A run's network in evaluation mode on a device, with images.
+
+    Gradients are computed for images only; those of parameters would take a third of the time.
 
     Args:
         source: the run whose network is used to craft the images; ``None`` is the same run.
@@ -55,10 +57,8 @@ class AttackedRun(Attacked):
     ) -> None:
         self.run = run
         self.preprocess = (lambda pixels: pixels) if space == "input" else images.preprocessed
-        evaluated, crafting = (
-            candidate.network.eval().requires_grad_(requires_grad=False).to(images.device)
-            for candidate in (run, source or run)
-        )
+        evaluated = _frozen(run, images.device)
+        crafting = _frozen(source or run, images.device)
         crafted_with = logits_of(crafting, self.preprocess)
         if couplings == "equal":
             crafted_with = equal_couplings(crafting)(crafted_with)
@@ -81,10 +81,15 @@ class AttackedRun(Attacked):
         """Compute the classification loss that the network was trained with, a mean over images."""
         inputs = self.preprocess(images)
         module = cast("AbstractClassifierModule", self.run.module)
-        (loss,) = module.classification_term(
-            Batch(inputs, labels, labels), self.run.network(inputs), {}
-        ).values()
+        batch = Batch(inputs, labels, labels)
+        terms = module.classification_term(batch, self.run.network(inputs), {})
+        (loss,) = terms.values()
         return loss
+
+
+def _frozen(run: Run, device: torch.device) -> nn.Module:
+    """Return the network in evaluation mode, without gradients of its parameters."""
+    return run.network.eval().requires_grad_(requires_grad=False).to(device)
 
 
 def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> LogitsOf:
@@ -103,20 +108,21 @@ def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> Log
 
 def check_same_data(run: Run, other: Run) -> None:
     """Check that two runs were trained on the same data, from the same source (real or stand-in)."""
-    own_data, other_data = (
-        {
-            "image_shape": tuple(candidate.spec.image_shape),
-            "num_classes": candidate.spec.num_classes,
-            "data": name_of(candidate.config.data),
-            "source": candidate.provenance["source"],
-        }
-        for candidate in (run, other)
-    )
+    own_data, other_data = _facts_of_data(run), _facts_of_data(other)
     if own_data != other_data:
         raise RunError(
             f"{other.checkpoint} was trained on {other_data}, {run.checkpoint} on {own_data}; "
             "expected runs on the same data"
         )
+
+
+def _facts_of_data(run: Run) -> dict[str, Any]:
+    return {
+        "image_shape": tuple(run.spec.image_shape),
+        "num_classes": run.spec.num_classes,
+        "data": name_of(run.config.data),
+        "source": run.provenance["source"],
+    }
 
 
 def detection_threshold(run: Run, data: Any) -> float | None:
@@ -145,27 +151,21 @@ def prepare(images: StudyImages, space: Space) -> list[Prepared]:
     """
     if space == "grey_levels":
         images.check_preprocessing("space=input")
-        return [
-            Prepared(
-                batch.images.float(),
-                batch.labels,
-                batch.key,
-                GREY_LEVELS,
-                torch.ones(len(batch.labels)),
-            )
-            for _, batch in images.stored
-        ]
-    unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
+        in_grey_levels = []
+        for _, batch in images.stored:
+            per_unit = torch.ones(len(batch.labels))
+            pixels = batch.images.float()
+            in_grey_levels.append(Prepared(pixels, batch.labels, batch.key, GREY_LEVELS, per_unit))
+        return in_grey_levels
+    is_unit = all(batch.images.min() >= 0 and batch.images.max() <= 1 for batch in images.seen)
+    box = UNIT if is_unit else Box()
     prepared = []
     for (_, stored), seen in zip(images.stored, images.seen, strict=True):
-        per_unit = (
-            torch.full((len(stored.labels),), 255.0)
-            if unit
-            else grey_levels_per_unit(stored.images, seen.images)
-        )
-        prepared.append(
-            Prepared(seen.images, stored.labels, stored.key, UNIT if unit else Box(), per_unit)
-        )
+        if is_unit:
+            per_unit = torch.full((len(stored.labels),), 255.0)
+        else:
+            per_unit = grey_levels_per_unit(stored.images, seen.images)
+        prepared.append(Prepared(seen.images, stored.labels, stored.key, box, per_unit))
     return prepared
 
 
@@ -179,15 +179,19 @@ def grey_levels_per_unit(
     ``nan`` if they are on no line, as for composed or moved images.
     """
     height, width = seen.shape[2:]
-    top, left = (
-        (stored.shape[2] - height) // 2,
-        (stored.shape[3] - width) // 2,
-    )  # as transforms.centre_corner
+    # as transforms.centre_corner
+    top = (stored.shape[2] - height) // 2
+    left = (stored.shape[3] - width) // 2
     centre = stored[:, :, top : top + height, left : left + width]
     if centre.shape != seen.shape:
         return seen.new_full((len(seen),), torch.nan)
-    grey, values = (pixels.flatten(1).double() for pixels in (centre, seen))
-    grey, values = grey - grey.mean(1, keepdim=True), values - values.mean(1, keepdim=True)
+    grey, values = _centred(centre), _centred(seen)
     slope = (grey * values).sum(1) / grey.square().sum(1).clamp(min=1e-9)
     off = (values - slope[:, None] * grey).abs().amax(1)
-    return torch.where((off < 1e-3) & (slope > 0), 1 / slope, torch.nan).to(seen)
+    is_line = (off < 1e-3) & (slope > 0)
+    return torch.where(is_line, 1 / slope, torch.nan).to(seen)
+
+
+def _centred(images: Shaped[Tensor, "batch channel height width"]) -> Float[Tensor, "batch pixel"]:
+    pixels = images.flatten(1).double()
+    return pixels - pixels.mean(1, keepdim=True)

@@ -44,9 +44,9 @@ def rotation(
 
 @attack(
     "scaling",
-    strengths=(-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5),
+    strengths=(-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5),  # ours
     unit="factor less 1",
-)  # ours
+)
 def scaling(
     objective: object,
     images: Pictures,
@@ -80,8 +80,10 @@ def shear(
 
 
 @attack(
-    "translation", strengths=(-8.0, -6.0, -4.0, -2.0, 2.0, 4.0, 6.0, 8.0), unit="pixels"
-)  # ours
+    "translation",
+    strengths=(-8.0, -6.0, -4.0, -2.0, 2.0, 4.0, 6.0, 8.0),  # ours
+    unit="pixels",
+)
 def translation(
     objective: object,
     images: Pictures,
@@ -106,14 +108,8 @@ def _resampled(images: Pictures, strength: float, fill: Fill, box: Box, **moves:
         return images
     low, high = (torch.as_tensor(bound).to(images) for bound in box)
     black = low if fill == "black" else torch.zeros_like(low)
-    values = {
-        "rotation": 0.0,
-        "shear": 0.0,
-        "right": 0.0,
-        "down": 0.0,
-        "scale_x": 1.0,
-        "scale_y": 1.0,
-    } | moves
+    nothing = {"rotation": 0.0, "shear": 0.0, "right": 0.0, "down": 0.0}
+    values = {**nothing, "scale_x": 1.0, "scale_y": 1.0, **moves}
     of_images = {name: images.new_full((len(images),), value) for name, value in values.items()}
     moved = affine(images - black, **of_images, around="zeros" if fill == "black" else "border")
     return torch.clamp(moved + black, low, high)  # weights sum to 1 except for rounding

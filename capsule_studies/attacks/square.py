@@ -48,28 +48,36 @@ def square(
             rest = (value <= 0).nonzero()[:, 0]
             if not len(rest):
                 break
-            halvings = sum(query * 10_000 // queries > number for number in _HALVED_AT)
-            side = min(max(round((share / 2**halvings * height * width) ** 0.5), 1), height, width)
-            inside = _window(key[rest], query, side, height, width)
-            corner = torch.where(
-                _flips(key[rest], 4 * query + 3, (channels, 1, 1)), high[rest], low[rest]
-            )
+            keys = key[rest]
+            side = _side(share, query * 10_000 // queries, height, width)
+            inside = _window(keys, query, side, height, width)
+            is_high = _flips(keys, 4 * query + 3, (channels, 1, 1))
+            corner = torch.where(is_high, high[rest], low[rest])
             proposed = torch.where(inside[:, None], corner, best[rest])
             reached = objective.at(rest).success(proposed)
             better = reached > value[rest]
-            best[rest[better]], value[rest[better]] = proposed[better], reached[better]
+            improved = rest[better]
+            best[improved] = proposed[better]
+            value[improved] = reached[better]
     return best
+
+
+def _side(share: float, query: int, height: int, width: int) -> int:
+    """Return the side of the squares in pixels; ``query`` is of 10,000."""
+    halvings = sum(query > number for number in _HALVED_AT)
+    area = share / 2**halvings * height * width
+    return min(max(round(area**0.5), 1), height, width)
 
 
 def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
     """Return which pixels are in a square at a random place of each image, ``(batch, height, width)``."""
     top = random_bits(key, 4 * query + 1) % (height - side + 1)
     start = random_bits(key, 4 * query + 2) % (width - side + 1)
-    rows = torch.arange(height, device=key.device) - top[:, None]
-    columns = torch.arange(width, device=key.device) - start[:, None]
-    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[
-        :, None, :
-    ]
+    row = torch.arange(height, device=key.device) - top[:, None]
+    column = torch.arange(width, device=key.device) - start[:, None]
+    in_rows = (row >= 0) & (row < side)
+    in_columns = (column >= 0) & (column < side)
+    return in_rows[:, :, None] & in_columns[:, None, :]
 
 
 def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:

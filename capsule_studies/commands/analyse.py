@@ -91,7 +91,7 @@ def analyse(config: DictConfig) -> StudyOutput:
 
 def _find(setting: StudyInput) -> StudyResult:
     from capsule_studies.images import StudyImages
-    from capsule_studies.subject import open_subject
+    from capsule_studies.open_subject import open_subject
 
     config, run = setting.config, setting.run
     images = StudyImages(setting.data, config.split, setting.device)
@@ -99,9 +99,8 @@ def _find(setting: StudyInput) -> StudyResult:
     check_outputs(run, _outputs(trained))
     answers = {"trained": setting.function(trained)}
     if config.untrained:
-        answers["untrained"] = setting.function(
-            open_subject(run, _untrained(run, images, config.seed), images)
-        )
+        network = _untrained(run, images, config.seed)
+        answers["untrained"] = setting.function(open_subject(run, network, images))
 
     def figures(result: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
         from capsule_lab.analysis.plotting import add_heading
@@ -115,14 +114,13 @@ def _find(setting: StudyInput) -> StudyResult:
                 add_heading(figure, f"{run.directory.name}, {state}, {data}")
                 yield f"{stem}_{name}{ending}", figure
 
-    rows = [
-        {"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows
-    ]
-    numbers = {
-        f"{_PREFIXES[weights]}{name}": value if math.isfinite(value) else None
-        for weights, answer in answers.items()
-        for name, value in answer.numbers.items()
-    }
+    rows = []
+    numbers = {}
+    for weights, answer in answers.items():
+        for row in answer.rows:
+            rows.append({"weights": weights, **row})
+        for name, value in answer.numbers.items():
+            numbers[_PREFIXES[weights] + name] = value if math.isfinite(value) else None
     return StudyResult({"analyse": numbers}, trained.batches, figures, rows)
 
 
@@ -152,22 +150,26 @@ def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork
     return network
 
 
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def table(result: Mapping[str, Any]) -> Table:
     """Return a table of the numbers of the trained network and, if there is one, of the untrained network."""
     title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
     numbers_table = Table(title=Text(printable(title)), title_justify="left")
     numbers_table.add_column("")
     numbers = result["analyse"]
-    columns = {
-        name: prefix
-        for name, prefix in _PREFIXES.items()
-        if any(key.startswith(prefix) for key in numbers)
-    }
-    for name in columns:
-        numbers_table.add_column(name, justify="right")
-    for key in (key for key in numbers if not key.startswith(_PREFIXES["untrained"])):
-        values = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
-        numbers_table.add_row(key, *("" if value is None else f"{value:.4g}" for value in values))
+    prefixes = []
+    for name, prefix in _PREFIXES.items():
+        if any(key.startswith(prefix) for key in numbers):
+            numbers_table.add_column(name, justify="right")
+            prefixes.append(prefix)
+    for key in numbers:
+        if key.startswith(_PREFIXES["untrained"]):
+            continue
+        values = [numbers.get(prefix + key) for prefix in prefixes]
+        numbers_table.add_row(key, *map(_cell, values))
     if None in numbers.values():
         numbers_table.caption = (
             "empty: not defined for this network or these images (docs/guides/looking_inside.md)"

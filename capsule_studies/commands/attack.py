@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from capsule_lab.tables.summary import Entry
     from capsule_studies.attacks.evaluation import Measured
+    from capsule_studies.attacks.gradient import Box
     from capsule_studies.attacks.session import AttackedRun
 
 _COLUMNS = {
@@ -48,10 +49,9 @@ _COLUMNS = {
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
-"""Headings of the printed quantities, which ``summary.of_budgets`` defines."""
-_CPU_BATCH = (
-    128  # ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500
-)
+"""Headings of the printed quantities, which ``record.of_budgets`` defines."""
+_CPU_BATCH = 128
+"""Ours: the gradient fits into the caches and takes 0.7 of the time of a batch of 500."""
 _FOR_THRESHOLD = 1000  # ours: validation images, 50 of which are above the threshold
 
 
@@ -101,15 +101,15 @@ class AttackResult(runs.results.Evaluation):
         if not self.attack or "targeted" not in self.model_fields_set:
             return self  # it is not drawn
         needed = {"space", "couplings", "source", "options", "split", "images"}
-        if missing := needed - self.model_fields_set:
+        missing = needed - self.model_fields_set
+        if missing:
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         drawn = ["accuracy", "success"] if self.targeted else ["accuracy"]
-        for epsilon in {key.partition("/")[0] for key in self.attack}:
-            curves = {f"{epsilon}/{name}" for name in drawn}
-            if not math.isfinite(float(epsilon)) or not curves <= {*self.attack}:
-                raise ValueError(
-                    f"an attack with epsilon {epsilon} without {', '.join(sorted(curves))}"
-                )
+        for key in self.attack:
+            epsilon, _, _ = key.partition("/")
+            curves = [f"{epsilon}/{name}" for name in drawn]
+            if not math.isfinite(float(epsilon)) or not {*curves} <= {*self.attack}:
+                raise ValueError(f"an attack with epsilon {epsilon} without {', '.join(curves)}")
         clean = self.test if self.split == "test" else self.val
         if "error" not in clean or "_target_" not in self.options:
             raise ValueError(
@@ -122,8 +122,12 @@ def _check(config: DictConfig) -> None:
     """Raise a ``ConfigError`` if options of ``attack`` do not fit together."""
     check_study(config)
     epsilons = config.epsilons
-    if epsilons is not None and len(set(filter(math.isfinite, epsilons))) < max(1, len(epsilons)):
-        raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
+    if epsilons is not None:
+        different = set(filter(math.isfinite, epsilons))
+        if not different or len(different) < len(epsilons):
+            raise ConfigError(
+                f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]"
+            )
     if config.objective != "training":
         return
     for name, without_effect in (("source", None), ("couplings", "trained"), ("targeted", False)):
@@ -163,29 +167,23 @@ def attack(config: DictConfig) -> StudyOutput:
 
 
 def _attacked(setting: StudyInput) -> StudyResult:
-    from capsule_studies.attacks import checks, session, summary
+    from capsule_studies.attacks import checks, session
+    from capsule_studies.attacks.record import of_budgets, of_clean
     from capsule_studies.images import StudyImages
 
     config, run, function = setting.config, setting.run, setting.function
     _check_effects(config)
-    others = {
-        name: runs.open(config[name], trust=config.trust)
-        for name in ("source", "baseline")
-        if config[name]
-    }
-    for other in others.values():
-        session.check_same_data(run, other)
+    source = _open_other(config, "source", run)
+    baseline = _open_other(config, "baseline", run)
     images = StudyImages(setting.data, config.split, setting.device)
-    source = others.get("source")
     attacked = session.AttackedRun(
         run, images, config.space, source=source, couplings=config.couplings
     )
     check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
     threshold = None
     if config.split == "test":
-        few = run.data_with(
-            {**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)}
-        )
+        number = run.number_of_images(_FOR_THRESHOLD, setting.options)
+        few = run.data_with({**setting.options, **number})
         threshold = session.detection_threshold(run, few)
     attacked.keeps_errors = threshold is not None
     epsilons = _epsilons(config, attacked)
@@ -196,26 +194,36 @@ def _attacked(setting: StudyInput) -> StudyResult:
     seconds = time.monotonic() - start_time
     verdicts = []
     if _is_checked(config):
-        baseline = others.get("baseline")
         judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
         options = {"images": config.check_images, "baseline": judge}
         with _progress(attacked, "checking", None):
             results = checks.checks(attacked, function, config.objective, epsilons, **options)
             verdicts = [check._asdict() for check in results]
     result = {
-        config.split: summary.of_clean(measured, threshold),
-        "attack": summary.of_budgets(measured, threshold),
+        config.split: of_clean(measured, threshold),
+        "attack": of_budgets(measured, threshold),
         "seconds": round(seconds, 2),
         "checks": verdicts,
-        **{
-            name: str(others[name].checkpoint) if name in others else None
-            for name in ("source", "baseline")
-        },
-        **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
+        "source": None if source is None else str(source.checkpoint),
+        "baseline": None if baseline is None else str(baseline.checkpoint),
+        "objective": config.objective,
+        "space": config.space,
+        "couplings": config.couplings,
+        "targeted": config.targeted,
     }
-    return StudyResult(
-        result, attacked.batches, functools.partial(_figures, run, attacked, measured)
-    )
+    figures = functools.partial(_figures, run, attacked, measured)
+    return StudyResult(result, attacked.batches, figures)
+
+
+def _open_other(config: DictConfig, option: str, run: runs.Run) -> runs.Run | None:
+    """Open the run that an option names, if it names one; it must have the data of the attacked run."""
+    from capsule_studies.attacks import session
+
+    if not config[option]:
+        return None
+    other = runs.open(config[option], trust=config.trust)
+    session.check_same_data(run, other)
+    return other
 
 
 def _is_checked(config: DictConfig) -> bool:
@@ -252,62 +260,85 @@ def _figures(
     yield f"attack_{stem}", accuracy_figure([record])
     target = 0 if record["targeted"] else None
     answers = {"original": measured.clean}
-    answers |= {
-        f"epsilon {epsilon:g}": answer
-        for (epsilon, to), answer in measured.attacked.items()
-        if epsilon and to == target
-    }
-    bins = {
-        key: reliability(answer.logits.double().softmax(1), measured.labels)
-        for key, answer in answers.items()
-    }
+    for (epsilon, to), answer in measured.attacked.items():
+        if epsilon and to == target:
+            answers[f"epsilon {epsilon:g}"] = answer
+    bins = {}
+    for key, answer in answers.items():
+        probabilities = answer.logits.double().softmax(1)
+        bins[key] = reliability(probabilities, measured.labels)
     aim = "" if target is None else f" towards class {target}"
-    for name, figure in (
-        ("attacked", sheet(measured, target, attacked.batches[0].box, record, run.spec.classes)),
-        ("reliability", reliability_figure(bins)),
-    ):
-        add_heading(figure, f"{weights_of(record)}: {attack_of(record)}{aim}, {images_of(record)}")
+    heading = f"{weights_of(record)}: {attack_of(record)}{aim}, {images_of(record)}"
+    box = attacked.batches[0].box
+    figures = {
+        "attacked": sheet(measured, target, box, record, run.spec.classes),
+        "reliability": reliability_figure(bins),
+    }
+    for name, figure in figures.items():
+        add_heading(figure, heading)
         yield f"{name}_{stem}", figure
 
 
 def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
     """Return the configured strengths or the attack's defaults; strengths must not exceed the range of the pixels."""
     strengths = kind_of(config.attack).strengths
-    is_length, in_grey_levels = config.attack.get("norm") == "l2", config.space == "grey_levels"
+    is_length = config.attack.get("norm") == "l2"
     box, shape = attacked.batches[0].box, attacked.batches[0].images.shape[1:]
     if config.epsilons is not None:
         epsilons = [float(epsilon) for epsilon in config.epsilons]
-    elif is_length:
-        epsilons = [(255 if in_grey_levels else 1) * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
+    elif strengths and not is_length:
+        epsilons = [*strengths]
     else:
-        pixels = "grey_levels" if in_grey_levels else "unit" if box.high == 1 else "standardised"
-        epsilons = [*(strengths or PIXEL_STRENGTHS[pixels])]
+        epsilons = _pixel_strengths(config.space, box, is_length=is_length)
+    if strengths:  # which are not changes of pixels
+        return epsilons
     span = box.high - box.low
     if not math.isfinite(span):
         span = max((batch.images.max() - batch.images.min()).item() for batch in attacked.batches)
     most = span * shape.numel() ** 0.5 if is_length else span
-    wrong = [] if strengths else [epsilon for epsilon in epsilons if not 0 <= epsilon <= most]
-    if wrong:
-        raise ConfigError(
-            f"epsilons contains {wrong[0]:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
-            f"{shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
-        )
+    for epsilon in epsilons:
+        if not 0 <= epsilon <= most:
+            raise ConfigError(
+                f"epsilons contains {epsilon:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
+                f"{shape[1]}x{shape[2]} pixels and a pixel range of {span:g}"
+            )
     return epsilons
+
+
+def _pixel_strengths(space: str, box: Box, *, is_length: bool) -> list[float]:
+    """Return the default strengths of attacks that change pixels."""
+    if is_length:
+        unit = 255 if space == "grey_levels" else 1
+        return [unit * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
+    if space == "grey_levels":
+        return [*PIXEL_STRENGTHS["grey_levels"]]
+    return [*PIXEL_STRENGTHS["unit" if box.high == 1 else "standardised"]]
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
     """Return tables of the accuracy at each epsilon and of the results of the checks."""
+    if not result["checks"]:
+        return [_accuracies(result)]
+    verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
+    for check in result["checks"]:
+        verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
+        style = "red" if verdict == "FAILED" else None
+        verdicts.add_row(check["name"], verdict, check["found"], style=style)
+    return [_accuracies(result), verdicts]
+
+
+def _accuracies(result: Mapping[str, Any]) -> Table:
     from capsule_studies.attacks.figures import attack_of, images_of
-    from capsule_studies.attacks.summary import by_epsilon
+    from capsule_studies.attacks.record import by_epsilon
 
     clean = 100 - result[result["split"]]["error"]
     title = f"{attack_of(result)} on {result['checkpoint']}: clean accuracy {clean:.1f} % on {images_of(result)}"
     budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
-    known = {
-        key for record in budgets.values() for key, value in record.items() if value is not None
-    }
-    columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
+    columns = []
+    for key in _COLUMNS:
+        if any(record.get(key) is not None for record in budgets.values()):
+            columns.append(key)
     accuracies = Table(
         title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
@@ -316,35 +347,28 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
             "mean change: mean absolute change of a pixel in grey levels of 255, after clipping"
         )
         accuracies.caption_justify = "left"
-    for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
+    headings = [_COLUMNS[key] for key in columns]
+    for heading in ("epsilon", f"{first} %", "95 % interval", *headings):
         longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
-        accuracies.add_column(
-            heading, justify="right", width=len(longest)
-        )  # otherwise rich truncates words
+        # otherwise rich truncates words
+        accuracies.add_column(heading, justify="right", width=len(longest))
     for epsilon, record in budgets.items():
-        numbers = ["" if record.get(key) is None else f"{record[key]:.1f}" for key in columns]
-        bounds = f"{record['lowest']:.1f} to {record['highest']:.1f}"
-        accuracies.add_row(f"{epsilon:g}", f"{record[first]:.1f}", bounds, *numbers)
-    if not result["checks"]:
-        return [accuracies]
-    verdicts = Table("check", "", "found", title="checks of the attack", title_justify="left")
-    for check in result["checks"]:
-        verdict = {True: "passed", False: "FAILED", None: ""}[check["passed"]]
-        verdicts.add_row(
-            check["name"],
-            verdict,
-            check["found"],
-            style="red" if check["passed"] is False else None,
-        )
-    return [accuracies, verdicts]
+        bounds = f"{_percentage(record['lowest'])} to {_percentage(record['highest'])}"
+        others = [_percentage(record.get(key)) for key in columns]
+        accuracies.add_row(f"{epsilon:g}", _percentage(record[first]), bounds, *others)
+    return accuracies
+
+
+def _percentage(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 @contextmanager
 def _progress(attacked: AttackedRun, task: str, passes: int | None) -> Iterator[None]:
     """Show a progress bar on a terminal, with the remaining time if the number of passes is known."""
-    total = (
-        None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
-    )
+    from capsule_studies.images import count_images
+
+    total = None if passes is None else passes * count_images(attacked.batches)
     console = Console(stderr=True)
     columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())
     with Progress(

@@ -20,9 +20,8 @@ class Page:
         self.text, self.height = text, height
 
     def __repr__(self) -> str:
-        return (
-            f"Page(of {len(self.text) / 1e6:.1f} MB; a notebook shows it, and save(path) writes it)"
-        )
+        megabytes = len(self.text) / 1e6
+        return f"Page(of {megabytes:.1f} MB; a notebook shows it, and save(path) writes it)"
 
     def _repr_html_(self) -> str:
         content = html.escape(self.text, quote=True)

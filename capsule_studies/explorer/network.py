@@ -38,8 +38,10 @@ SUPPORTED = (
     "a CapsNet with dynamic or uniform routing, an EfficientCapsNet or EMCaps with routing=em_normalised, and beside "
     "it a CNN without pooling; each in its usual options"
 )
-_EXACT_BELOW = 4096  # ours: smaller tensors, such as biases, stay in float32; they are a thousandth of the block
-_BYTES = 4  # each tensor starts at a multiple of it
+_EXACT_BELOW = 4096
+"""Ours: smaller tensors, such as biases, stay in float32; they are a thousandth of the block."""
+_BYTES = 4
+"""Each tensor starts at a multiple of this number."""
 
 
 class PackedNetwork(NamedTuple):
@@ -57,7 +59,7 @@ class PackedNetwork(NamedTuple):
 
 
 def rounded(network: AbstractNetwork, precision: Precision) -> AbstractNetwork:
-    """Return a copy in eval mode whose weights are those of an ``PackedNetwork`` with this precision."""
+    """Return a copy in eval mode whose weights are those of a ``PackedNetwork`` with this precision."""
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
         for tensor in network.state_dict().values():
@@ -105,15 +107,17 @@ class _Exporter:
         if isinstance(network, CapsNet):
             check(network.padding == "valid", "padding='same'")
             check(network.masked_decoder, "masked_decoder=false")
-            features = [*self.operations(network.conv), *self.operations(nn.ReLU())]
-            features += [self.conv(network.primary.conv)]
+            features = self.operations(network.conv)
+            features += self.operations(nn.ReLU())
+            features.append(self.conv(network.primary.conv))
             capsules = [self.dense(name, layer) for name, layer in _above(network)]
         elif isinstance(network, EfficientCapsNet):
-            features = [*self.operations(network.features), self.conv(network.primary.conv)]
+            features = self.operations(network.features)
+            features.append(self.conv(network.primary.conv))
             capsules = [self.dense("digits", network.digits)]
         elif isinstance(network, EMCaps):
-            stem = (network.conv, network.norm, nn.ReLU())
-            features = [operation for part in stem for operation in self.operations(part)]
+            stem = nn.Sequential(network.conv, network.norm, nn.ReLU())
+            features = self.operations(stem)
             capsules = [self.em(name, layer) for name, layer in _above(network)]
         else:
             return self.without_capsules(network)
@@ -128,20 +132,17 @@ class _Exporter:
     def without_capsules(self, network: AbstractNetwork) -> dict[str, Any]:
         if isinstance(network, MatchedCNN) and not network.averaged and network.units is not None:
             units: Any = network.classifier
-            features = [
-                *self.operations(network.features),
-                {"op": "flatten"},
-                *self.operations(network.units),
-            ]
-            features += [*self.operations(nn.ReLU())]
-            features += [
-                {
-                    "op": "units",
-                    "classes": units.num_classes,
-                    "weight": self.add(units.weight),
-                    "bias": self.add(units.bias),
-                }
-            ]
+            features = self.operations(network.features)
+            features.append({"op": "flatten"})
+            features += self.operations(network.units)
+            features += self.operations(nn.ReLU())
+            scores = {
+                "op": "units",
+                "classes": units.num_classes,
+                "weight": self.add(units.weight),
+                "bias": self.add(units.bias),
+            }
+            features.append(scores)
             return {
                 "features": features,
                 "primary": None,
@@ -149,11 +150,9 @@ class _Exporter:
                 "classes": units.num_classes,
             }
         if isinstance(network, AbstractCNN):
-            features = [
-                *self.operations(network.features),
-                {"op": "flatten"},
-                *self.operations(network.classifier),
-            ]
+            features = self.operations(network.features)
+            features.append({"op": "flatten"})
+            features += self.operations(network.classifier)
             return {
                 "features": features,
                 "primary": None,
@@ -227,15 +226,12 @@ class _Exporter:
                 "squash": "exponential",
             }
         if isinstance(layer, LinearPrimaryCapsules):
-            pose = [*self.operations(layer.pose), *self.operations(layer.pose_norm)]
-            activation = [
-                *self.operations(layer.activation),
-                *self.operations(layer.activation_norm),
-            ]
+            pose = nn.Sequential(layer.pose, layer.pose_norm)
+            activation = nn.Sequential(layer.activation, layer.activation_norm)
             return {
                 "op": "matrices",
-                "pose": pose,
-                "activation": activation,
+                "pose": self.operations(pose),
+                "activation": self.operations(activation),
                 "offset": layer.offset,
             }
         raise unsupported(type(layer).__name__)
@@ -268,9 +264,8 @@ class _Exporter:
         else:
             raise unsupported(type(routing).__name__)
         check(not routing.leaky, "routing.leaky=true")
-        check(
-            options.get("squash", "squash") == "squash", f"routing.squash={options.get('squash')}"
-        )
+        squash = options.get("squash", "squash")
+        check(squash == "squash", f"routing.squash={squash}")
         return {"kind": "dynamic", "iterations": iterations, "bias": self.add(routing.bias)}
 
     def em(self, name: str, layer: nn.Module) -> dict[str, Any]:
@@ -284,12 +279,11 @@ class _Exporter:
         check(not routing.learned_prior, "routing.learned_prior=true")
         window = layer.windows if isinstance(layer, ConvCapsules) else None
         if isinstance(layer, ConvCapsules):
-            check(
-                routing.normalisation == "all_parents",
-                f"routing.normalisation={routing.normalisation}",
-            )
+            normalisation = routing.normalisation
+            check(normalisation == "all_parents", f"routing.normalisation={normalisation}")
             check(layer.padding == 0, "padded capsules")
-        evidence, pose = affine(routing.evidence_norm), affine(routing.pose_norm)
+        evidence_factor, evidence_term = affine(routing.evidence_norm)
+        pose_factor, pose_term = affine(routing.pose_norm)
         return {
             "op": "em",
             "name": name,
@@ -302,8 +296,10 @@ class _Exporter:
             "temperature": routing.options["temperature"],
             "minVariance": routing.options["min_variance"],
             "massEps": routing.options["mass_eps"],
-            **dict(zip(("evidenceFactor", "evidenceTerm"), map(self.add, evidence), strict=True)),
-            **dict(zip(("poseFactor", "poseTerm"), map(self.add, pose), strict=True)),
+            "evidenceFactor": self.add(evidence_factor),
+            "evidenceTerm": self.add(evidence_term),
+            "poseFactor": self.add(pose_factor),
+            "poseTerm": self.add(pose_term),
         }
 
     def decoder(self, decoder: nn.Module | None) -> list[dict[str, Any]] | None:

@@ -18,7 +18,9 @@ from capsule_lab.deploy.export import check_data_is_here
 from capsule_lab.errors import CapsuleLabError, RunError, one_line
 from capsule_lab.networks import EMCaps
 from capsule_lab.networks.base import AbstractCapsuleNetwork, reconstructs
+from capsule_lab.types import Batch
 from capsule_studies.explorer.network import PackedNetwork, Precision, export, rounded
+from capsule_studies.images import count_images, joined_images, joined_labels
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("engine.js", "draw.js", "sandbox.js", "views.js")
@@ -49,32 +51,28 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
             that the page cannot compute; or if the page would be larger than ``LARGEST``.
     """
     roles = _roles(opened)
-    digits = _digits(opened[0])
+    first = opened[0]
+    digits = _digits(first)
+    tried = digits.images[:_TRIED]
     networks, blocks = [], []
     for role, run in roles.items():
-        _check_finite(run, digits.images[:_TRIED])
+        _check_finite(run, tried)
         blocks.append(_block(role, export(run.network, precision)))
-        used = rounded(run.network, precision)
-        networks.append(
-            {
-                "role": role,
-                **_record(run),
-                "rounding": _difference(run.network, used, digits.images[:_TRIED]),
-            }
-        )
+        rounding = _difference(run.network, rounded(run.network, precision), tried)
+        networks.append({"role": role, **_record(run), "rounding": rounding})
     facts = {
-        "names": list(opened[0].spec.classes or map(str, range(opened[0].spec.num_classes))),
+        "names": list(first.spec.classes or map(str, range(first.spec.num_classes))),
         "digits": digits.kind,
         "samples": _samples(digits),
-        "ranges": _pose_ranges(opened[0].network, digits),
+        "ranges": _pose_ranges(first.network, digits),
         "networks": networks,
     }
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - as_json escapes for scripts
-    page = environment.from_string((ASSETS / "page.html").read_text(encoding="utf-8")).render(
-        style=(ASSETS / "style.css").read_text(encoding="utf-8"),
+    page = environment.from_string(_asset("page.html")).render(
+        style=_asset("style.css"),
         facts=as_json(facts),
         models="\n".join(blocks),
-        scripts="\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        scripts="\n".join(map(_asset, SCRIPTS)),
     )
     if len(page) > LARGEST:
         raise RunError(
@@ -82,6 +80,10 @@ def render(opened: Sequence[runs.Run], *, precision: Precision = "f16") -> str:
             "network, such as model=capsnet_slim, or one beside it less"
         )
     return page
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
@@ -94,21 +96,22 @@ def _roles(opened: Sequence[runs.Run]) -> dict[str, runs.Run]:
                 f"{run.checkpoint} has {run.spec.num_classes} classes of images of {shape}; expected the ten digits of "
                 "1x28x28, which can be drawn: train with data=mnist"
             )
-        is_capsule_network = isinstance(run.network, AbstractCapsuleNetwork)
-        role = "first" if number == 0 else "em" if isinstance(run.network, EMCaps) else "cnn"
-        if (role == "first" and not is_capsule_network) or (role == "cnn" and is_capsule_network):
-            expected = (
-                "a network with capsules as ckpt"
-                if role == "first"
-                else "an EMCaps or a CNN beside it"
-            )
+        kind = type(run.network).__name__
+        has_capsules = isinstance(run.network, AbstractCapsuleNetwork)
+        if number == 0:
+            role = "first"
+        elif isinstance(run.network, EMCaps):
+            role = "em"
+        else:
+            role = "cnn"
+        if role == "first" and not has_capsules:
             raise RunError(
-                f"{run.checkpoint} has a {type(run.network).__name__}; expected {expected}"
+                f"{run.checkpoint} has a {kind}; expected a network with capsules as ckpt"
             )
+        if role == "cnn" and has_capsules:
+            raise RunError(f"{run.checkpoint} has a {kind}; expected an EMCaps or a CNN beside it")
         if role in roles:
-            raise RunError(
-                f"{run.checkpoint} is a second {type(run.network).__name__} beside; expected one"
-            )
+            raise RunError(f"{run.checkpoint} is a second {kind} beside; expected one")
         roles[role] = run
     return roles
 
@@ -117,33 +120,29 @@ def _digits(run: runs.Run) -> Digits:
     """Return training images of the run, not augmented, or if its data set is not here, the first digits of MNIST."""
     try:
         check_data_is_here(run)
-        images, labels, found = [], [], 0
+        batches: list[Batch] = []
         for batch in run.batches("train"):
-            images.append(batch.images)
-            labels.append(batch.labels)
-            if (found := found + len(batch.labels)) >= _IMAGES:
+            batches.append(batch)
+            if count_images(batches) >= _IMAGES:
                 break
-        return Digits(torch.cat(images), torch.cat(labels), "training images")
+        return Digits(joined_images(batches), joined_labels(batches), "training images")
     except CapsuleLabError as error:
         log.info(
             "there are no training images (%s); the page has 400 training digits of MNIST",
             one_line(error),
         )
         with np.load(ASSETS / "digits.npz", allow_pickle=False) as stored:
-            pixels, classes = (torch.from_numpy(stored[name]) for name in ("images", "labels"))
-        return Digits(
-            pixels[:, None].float() / 255,
-            classes.long(),
-            "first 40 training digits of its class in MNIST",
-        )
+            pixels = torch.from_numpy(stored["images"])
+            labels = torch.from_numpy(stored["labels"])
+        images = pixels[:, None].float() / 255
+        return Digits(images, labels.long(), "first 40 training digits of its class in MNIST")
 
 
 def _samples(digits: Digits) -> list[list[int]]:
     """Return an image of each class as grey values."""
     chosen = [int((digits.labels == label).nonzero()[0]) for label in digits.labels.unique()]
-    values: list[list[int]] = (
-        (255 * digits.images[chosen]).round().to(torch.uint8).flatten(1).tolist()
-    )
+    levels = (255 * digits.images[chosen]).round().to(torch.uint8)
+    values: list[list[int]] = levels.flatten(1).tolist()
     return values
 
 
@@ -154,25 +153,18 @@ def _pose_ranges(network: Any, digits: Digits) -> dict[str, list[list[float]]] |
         return None
     with torch.no_grad():
         poses = torch.cat([module(part).capsules.poses for part in digits.images.split(200)])
+    _, classes, components = poses.shape
     own = poses[torch.arange(len(poses)), digits.labels]  # [image component]
-    by_class = [own[digits.labels == label] for label in range(poses.shape[1])]
-    return {
-        "mean": [each.mean(0).tolist() if len(each) else [0.0] * own.shape[1] for each in by_class],
-        "std": [
-            each.std(0).tolist() if len(each) > 1 else [0.1] * own.shape[1] for each in by_class
-        ],
-    }
+    means, deviations = [], []
+    for label in range(classes):
+        of_class = own[digits.labels == label]
+        means.append(of_class.mean(0).tolist() if len(of_class) else [0.0] * components)
+        deviations.append(of_class.std(0).tolist() if len(of_class) > 1 else [0.1] * components)
+    return {"mean": means, "std": deviations}
 
 
 def _record(run: runs.Run) -> dict[str, Any]:
-    ready = runs.ready_weights.index().values()
-    digest = runs.files.sha256(run.checkpoint) if run.checkpoint.suffix == ".safetensors" else None
-    entry = next((each for each in ready if each["sha256"] == digest), {})
-    metrics = (
-        {"test": {"error": entry["error"]}, **entry}
-        if entry
-        else runs.results.read_metrics(run.directory) or {}
-    )
+    metrics = _metrics(run)
     split = "test" if "error" in metrics.get("test", {}) else "val"
     return {
         "name": type(run.network).__name__,
@@ -184,14 +176,24 @@ def _record(run: runs.Run) -> dict[str, Any]:
     }
 
 
+def _metrics(run: runs.Run) -> dict[str, Any]:
+    """Return the metrics of a run, or of ready weights those of their index."""
+    if run.checkpoint.suffix == ".safetensors":
+        digest = runs.files.sha256(run.checkpoint)
+        for entry in runs.ready_weights.index().values():
+            if entry["sha256"] == digest:
+                return {"test": {"error": entry["error"]}, **entry}
+    return runs.results.read_metrics(run.directory) or {}
+
+
 def _check_finite(run: runs.Run, images: Tensor) -> None:
     """Raise a ``RunError`` if a weight or an output is not finite, which the page could not show."""
-    state = {
-        f"sum of {name}": float(value.sum()) for name, value in run.network.state_dict().items()
-    }
+    sums = {}
+    for name, value in run.network.state_dict().items():
+        sums[f"sum of {name}"] = float(value.sum())
     with torch.no_grad():
-        state["sum of scores"] = float(run.network(images).scores.sum())
-    runs.results.check_finite(state, f"the network of {run.checkpoint}")
+        sums["sum of scores"] = float(run.network(images).scores.sum())
+    runs.results.check_finite(sums, f"the network of {run.checkpoint}")
 
 
 def _difference(network: Any, other: Any, images: Tensor) -> float:

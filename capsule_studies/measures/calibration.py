@@ -31,9 +31,8 @@ class Reliability(NamedTuple):
     @property
     def expected_error(self) -> float:
         """Mean distance of accuracy and confidence over images, in [0, 1] (Guo et al. 2017, section 2)."""
-        return float(
-            (self.images * (self.accuracy - self.confidence).abs()).nansum() / self.images.sum()
-        )
+        distance = (self.accuracy - self.confidence).abs()
+        return float((self.images * distance).nansum() / self.images.sum())
 
 
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
@@ -48,11 +47,13 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = torch.bucketize(confidence, edges[1:-1])
     right = (predicted == labels).double()
-    count, confidences, rights = (
-        confidence.new_zeros(bins).index_add(0, index, values)
-        for values in (torch.ones_like(right), confidence, right)
+    empty = confidence.new_zeros(bins)
+    count = empty.index_add(0, index, torch.ones_like(right))
+    return Reliability(
+        images=count.long(),
+        confidence=empty.index_add(0, index, confidence) / count,
+        accuracy=empty.index_add(0, index, right) / count,
     )
-    return Reliability(count.long(), confidences / count, rights / count)
 
 
 def brier_score(probabilities: Probabilities, labels: Labels) -> float:
@@ -77,8 +78,9 @@ def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
         there = count > 0
         label = f"{name}, ECE {100 * result.expected_error:.2f} %"
         upper.plot(confidence[there], accuracy[there], label=label, **style)
+        percentages = 100 * count / count.sum()
         edges = torch.linspace(0, 1, len(count) + 1).numpy()
-        lower.stairs(100 * count / count.sum(), edges, color=style["color"], linewidth=1.5)
+        lower.stairs(percentages, edges, color=style["color"], linewidth=1.5)
     upper.set(ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     upper.legend()
     lower.set(xlabel="confidence", ylabel="images, %")

@@ -14,9 +14,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 STARVED = 0.01  # ours: share of the mean mass of a parent
-DEAD = (
-    0.01  # ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``
-)
+DEAD = 0.01
+"""Ours: a dead capsule's activations are all below it, as in ``metrics.DeadCapsuleRate``."""
 TREE_LEVELS = 11  # Renzulli 2022, from memory: levels of a quantised coupling
 
 Couplings = Float[Tensor, "image child parent"]
@@ -40,7 +39,8 @@ def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tenso
     if seen is None:
         return entropy / math.log(max(couplings.shape[2], 2))
     count = seen.sum(1)
-    return torch.where(count > 0, entropy / count.clamp_min(2).to(entropy.dtype).log(), torch.nan)
+    largest = count.clamp_min(2).to(entropy.dtype).log()
+    return torch.where(count > 0, entropy / largest, torch.nan)
 
 
 def weighted_entropy(
@@ -48,8 +48,8 @@ def weighted_entropy(
 ) -> Number:
     """Return the mean of ``child_entropy`` over children, weighted by their activations."""
     entropy = child_entropy(couplings, seen)
-    known = ~entropy.isnan()
-    return (activations * known * entropy.nan_to_num()).sum() / (activations * known).sum()
+    weights = activations * ~entropy.isnan()
+    return (weights * entropy.nan_to_num()).sum() / weights.sum()
 
 
 def t_score(couplings: Couplings, seen: Seen | None = None) -> Number:
@@ -74,13 +74,16 @@ def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     """
     every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.to(couplings.dtype)
     count = every.sum(1).clamp_min(1)  # [child]
-    over_images = ((couplings.var(0, correction=0) * every).sum(1) / count).sum()
-    mean = (couplings.mean(0) * every).sum(1) / count
-    deviations = (couplings - mean.view(1, -1, 1)).square().mean(0) * every  # [child parent]
-    spread = (deviations.sum(1) / count).sum()
-    return torch.where(
-        spread > torch.finfo(couplings.dtype).eps, 1 - over_images / spread, torch.nan
-    )
+
+    def over_parents(values: Tensor) -> Tensor:
+        return (values * every).sum(1) / count  # [child]
+
+    over_images = over_parents(couplings.var(0, correction=0)).sum()
+    mean = over_parents(couplings.mean(0))
+    deviations = couplings - mean.view(1, -1, 1)
+    spread = over_parents(deviations.square().mean(0)).sum()
+    varies = spread > torch.finfo(couplings.dtype).eps
+    return torch.where(varies, 1 - over_images / spread, torch.nan)
 
 
 def class_information(couplings: Couplings, labels: Labels, classes: int) -> Number:
@@ -93,12 +96,12 @@ def class_information(couplings: Couplings, labels: Labels, classes: int) -> Num
     chosen = couplings.argmax(2)  # [image child]
     counts = couplings.new_zeros(chosen.shape[1], parents * classes, dtype=torch.float64)
     index = (chosen * classes + labels.unsqueeze(1)).t()  # [child image]
-    joint = counts.scatter_add(1, index, torch.ones_like(index, dtype=torch.float64)) / len(labels)
-    joint = joint.unflatten(1, (parents, classes))
-    entropy = torch.special.entr(joint).sum((1, 2))
-    information = (
-        sum(torch.special.entr(joint.sum(axis)).sum(1) for axis in (1, 2)) - entropy
-    )  # [child]
+    counts = counts.scatter_add(1, index, torch.ones_like(index, dtype=torch.float64))
+    joint = (counts / len(labels)).unflatten(1, (parents, classes))
+    of_labels = torch.special.entr(joint.sum(1)).sum(1)  # [child]
+    of_parents = torch.special.entr(joint.sum(2)).sum(1)
+    of_both = torch.special.entr(joint).sum((1, 2))
+    information = of_labels + of_parents - of_both
     return (information / math.log(2)).mean().to(couplings.dtype)
 
 
@@ -115,18 +118,20 @@ def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
     images, the largest possible number of trees.
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-    rounded = (
-        ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
-    )
-    counted = []
+    levels = (couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)
+    trees = levels.round().to(torch.uint8).flatten(1)  # [image child·parent]
+    numbers, entropies, images = [], [], []
     for label in labels.unique():
-        counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
-        entropy = torch.special.entr(counts / counts.sum()).sum() / math.log(2)
-        counted.append((len(counts), float(entropy), int(counts.sum())))
-    means = (sum(values) / len(values) for values in zip(*counted, strict=True))
-    return dict(
-        zip(("trees_per_class", "entropy_of_trees", "images_per_class"), means, strict=True)
-    )
+        _, counts = trees[labels == label].unique(dim=0, return_counts=True)
+        shares = counts.double() / counts.sum()
+        numbers.append(len(counts))
+        entropies.append(float(torch.special.entr(shares).sum()) / math.log(2))
+        images.append(int(counts.sum()))
+    return {
+        "trees_per_class": sum(numbers) / len(numbers),
+        "entropy_of_trees": sum(entropies) / len(entropies),
+        "images_per_class": sum(images) / len(images),
+    }
 
 
 def logit_change(
@@ -142,6 +147,7 @@ def distance_from_orthogonal(weight: Float[Tensor, "child inner parent columns"]
     The nearest orthogonal matrix to ``W = U S V^T`` is ``U V^T``, here times the mean singular value, because a common
     scale of all components does not change the shape. Training does not constrain transformations to be rotations.
     """
-    values = torch.linalg.svdvals(weight.transpose(1, 2).flatten(0, 1))  # [child·parent value]
-    spread = (values - values.mean(1, keepdim=True)).norm(dim=1) / values.norm(dim=1)
-    return float(spread.mean())
+    matrices = weight.transpose(1, 2).flatten(0, 1)
+    values = torch.linalg.svdvals(matrices)  # [child·parent value]
+    deviations = values - values.mean(1, keepdim=True)
+    return float((deviations.norm(dim=1) / values.norm(dim=1)).mean())

@@ -71,9 +71,8 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
         + (precision * means.square()).sum(1)
     )
     distances = plain - (projected * expected).sum(2)  # [n k]
-    log_determinant = mixture.noise.log().sum(1) + 2 * root.diagonal(dim1=1, dim2=2).log().sum(
-        1
-    )  # [k]
+    log_root = root.diagonal(dim1=1, dim2=2).log().sum(1)  # [k]
+    log_determinant = mixture.noise.log().sum(1) + 2 * log_root
     log_density = -0.5 * (distances + log_determinant + dim * math.log(2 * math.pi))
     return Posterior(mixture.proportions.log() + log_density, expected, covariance)
 
@@ -102,16 +101,17 @@ def em_step(
         moments += torch.einsum("nkq,nkr->kqr", weighted, extended)
         moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * joint.covariance
     enough = mass.clamp_min(torch.finfo(points.dtype).tiny)
-    moments += (
-        1e-10
-        * enough.view(-1, 1, 1)
-        * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
-    )
+    identity = torch.eye(factors + 1, dtype=points.dtype, device=points.device)
+    moments += 1e-10 * enough.view(-1, 1, 1) * identity
     joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
     residual = of_squares - (joined * cross).sum(2)  # [k d]
-    noise = (residual / enough.unsqueeze(1)).clamp_min(floor)
-    loadings, means = joined[..., :factors], joined[..., factors]
-    return FactorAnalysers(mass / len(points), means, loadings, noise), log_likelihood / len(points)
+    after = FactorAnalysers(
+        proportions=mass / len(points),
+        means=joined[..., factors],
+        loadings=joined[..., :factors],
+        noise=(residual / enough.unsqueeze(1)).clamp_min(floor),
+    )
+    return after, log_likelihood / len(points)
 
 
 def fit_factor_analysers(
@@ -146,7 +146,7 @@ def fit_factor_analysers(
         for _ in range(steps):
             mixture, log_likelihood = em_step(points, mixture, floor=floor)
             log_likelihoods.append(log_likelihood)
-            if len(log_likelihoods) > 1 and log_likelihoods[-1] - log_likelihoods[-2] < tolerance:
+            if len(log_likelihoods) > 1 and log_likelihood - log_likelihoods[-2] < tolerance:
                 break
         fits.append(Fit(mixture, log_likelihoods))
     return max(fits, key=lambda fit: fit.log_likelihoods[-1])
@@ -161,22 +161,23 @@ def _start(
     nearest = (points - centres).square().sum(1)
     for _ in range(components - 1):
         weights = nearest.cpu().double()
-        weights = weights if weights.sum() > 0 else torch.ones_like(weights)
-        chosen = int(
-            torch.searchsorted(
-                weights.cumsum(0), weights.sum() * torch.rand(1, generator=generator).double()
-            )
-        )
-        chosen = min(chosen, len(points) - 1)
-        centres = torch.cat([centres, points[chosen : chosen + 1]])
-        nearest = torch.minimum(nearest, (points - centres[-1]).square().sum(1))
+        if weights.sum() <= 0:
+            weights = torch.ones_like(weights)
+        drawn = weights.sum() * torch.rand(1, generator=generator).double()
+        place = int(torch.searchsorted(weights.cumsum(0), drawn))
+        chosen = points[min(place, len(points) - 1)]
+        centres = torch.cat([centres, chosen.unsqueeze(0)])
+        nearest = torch.minimum(nearest, (points - chosen).square().sum(1))
     variances = points.var(0, correction=0)
     nearest_centre = torch.cdist(points, centres).argmin(1)
     around = (points - centres[nearest_centre]).square()
     sums = torch.zeros_like(centres).index_add(0, nearest_centre, around)
     counts = torch.bincount(nearest_centre, minlength=components).to(points).unsqueeze(1)
     noise = torch.where(counts > 1, sums / counts.clamp_min(1), variances).clamp_min(floor)
-    loadings = _LOADINGS * torch.randn(
-        components, points.shape[1], factors, generator=generator
-    ).to(points)
-    return FactorAnalysers(points.new_full((components,), 1 / components), centres, loadings, noise)
+    drawn = torch.randn(components, points.shape[1], factors, generator=generator)
+    return FactorAnalysers(
+        proportions=points.new_full((components,), 1 / components),
+        means=centres,
+        loadings=_LOADINGS * drawn.to(points),
+        noise=noise,
+    )

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.types import Batch
+from capsule_studies.images import joined_labels
 from capsule_studies.subject import Subject
 
 _COMPONENTS = 16  # ours: as many as a pose has
@@ -39,7 +40,7 @@ def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "im
     """Return the pose of each label's capsule, in float64."""
     capsules = subject.outputs(batches).capsules
     assert capsules is not None
-    return of_label(capsules.poses, torch.cat([batch.labels for batch in batches])).double()
+    return of_label(capsules.poses, joined_labels(batches)).double()
 
 
 def of_label(
@@ -51,11 +52,15 @@ def of_label(
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:
     """Return the input of the network's last layer with weights."""
-    layers = [
-        module for module in subject.network.modules() if isinstance(module, nn.Linear | nn.Conv2d)
-    ]
+    for module in subject.network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            last_layer = module
     kept: list[Tensor] = []
-    with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kept.append(inputs[0].flatten(1))
+
+    with last_layer.register_forward_pre_hook(keep):
         subject.outputs(batches)
     return torch.cat(kept)
 
@@ -76,21 +81,28 @@ def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
 
     The penalty is in units of the mean variance of ``before``.
     """
-    fitted, judged = slice(0, None, 2), slice(1, None, 2)
-    mean = before[fitted].mean(0)
-    centred, change = before[fitted] - mean, after[fitted] - before[fitted]
+    start, end = before[0::2], after[0::2]
+    mean = start.mean(0)
+    centred = start - mean
+    change = end - start
     shift = change.mean(0)
     size = centred.square().sum(0).mean().clamp_min(torch.finfo(before.dtype).tiny)
-    gram = centred.t() @ centred + ridge * size * torch.eye(before.shape[1]).to(before)
+    identity = torch.eye(before.shape[1]).to(before)
+    gram = centred.t() @ centred + ridge * size * identity
     matrix = torch.linalg.solve(gram, centred.t() @ (change - shift))
-    predicted = before[judged] + (before[judged] - mean) @ matrix + shift
-    target = after[judged]
-    spread = (target - target.mean(0)).square().sum()
+
+    held_out, target = before[1::2], after[1::2]
+    predicted = held_out + (held_out - mean) @ matrix + shift
+    spread = _squared(target - target.mean(0))
     return LinearMap(
-        matrix + torch.eye(len(matrix)).to(matrix),
-        float((predicted - target).square().sum() / spread),
-        float((before[judged] - target).square().sum() / spread),
+        matrix=matrix + identity,
+        error=float(_squared(predicted - target) / spread),
+        identity_error=float(_squared(held_out - target) / spread),
     )
+
+
+def _squared(values: Tensor) -> Tensor:
+    return values.square().sum()
 
 
 def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | None = None) -> float:
@@ -103,9 +115,8 @@ def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | Non
     0.0
     """
     identity = torch.eye(len(both)).to(both)
-    return float(
-        (first @ second - both).norm() / ((both if unit is None else unit) - identity).norm()
-    )
+    size = (both if unit is None else unit) - identity
+    return float((first @ second - both).norm() / size.norm())
 
 
 def principal_components(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_lab.analysis.plotting import draw_image, sequential_colours
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
@@ -47,9 +47,9 @@ def parse(layers: Layers, root: int) -> Tree:
             order = weights.argsort(descending=True)[:_DRAWN]
             before = weights[order].cumsum(0) - weights[order]
             heaviest = order[before < _KEPT * weights.sum()]
-            branches[name] += [
-                Branch(int(children[child]), parent, float(weights[child])) for child in heaviest
-            ]
+            for child in heaviest:
+                branch = Branch(int(children[child]), parent, float(weights[child]))
+                branches[name].append(branch)
         parents = {branch.child for branch in branches[name]}
     return branches
 
@@ -60,11 +60,9 @@ def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tenso
     if grid is None:
         return torch.full((capsules,), 0.5), (child + 0.5) / capsules, child
     place = child % (grid.height * grid.width) if grid.by_type else child // grid.types
-    return (
-        (place // grid.width + 0.5) / grid.height,
-        (place % grid.width + 0.5) / grid.width,
-        grid.type_of_child,
-    )
+    rows = (place // grid.width + 0.5) / grid.height
+    columns = (place % grid.width + 0.5) / grid.width
+    return rows, columns, grid.type_of_child
 
 
 def draw_on_image(
@@ -79,23 +77,30 @@ def draw_on_image(
     draw_image(axis, picture[0], alpha=0.5)
     name, layer = [*layers.items()][-1]
     branches = parsed[name]
-    if layer.child_grid is None or not branches:
+    grid = layer.child_grid
+    if grid is None or not branches:
         return
-    rows, columns, kinds = places(layer.child_grid, layer.children.activations.shape[1])
-    chosen = [branch.child for branch in branches]
-    largest = max(branch.weight for branch in branches)
-    spread = 0.6 * (
-        kinds[chosen] / layer.child_grid.types - 0.5
-    )  # types at the same position side by side
+    children, _, weights = zip(*branches, strict=True)
+    chosen = list(children)
+    rows, columns, kinds = (
+        values[chosen] for values in places(grid, layer.children.activations.shape[1])
+    )
+    beside = _beside(kinds, grid.types)
     (top, down), (left, right) = receptive_centres(network, picture)
+    colours = sequential_colours(types)
     axis.scatter(
-        left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
-        top + down * (rows[chosen] * layer.child_grid.height - 0.5 + spread),
-        s=[120 * branch.weight / largest for branch in branches],
-        c=[sequential_colours(types)[int(kind)] for kind in kinds[chosen]],
+        left + right * (columns * grid.width - 0.5 + beside),
+        top + down * (rows * grid.height - 0.5 + beside),
+        s=120 * np.array(weights) / max(weights),
+        c=[colours[int(kind)] for kind in kinds],
         alpha=0.7,
         linewidths=0,
     )
+
+
+def _beside(kinds: Tensor, types: int) -> Tensor:
+    """Return offsets, in columns, that draw types at the same position side by side."""
+    return 0.6 * (kinds / types - 0.5)
 
 
 def draw_graph(axis: Axes, layers: Layers, parsed: Tree, types: int) -> None:
@@ -108,24 +113,23 @@ def draw_graph(axis: Axes, layers: Layers, parsed: Tree, types: int) -> None:
         layer, branches = layers[name], parsed[name]
         grid = layer.child_grid
         _, columns, kinds = places(grid, layer.children.activations.shape[1])
-        if grid is not None:  # types at the same position side by side
-            columns = columns + 0.6 * (kinds / grid.types - 0.5) / grid.width
+        if grid is not None:
+            columns = columns + _beside(kinds, grid.types) / grid.width
         largest = max((branch.weight for branch in branches), default=1.0)
         for child, parent, weight in branches:
-            top = float(above[numbers[parent]] if depth == 0 else above[parent])
-            colour, width = colours[int(kinds[child])], 0.2 + 2 * weight / largest
+            top = above[numbers[parent]] if depth == 0 else above[parent]
             axis.plot(
-                [top, float(columns[child])],
+                [float(top), float(columns[child])],
                 [-depth, -depth - 1],
-                color=colour,
-                linewidth=width,
+                color=colours[int(kinds[child])],
+                linewidth=0.2 + 2 * weight / largest,
                 alpha=0.5,
             )
         above = columns
-    axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])
-    axis.set_yticklabels(
-        [f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8
-    )
+    labels = [f"{names[-1]}: the class"]
+    labels += [f"below {name}" for name in reversed(names)]
+    axis.set(xlim=(0, 1), xticks=[], yticks=range(0, -len(labels), -1))
+    axis.set_yticklabels(labels, fontsize=8)
     axis.set_xlabel("column in the image", fontsize=8)
 
 
@@ -143,30 +147,39 @@ def receptive_centres(
         raise ValueError(
             "the children of the last layer have no positions; expected a network with child positions"
         )
-    pixels = (
-        torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
-    ).requires_grad_()
-    kept: list[Tensor] = []
-    with (
-        torch.enable_grad(),
-        layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])),
-    ):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(image.shape, generator=generator).to(image).requires_grad_()
+    kept: list[Tensor | Votes] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor | Votes, ...]) -> None:
+        kept.append(inputs[0])
+
+    with torch.enable_grad(), layer.routing.register_forward_pre_hook(keep):
         network.forward(pixels)
         votes = kept[0].child_poses if isinstance(kept[0], Votes) else kept[0].flatten(2)
         sizes = grid.at_positions(votes.square().sum(2)).sum((0, 1))  # [h w]
-        axes = []
-        for axis, along in enumerate((sizes[:, grid.width // 2], sizes[grid.height // 2])):
-            centres = []
-            for at in along:
-                (gradient,) = torch.autograd.grad(at, pixels, retain_graph=True)
-                profile = gradient.abs().sum((0, 1, 3 - axis))
-                centres.append(
-                    float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum())
-                )
-            inside = (
-                slice(1, -1) if len(centres) > 4 else slice(None)
-            )  # first and last may extend beyond the image
-            at_places = np.arange(len(centres))[inside], np.array(centres)[inside]
-            step, first = np.polyfit(*at_places, 1) if len(centres) > 1 else (0, centres[0])
-            axes.append((float(first), float(step)))
-    return axes[0], axes[1]
+        rows = _centres(sizes[:, grid.width // 2], pixels, axis=2)
+        columns = _centres(sizes[grid.height // 2], pixels, axis=3)
+    return _line(rows), _line(columns)
+
+
+def _centres(sizes: Float[Tensor, " position"], pixels: Tensor, axis: int) -> list[float]:
+    """Return for each position the centre, along an axis of the image, of the pixels to which it is sensitive."""
+    centres = []
+    for size in sizes:
+        (gradient,) = torch.autograd.grad(size, pixels, retain_graph=True)
+        profile = gradient.abs().sum((0, 1, 5 - axis))
+        place = torch.arange(len(profile)).to(profile)
+        centres.append(float((profile * place).sum() / profile.sum()))
+    return centres
+
+
+def _line(centres: list[float]) -> tuple[float, float]:
+    """Return the first value and the step of a line through the centres."""
+    if len(centres) == 1:
+        return centres[0], 0.0
+    numbers, values = np.arange(len(centres)), np.array(centres)
+    if len(centres) > 4:  # first and last may extend beyond the image
+        numbers, values = numbers[1:-1], values[1:-1]
+    step, first = np.polyfit(numbers, values, 1)
+    return float(first), float(step)

@@ -42,8 +42,9 @@ def winning_reconstruction_error(
 
 
 def threshold(
-    errors: Float[Tensor, " batch"], false_alarms: float = 0.05
-) -> float:  # 0.05: Frosst 2018
+    errors: Float[Tensor, " batch"],
+    false_alarms: float = 0.05,  # Frosst 2018
+) -> float:
     """Return the smallest error that at most a share of ``false_alarms``, in [0, 1), of the errors exceeds.
 
     Errors are those of clean validation images, not of test images.

@@ -47,7 +47,8 @@ def tightness(
     """
     of_labels = of_label(means, labels)
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
-    return others.amin(1) / of_labels, (others < of_labels.unsqueeze(1)).sum(1) + 1
+    tighter = others < of_labels.unsqueeze(1)
+    return others.amin(1) / of_labels, tighter.sum(1) + 1
 
 
 def shuffled_auc(
@@ -59,31 +60,36 @@ def shuffled_auc(
     for each child; poses are again weighted means. The result is the area under the ROC curve, by distance, of shuffled
     against true images. Images that are the only one of their class are left out; NaN if there are no others.
     """
-    generator = torch.Generator().manual_seed(0)
     images, children = activations.shape
-    donor = torch.zeros(images, children, dtype=torch.int64)
-    on_cpu = labels.cpu()
-    for label in on_cpu.unique():
-        rows = (on_cpu == label).nonzero().squeeze(1)
-        drawn = torch.rand(len(rows), children, generator=generator).argsort(
-            0
-        )  # a permutation for each child
-        donor[rows] = rows[drawn]
-    several = (labels.unsqueeze(1) == labels).sum(1) > 1
     child = torch.arange(children, device=votes.device).expand(images, -1)
     parent = labels.unsqueeze(1).expand(-1, children)  # the label of the image whose place it is
-    means = []
-    for rows in (
-        torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children),
-        donor.to(votes.device),
-    ):
-        mine = votes[rows, child, parent]  # [image child dim]
-        weights = (trace.couplings[rows, child, parent] * activations[rows, child]).unsqueeze(2)
-        pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
-        distances = (mine - pose).norm(dim=2, keepdim=True)
-        means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
-    true, shuffled = (similarity[several & similarity.isfinite()] for similarity in means)
+
+    def distances(donor: Int64[Tensor, "image child"]) -> Float[Tensor, " image"]:
+        """Return the label's mean distances when each child's vote comes from its donor, an image."""
+        own = votes[donor, child, parent]  # [image child dim]
+        weights = trace.couplings[donor, child, parent] * activations[donor, child]
+        pose = (weights.unsqueeze(2) * own).sum(1) / weights.sum(1, keepdim=True)
+        distance = (own - pose.unsqueeze(1)).norm(dim=2)
+        return (weights * distance).sum(1) / weights.sum(1)
+
+    itself = torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children)
+    true = distances(itself)
+    shuffled = distances(_shuffled(labels.cpu(), children).to(votes.device))
+    has_others = (labels.unsqueeze(1) == labels).sum(1) > 1
+    true = true[has_others & true.isfinite()]
+    shuffled = shuffled[has_others & shuffled.isfinite()]
     return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
+
+
+def _shuffled(labels: Labels, children: int) -> Int64[Tensor, "image child"]:
+    """Draw for each child a permutation of the images of each class."""
+    generator = torch.Generator().manual_seed(0)
+    donor = torch.zeros(len(labels), children, dtype=torch.int64)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().squeeze(1)
+        permutations = torch.rand(len(rows), children, generator=generator).argsort(0)
+        donor[rows] = rows[permutations]
+    return donor
 
 
 def common_displacement(
@@ -98,4 +104,5 @@ def common_displacement(
     delta = after - before
     mean = (weights.unsqueeze(1) * delta).sum(0) / weights.sum()
     moved = (weights * delta.square().sum(1)).sum()
-    return float(1 - (weights * (delta - mean).square().sum(1)).sum() / moved)
+    apart = (weights * (delta - mean).square().sum(1)).sum()
+    return float(1 - apart / moved)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import Batch
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
 _ACTIVE = 0.5  # ours: share of a type's largest activation above which it counts as active
@@ -35,6 +37,15 @@ class _Layer(NamedTuple):
     activations: Float[Tensor, "image type position"]
     poses: Float[Tensor, "image type position dim"]
     width: int
+
+
+class _Moved(NamedTuple):
+    """The most active capsule of each type, and the activation of the capsule that was the most active before."""
+
+    place: Int64[Tensor, "*shift image type"]
+    column: Float[Tensor, "*shift image type"]
+    poses: Float[Tensor, "*shift image type dim"]
+    kept: Float[Tensor, "*shift image type"]
 
 
 @question()
@@ -54,7 +65,7 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     shifts = range(-shift, shift + 1)
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}
-    moved: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in before}
+    moved: dict[str, list[_Moved]] = {name: [] for name in before}
     for pixels in shifts:
         change = subject.changes["translation"]
         layers = _layers(subject, subject.changed(change, float(pixels))) if pixels else before
@@ -63,102 +74,99 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     numbers: dict[str, float] = {}
     rows = []
     for name, layer in before.items():
-        peaks, positions = layer.activations.amax(2), layer.activations.shape[2]
+        peaks = layer.activations.amax(2)
+        types, positions = layer.activations.shape[1:]
         active = (peaks >= _ACTIVE * peaks.amax(0)) & (peaks > 0)
         if positions == 1:
-            active = torch.nn.functional.one_hot(subject.labels, peaks.shape[1]).bool()
+            active = torch.nn.functional.one_hot(subject.labels, types).bool()
         measured = _numbers(moved[name], active, torch.tensor(shifts).to(peaks))
         if positions == 1:
             del measured["place_slope"]
-        numbers |= {f"{name}/{key}": value for key, value in measured.items()}
-        rows.append({"layer": name, "types": peaks.shape[1], "positions": positions, **measured})
-    return Answer(
-        numbers, rows, partial(_figures, subject, rows, shift, next(iter(before.values())))
-    )
+        numbers |= prefixed(name, measured)
+        rows.append({"layer": name, "types": types, "positions": positions, **measured})
+    first = next(iter(before.values()))
+    return Answer(numbers, rows, partial(_figures, subject, rows, shift, first))
 
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
     """Return every layer with capsules on a grid, and the classes, by name, from the image upwards."""
     names = [*subject.network.capsule_layers()]
+    below = dict(pairwise(reversed(names)))
     parts_of_layer: dict[str, list[_Layer]] = {}
     for batch in batches:  # one trace at a time: couplings are large
         traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
-            if layer.child_grid is not None and name != names[0]:
-                parts_of_layer.setdefault(names[names.index(name) - 1], []).append(
-                    _on_grid(layer, layer.child_grid)
-                )
+            if layer.child_grid is not None and name in below:
+                children = _on_grid(layer, layer.child_grid)
+                parts_of_layer.setdefault(below[name], []).append(children)
         poses, activations, _ = layer.parents
-        parts_of_layer.setdefault(name, []).append(
-            _Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1)
-        )
-    return {
-        name: _Layer(
-            torch.cat([part[0] for part in parts]),
-            torch.cat([part[1] for part in parts]),
-            parts[0].width,
-        )
-        for name, parts in parts_of_layer.items()
-    }
+        classes = _Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1)
+        parts_of_layer.setdefault(name, []).append(classes)
+    layers = {}
+    for name, parts in parts_of_layer.items():
+        all_activations, all_poses, widths = zip(*parts, strict=True)
+        layers[name] = _Layer(torch.cat(all_activations), torch.cat(all_poses), widths[0])
+    return layers
 
 
 def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
     """Return a layer's children; if its routing takes poses only, their lengths are their activations."""
-    poses = grid.at_positions(layer.children.poses.transpose(1, 2)).flatten(
-        3
-    )  # [image dim type position]
-    given_poses_only = isinstance(layer.routing, DynamicRouting | UniformRouting)
-    activations = (
-        layer.children.poses.norm(dim=2) if given_poses_only else layer.children.activations
-    )
+    poses = grid.at_positions(layer.children.poses.transpose(1, 2))
+    poses = poses.flatten(3)  # [image dim type position]
+    activations = layer.children.activations
+    if isinstance(layer.routing, DynamicRouting | UniformRouting):
+        activations = layer.children.poses.norm(dim=2)
     return _Layer(grid.at_positions(activations).flatten(2), poses.movedim(1, -1), grid.width)
 
 
-def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> Mapping[str, Tensor]:
-    """Return place, column and pose of each type's most active capsule, and the activation of the one of ``before``."""
+def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> _Moved:
+    """Return the most active capsule of each type, and the activation of the one at the place of ``before``."""
     place = layer.activations.argmax(2)
     index = place[:, :, None, None].expand(-1, -1, 1, layer.poses.shape[3])
-    return {
-        "place": place,
-        "column": (place % layer.width).to(layer.activations),
-        "poses": layer.poses.gather(2, index).squeeze(2),
-        "kept": layer.activations.gather(2, before.unsqueeze(2)).squeeze(2),
-    }
+    return _Moved(
+        place=place,
+        column=(place % layer.width).to(layer.activations),
+        poses=layer.poses.gather(2, index).squeeze(2),
+        kept=layer.activations.gather(2, before.unsqueeze(2)).squeeze(2),
+    )
 
 
 def _numbers(
-    moved: Sequence[Mapping[str, Tensor]], active: Bool[Tensor, "image type"], shifts: Tensor
+    moved: Sequence[_Moved], active: Bool[Tensor, "image type"], shifts: Tensor
 ) -> dict[str, float]:
     middle = len(moved) // 2
-    place, column, poses, kept = (
-        torch.stack([record[key] for record in moved]) for key in moved[0]
-    )
-    columns = column[:, active]  # [shift pair]
-    slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
-    keeps = (kept > _KEPT * kept[middle])[:, active]
-    left, right = (
-        side.long().cumprod(0).sum(0) for side in (keeps[:middle].flip(0), keeps[middle + 1 :])
-    )
+    every = _Moved(*map(torch.stack, zip(*moved, strict=True)))
+    columns = every.column[:, active]  # [shift pair]
+    centred = columns - columns.mean(0)
+    slope = (shifts[:, None] * centred).sum(0) / shifts.square().sum()
+    keeps = (every.kept > _KEPT * every.kept[middle])[:, active]
+    left = _count_until_false(keeps[:middle].flip(0))
+    right = _count_until_false(keeps[middle + 1 :])
+    at_limit = (left == middle) | (right == middle)
+    stays = every.place == every.place[middle]
     return {
         "place_slope": float(slope.mean()),
-        "rate_share": _rate_share(poses, place == place[middle], active, shifts),
+        "rate_share": _rate_share(every.poses, stays, active, shifts),
         "domain": 1 + float((left + right).double().mean()),
-        "at_limit": float(((left == middle) | (right == middle)).double().mean()),
+        "at_limit": float(at_limit.double().mean()),
     }
+
+
+def _count_until_false(keeps: Bool[Tensor, "shift pair"]) -> Int64[Tensor, " pair"]:
+    return keeps.long().cumprod(0).sum(0)
 
 
 def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) -> float:
     """Return R² of the centred poses of each image on the centred shift, with one direction for each type."""
     weights = (stays & active).to(poses.dtype)  # [shift image type]
     count = weights.sum(0).clamp_min(1)
-    along = weights * (shifts[:, None, None] - (weights * shifts[:, None, None]).sum(0) / count)
-    centred = weights.unsqueeze(3) * (
-        poses - (weights.unsqueeze(3) * poses).sum(0) / count.unsqueeze(2)
-    )
-    direction = (
-        torch.einsum("sit,sitd->td", along, centred)
-        / along.square().sum((0, 1)).clamp_min(1e-12)[:, None]
-    )
+    shift = shifts[:, None, None]
+    along = weights * (shift - (weights * shift).sum(0) / count)
+    of_poses = weights.unsqueeze(3)
+    mean = (of_poses * poses).sum(0) / count.unsqueeze(2)
+    centred = of_poses * (poses - mean)
+    size = along.square().sum((0, 1)).clamp_min(1e-12)
+    direction = torch.einsum("sit,sitd->td", along, centred) / size[:, None]
     residual = (centred - along.unsqueeze(3) * direction).square().sum()
     total = centred.square().sum()
     return float(1 - residual / total) if total > 0 else float("nan")
@@ -178,12 +186,7 @@ def _figures(
         values = [row.get(key, float("nan")) for row in rows]
         bars = axis.bar([str(row["layer"]) for row in rows], values, color=colour)
         if key == "domain":
-            limits = [100 * float(str(row["at_limit"])) for row in rows]
-            axis.bar_label(
-                bars,
-                [f"at least:\n{share:.0f} % at limit" if share else "" for share in limits],
-                fontsize=7,
-            )
+            axis.bar_label(bars, [_limit(row) for row in rows], fontsize=7)
             axis.margins(y=0.25)
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(axis="x", labelrotation=20, labelsize=8)
@@ -191,27 +194,29 @@ def _figures(
     return {"layers": figure, "first_layer": _maps(subject, first)}
 
 
+def _limit(row: Mapping[str, object]) -> str:
+    """Return the label of a bar that is a lower bound."""
+    share = 100 * float(str(row["at_limit"]))
+    return f"at least:\n{share:.0f} % at limit" if share else ""
+
+
 def _maps(subject: Subject, layer: _Layer) -> Figure:
     """Draw the first image and where its most active types are; arrows are two components of their poses."""
-    activations, poses = (
-        layer.activations[0],
-        layer.poses[0],
-    )  # [type position], [type position dim]
-    order = activations.amax(1).argsort(descending=True)[:_TYPES]
-    shown = order[activations.amax(1)[order] > 0].tolist()
+    activations = layer.activations[0]  # [type position]
+    poses = layer.poses[0]  # [type position dim]
+    peaks = activations.amax(1)
+    order = peaks.argsort(descending=True)[:_TYPES]
+    shown = order[peaks[order] > 0].tolist()
     centred = poses - poses.mean((0, 1))
-    arrows = (
-        centred @ torch.linalg.svd(centred.flatten(0, 1), full_matrices=False)[2][:2].t()
-    )  # [type position 2]
+    _, _, directions = torch.linalg.svd(centred.flatten(0, 1), full_matrices=False)
+    arrows = centred @ directions[:2].t()  # [type position 2]
     title = (
         "one image and its lowest capsules: dark where active, arrows are two components of poses"
     )
-    figure, axes = panels(1, len(shown) + 1, (1.5 * (len(shown) + 1), 1.9), title)
-    draw_image(
-        axes[0, 0],
-        subject.images[0],
-        f"image of {name_of_class(subject.classes, int(subject.labels[0]))}",
-    )
+    across = len(shown) + 1
+    figure, axes = panels(1, across, (1.5 * across, 1.9), title)
+    name = name_of_class(subject.classes, int(subject.labels[0]))
+    draw_image(axes[0, 0], subject.images[0], f"image of {name}")
     for axis, kind in zip(axes[0, 1:], shown, strict=True):
         grid = activations[kind].view(-1, layer.width).cpu()
         axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=float(activations.max()), alpha=0.6)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Int64
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting, DynamicRouting
 from capsule_studies.measures import couplings as measures
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
 
 _ENTRIES = (
     2**26
-)  # ours: 256 MiB of couplings; larger layers are measured at equally spaced children
+)  # ours: 256 MiB of couplings; of larger layers, equally spaced children are measured
 _BINS = 50  # ours
 _NARROWEST = 1e-6  # ours: couplings in float32 within a smaller range are equal
 
@@ -46,29 +47,32 @@ def couplings(subject: Subject, *, iterations: int | None = None) -> Answer:
     with _iterations(subject.network, iterations):
         subject = replace(subject)  # drops cached traces
         numbers: dict[str, float] = {}
+        last_iterations = []
         for name, layer in subject.traces.items():
-            numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
+            numbers |= prefixed(name, of_layer(layer, subject))
+            last_iterations.append(f"{name}/{len(layer.iterations)}")
         numbers.pop(f"{name}/d_score")
-        numbers |= {
-            f"{name}/gradient_norm": value for name, value in _gradient_norms(subject).items()
-        }
-        last = [f"{name}/{len(layer.iterations)}" for name, layer in subject.traces.items()]
-        for key in ("t_score", "routing_std", "d_score", "dead_share"):
-            layers = [*subject.traces][:-1] if key in ("d_score", "dead_share") else last
-            values = [numbers[f"{name}/{key}"] for name in layers]
-            numbers[key] = sum(values) / len(values) if values else math.nan
-        error, equal = error_percent(subject.outputs(), subject.labels), math.nan
-        with (
-            suppress(ValueError),
-            equal_couplings(subject.network),
-        ):  # NaN for a routing without equal couplings
+        for name, norm in _gradient_norms(subject).items():
+            numbers[f"{name}/gradient_norm"] = norm
+        hidden_layers = [*subject.traces][:-1]
+        for key in ("t_score", "routing_std"):
+            numbers[key] = _mean(numbers, last_iterations, key)
+        for key in ("d_score", "dead_share"):
+            numbers[key] = _mean(numbers, hidden_layers, key)
+        error = error_percent(subject.outputs(), subject.labels)
+        equal = math.nan  # of a routing without equal couplings
+        with suppress(ValueError), equal_couplings(subject.network):
             equal = error_percent(subject.outputs(), subject.labels)
-        numbers |= {
-            "error": error,
-            "error_with_equal_couplings": equal,
-            "routing_gain": equal - error,
-        }
+        numbers["error"] = error
+        numbers["error_with_equal_couplings"] = equal
+        numbers["routing_gain"] = equal - error
     return Answer(numbers, draw=partial(_figures, subject.traces))
+
+
+def _mean(numbers: Mapping[str, float], prefixes: Sequence[str], key: str) -> float:
+    """Return the mean of ``<prefix>/<key>``; NaN if there are no prefixes."""
+    values = [numbers[f"{prefix}/{key}"] for prefix in prefixes]
+    return sum(values) / len(values) if values else math.nan
 
 
 @contextmanager
@@ -78,9 +82,9 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
         return
     check_number("iterations", iterations, 1)
     with ExitStack() as stack:
-        for routing in (
-            module for module in network.modules() if isinstance(module, AbstractRouting)
-        ):
+        for routing in network.modules():
+            if not isinstance(routing, AbstractRouting):
+                continue
             if "iterations" not in routing.scheduled:
                 name = type(routing).__name__
                 raise ValueError(
@@ -97,70 +101,69 @@ def _gradient_norms(subject: Subject) -> dict[str, float]:
     network, batch = subject.network, subject.batches[0]
     norms = {}
     with torch.enable_grad():
-        loss = torch.nn.functional.cross_entropy(
-            network.forward(batch.images).ranking, batch.labels
-        )
+        ranking = network.forward(batch.images).ranking
+        loss = torch.nn.functional.cross_entropy(ranking, batch.labels)
         for name, layer in network.capsule_layers().items():
             weights = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-            options: dict[str, Any] = {
-                "retain_graph": True,
-                "allow_unused": True,
-                "materialize_grads": True,
-            }
-            gradients = (
-                torch.autograd.grad(loss, weights, **options) if weights else [loss * math.nan]
+            if not weights:
+                norms[name] = math.nan
+                continue
+            gradients = torch.autograd.grad(
+                loss, weights, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            norms[name] = math.sqrt(
-                sum(float(gradient.double().square().sum()) for gradient in gradients)
-            )
+            squares = [float(gradient.double().square().sum()) for gradient in gradients]
+            norms[name] = math.sqrt(sum(squares))
     return norms
 
 
 def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     """Return all measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
-    labels, classes = subject.labels, subject.num_classes
-    shuffled = labels[
-        torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
-    ]
     couplings, activations, seen = _measured_children(layer)
     numbers: dict[str, Tensor | float] = {}
     before: Tensor | None = None
-    for number, (iteration, shares) in enumerate(
-        zip(layer.iterations, couplings, strict=True), start=1
-    ):
-        std = shares.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
-        measured: dict[str, Tensor | float] = {
-            "entropy": measures.child_entropy(shares, seen).nanmean(),
-            "weighted_entropy": measures.weighted_entropy(shares, activations, seen),
-            "t_score": measures.t_score(shares, seen),
-            "static_share": measures.static_share(shares, seen),
-            "routing_std": (std if seen is None else std[seen]).mean(),
-            "class_information": measures.class_information(shares, labels, classes),
-            "class_information_of_shuffled_labels": measures.class_information(
-                shares, shuffled, classes
-            ),
-            "starved_share": measures.starved_share(layer.mass(number - 1)),
-            **measures.count_trees(shares, labels),
-        }
-        if layer.routing.competing == "children":  # their couplings do not sum to one for a child
+    routing = layer.routing
+    adds = isinstance(routing, DynamicRouting) and routing.options["update"] == "add"
+    numbered = enumerate(zip(layer.iterations, couplings, strict=True), start=1)
+    for number, (iteration, shares) in numbered:
+        measured = _of_couplings(shares, activations, seen, subject)
+        measured["starved_share"] = measures.starved_share(layer.mass(number - 1))
+        measured |= measures.count_trees(shares, subject.labels)
+        if routing.competing == "children":  # their couplings do not sum to one for a child
             measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
         if before is not None:
-            measured["argmax_changes"] = (
-                (before.argmax(2) != shares.argmax(2)).to(before.dtype).mean()
-            )
-        adds = (
-            isinstance(layer.routing, DynamicRouting) and layer.routing.options["update"] == "add"
-        )
+            changes = before.argmax(2) != shares.argmax(2)
+            measured["argmax_changes"] = changes.to(before.dtype).mean()
         if adds and layer.windows is None:
             measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
-        numbers |= {f"{number}/{key}": value for key, value in measured.items()}
+        numbers |= prefixed(str(number), measured)
         before = shares
     numbers["d_score"] = measures.d_score(layer.parents.activations)
     numbers["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
     numbers["distance_from_orthogonal"] = math.nan
-    if (weight := layer.transformations) is not None and weight.numel():
+    weight = layer.transformations
+    if weight is not None and weight.numel():
         numbers["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
     return {key: float(value) for key, value in numbers.items()}
+
+
+def _of_couplings(
+    couplings: Tensor, activations: Tensor, seen: Tensor | None, subject: Subject
+) -> dict[str, Tensor | float]:
+    """Return the measures of the couplings of one iteration."""
+    labels, classes = subject.labels, subject.num_classes
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    shuffled = labels[order.to(labels.device)]
+    std = couplings.std(0, correction=0)  # of connected pairs (Mitterreiter 2023)
+    chance = measures.class_information(couplings, shuffled, classes)
+    return {
+        "entropy": measures.child_entropy(couplings, seen).nanmean(),
+        "weighted_entropy": measures.weighted_entropy(couplings, activations, seen),
+        "t_score": measures.t_score(couplings, seen),
+        "static_share": measures.static_share(couplings, seen),
+        "routing_std": (std if seen is None else std[seen]).mean(),
+        "class_information": measures.class_information(couplings, labels, classes),
+        "class_information_of_shuffled_labels": chance,
+    }
 
 
 def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
@@ -172,13 +175,12 @@ def _measured_children(layer: LayerTrace) -> tuple[Iterator[Tensor], Tensor, Ten
         of_iterations = (_of_windows(layer, iteration.couplings) for iteration in layer.iterations)
         return of_iterations, _of_windows(layer, layer.present), None
     chosen, seen = _children(layer), layer.seen()
-    measured = slice(None) if chosen is None else chosen
     of_iterations = (layer.couplings(number, chosen) for number in range(len(layer.iterations)))
-    return (
-        of_iterations,
-        layer.children.activations[:, measured],
-        None if seen is None else seen[measured],
-    )
+    activations = layer.children.activations
+    if chosen is not None:
+        activations = activations[:, chosen]
+        seen = None if seen is None else seen[chosen]
+    return of_iterations, activations, seen
 
 
 def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:
@@ -199,29 +201,10 @@ def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
 def _figures(layers: Mapping[str, LayerTrace]) -> Mapping[str, Figure]:
     """Draw the histogram of all couplings of each layer over their range, with one line for each iteration."""
     size = (max(4.2 * len(layers), 6.0), 3.6)
-    figure, (axes,) = panels(
-        1, len(layers), size, "all couplings of the images, over the range that they have"
-    )
+    title = "all couplings of the images, over the range that they have"
+    figure, (axes,) = panels(1, len(layers), size, title)
     for axis, (name, layer) in zip(axes, layers.items(), strict=True):
-        chosen, seen, every = _children(layer), layer.seen(), []
-        for number in range(len(layer.iterations)):
-            couplings = layer.couplings(number, chosen).detach().float().cpu()
-            if seen is not None:  # all others are 0
-                couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
-            every.append(couplings.flatten())
-        low, high = (
-            min(float(values.min()) for values in every),
-            max(float(values.max()) for values in every),
-        )
-        low, high = (low, high) if high - low > _NARROWEST else (0, 1)
-        edges = torch.linspace(low, high, _BINS + 1).numpy()
-        for number, (values, colour) in enumerate(
-            zip(every, sequential_colours(len(every)), strict=True), start=1
-        ):
-            shares = torch.histc(values, _BINS, low, high) / len(values)
-            axis.stairs(
-                shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5
-            )
+        _histogram(axis, _all_couplings(layer))
         axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
         label_log_axis(axis)
         axis.grid(alpha=0.3)
@@ -229,3 +212,35 @@ def _figures(layers: Mapping[str, LayerTrace]) -> Mapping[str, Figure]:
         axis.ticklabel_format(axis="x", useOffset=False)
         axis.xaxis.set_major_locator(MaxNLocator(5))
     return {"histograms": figure}
+
+
+def _all_couplings(layer: LayerTrace) -> list[Tensor]:
+    """Return the couplings of each iteration in one row, of children with parents that see them."""
+    chosen, seen = _children(layer), layer.seen()
+    if seen is not None and chosen is not None:
+        seen = seen[chosen]
+    every = []
+    for number in range(len(layer.iterations)):
+        couplings = layer.couplings(number, chosen).detach().float().cpu()
+        if seen is not None:  # all others are 0
+            couplings = couplings[:, seen.cpu()]
+        every.append(couplings.flatten())
+    return every
+
+
+def _histogram(axis: Axes, every: Sequence[Tensor]) -> None:
+    low = min(float(values.min()) for values in every)
+    high = max(float(values.max()) for values in every)
+    if high - low <= _NARROWEST:
+        low, high = 0, 1
+    edges = torch.linspace(low, high, _BINS + 1).numpy()
+    colours = sequential_colours(len(every))
+    for number, values in enumerate(every):
+        shares = torch.histc(values, _BINS, low, high) / len(values)
+        axis.stairs(
+            shares.numpy(),
+            edges,
+            label=f"iteration {number + 1}",
+            color=colours[number],
+            linewidth=1.5,
+        )

@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_lab.data import transforms
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
 from capsule_lab.types import CapsuleOutput
+from capsule_studies.images import percent
 from capsule_studies.measures.features import of_label
+from capsule_studies.names import prefixed
 from capsule_studies.questions.tree import silent
 from capsule_studies.subject import Answer, Subject, question
 
@@ -31,6 +33,10 @@ class Mixtures(NamedTuple):
     images: Float[Tensor, "image channel height width"]
     parts: Float[Tensor, "image part channel height width"]
     labels: Int64[Tensor, "image part"]
+
+
+SecondPass = Callable[[Subject, Mixtures], Tensor]
+"""Returns ``(image, 2)``: the class that ranks first in each pass; -1 for none in the second."""
 
 
 @question()
@@ -64,36 +70,41 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0) -> Answer:
         raise ValueError(
             "pixels are not in [0, 1]; expected images that can be overlaid, such as MNIST's"
         )
-    parts = {"single": 1, "same_class": 2, "two_classes": 2, "three_classes": 3}
+    has_decoder = reconstructs(subject.network)
     sets = {
-        name: mixtures(subject, count, shift, seed, same_class=name == "same_class")
-        for name, count in parts.items()
+        "single": mixtures(subject, 1, shift, seed, same_class=False),
+        "same_class": mixtures(subject, 2, shift, seed, same_class=True),
+        "two_classes": mixtures(subject, 2, shift, seed, same_class=False),
+        "three_classes": mixtures(subject, 3, shift, seed, same_class=False),
     }
     numbers: dict[str, float] = {}
     for name, mixture in sets.items():
         output = subject.outputs(subject.with_images(mixture.images))
-        numbers |= {
-            f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()
-        }
-        if name != "single" and reconstructs(subject.network):
+        numbers |= prefixed(name, _presence(output, mixture.labels))
+        if name != "single" and has_decoder:
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
-    passes: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
-    if reconstructs(subject.network):
+    passes: dict[str, SecondPass] = {"by_routing": _second_by_routing}
+    if has_decoder:
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
-        two, same, single = (
-            second_pass(subject, sets[kind]) for kind in ("two_classes", "same_class", "single")
-        )
-        solved = {  # from [image 2]: the class that ranks first in each pass
-            "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
+        two = second_pass(subject, sets["two_classes"])
+        same = second_pass(subject, sets["same_class"])
+        single = second_pass(subject, sets["single"])
+        solved = {
+            "two_classes": _same_sets(two, sets["two_classes"].labels),
             "same_class": (same == sets["same_class"].labels).all(1),
             "single": single[:, 1] >= 0,
         }
-        numbers |= {
-            f"again/{kind}_{name}": 100 * float(which.double().mean())
-            for kind, which in solved.items()
-        }
+        for kind, images in solved.items():
+            numbers[f"again/{kind}_{name}"] = percent(images)
     return Answer(numbers)
+
+
+def _same_sets(
+    classes: Int64[Tensor, "image part"], others: Int64[Tensor, "image part"]
+) -> Bool[Tensor, " image"]:
+    """Return which images have the same classes, in any order."""
+    return (classes.sort(1)[0] == others.sort(1)[0]).all(1)
 
 
 def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class: bool) -> Mixtures:
@@ -117,23 +128,20 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
     down, right = moves.flatten(0, 1).to(subject.images.device).unbind(1)
-    pictures = transforms.shift(subject.images[index.flatten()], down, right, shift).unflatten(
-        0, index.shape
-    )
+    moved = transforms.shift(subject.images[index.flatten()], down, right, shift)
+    pictures = moved.unflatten(0, index.shape)
     return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
 
 
 def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     activations = output.capsules.activations.gather(1, labels)
-    several = (
-        labels[:, :1] if (labels == labels[:, :1]).all() else labels
-    )  # equal labels share one capsule
-    best = output.ranking.topk(several.shape[1]).indices
-    correct = (best.sort(1)[0] == several.sort(1)[0]).all(1)
+    if (labels == labels[:, :1]).all():  # equal labels share one capsule
+        labels = labels[:, :1]
+    best = output.ranking.topk(labels.shape[1]).indices
     return {
         "presence": float(activations.mean()),
-        "present": 100 * float((activations > _PRESENT).double().mean()),
-        "found": 100 * float(correct.double().mean()),
+        "present": percent(activations > _PRESENT),
+        "found": percent(_same_sets(best, labels)),
     }
 
 
@@ -146,10 +154,9 @@ def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " i
 def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
     decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
     blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
-    to_parts, to_blends = (
-        (decoded - picture).square().sum((2, 3, 4)).amin(1) for picture in (mixture.parts, blends)
-    )
-    return 100 * float((to_parts < to_blends).double().mean())
+    to_parts = (decoded - mixture.parts).square().sum((2, 3, 4)).amin(1)
+    to_blends = (decoded - blends).square().sum((2, 3, 4)).amin(1)
+    return percent(to_parts < to_blends)
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
@@ -157,9 +164,8 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     remainder = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    return torch.stack(
-        [first, _highest_present(subject.outputs(subject.with_images(remainder)))], 1
-    )
+    second = _highest_present(subject.outputs(subject.with_images(remainder)))
+    return torch.stack([first, second], 1)
 
 
 def _highest_present(output: Any) -> Int64[Tensor, " image"]:

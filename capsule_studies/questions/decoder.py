@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -34,7 +34,8 @@ from capsule_lab.functional import in_unit_range
 from capsule_lab.layers import Decoder
 from capsule_lab.losses import reconstruction_loss
 from capsule_lab.networks.base import decode_one
-from capsule_lab.types import CapsuleOutput
+from capsule_lab.types import Batch, CapsuleOutput
+from capsule_studies.images import joined_images, joined_labels
 from capsule_studies.measures.features import of_label
 from capsule_studies.subject import Answer, Subject, question
 
@@ -78,8 +79,8 @@ def decoder(
         hidden: widths of the decoder's hidden layers.
         seed: seed of its weights and of the order of images.
     """
-    for name, value in {"training_images": training_images, "epochs": epochs}.items():
-        check_number(name, value, 1)
+    check_number("training_images", training_images, 1)
+    check_number("epochs", epochs, 1)
     check_number("learning_rate", learning_rate, above=0)
     check_widths("what=decoder", hidden=hidden)
     output: Any = subject.outputs()
@@ -88,82 +89,104 @@ def decoder(
         raise ValueError(
             f"{name} has no poses to decode; expected a network of class capsules with poses"
         )
-    training = list(subject.training(training_images))
-    labels = torch.cat([batch.labels for batch in training])
-    images = in_unit_range(torch.cat([batch.images for batch in training]))
-    outputs: Any = subject.outputs(training)
-    poses = of_label(outputs.capsules.poses, labels)  # [image dim]
+    training = subject.training(training_images)
+    fitted_on = _examples(training, subject.outputs(training))
+    poses = of_label(fitted_on.poses, fitted_on.labels)  # [image dim]
     size = poses.square().mean(0).sqrt()
     size = size.where(size > 0, 1.0)  # not centred: the decoder masks other classes with 0
-    decoding = _Decoding(
-        _fit(outputs.capsules.poses / size, labels, images, hidden, epochs, learning_rate, seed)
-    )
-    held_out = in_unit_range(subject.images)
-    output = output._replace(capsules=output.capsules._replace(poses=output.capsules.poses / size))
-    with torch.no_grad():
-        decoded = decoding.reconstruct(output, subject.labels)
-    means = torch.stack(
-        [pictures.mean(0) for pictures in _of_classes(images, labels, subject.num_classes, 1)]
-    )
-    error = float((decoded - held_out).square().mean())
-    of_means = float((means[subject.labels] - held_out).square().mean())
-    spread = torch.stack(
-        [poses.std(0) for poses in _of_classes(poses / size, labels, subject.num_classes, 2)]
-    )
-    tweaked, rows = {}, []
-    for number in first_of_each_class(subject.labels, output.ranking.argmax(1) == subject.labels):
-        chosen = subject.labels.new_tensor([number])
-        label = int(subject.labels[number])
-        steps = Steps(DEVIATIONS, spread[label])
-        (pictures,) = perturbed_reconstructions(
-            decoding, select_images(output, chosen), subject.labels[chosen], steps
-        )
-        tweaked[label] = pictures  # [dim offset c h w]
+    fitted_on = fitted_on._replace(poses=fitted_on.poses / size)
+    decoding = _Decoding(_fit(fitted_on, hidden, epochs, learning_rate, seed))
+    capsules = output.capsules._replace(poses=output.capsules.poses / size)
+    output = output._replace(capsules=capsules)
+    tweaked = _tweaked(subject, decoding, output, poses / size, fitted_on.labels)
+    rows = []
+    for label, pictures in tweaked.items():
         name = name_of_class(subject.classes, label)
         for component, change in enumerate(_change(pictures)):
             rows.append({"class": name, "component": component, "change": float(change)})
-    numbers = {
+    numbers = _errors(subject, decoding, output, fitted_on)
+    return Answer(numbers, rows, partial(_figures, subject, decoding, output, tweaked))
+
+
+class _Examples(NamedTuple):
+    """Training images in [0, 1], with the poses of all class capsules and the labels."""
+
+    images: Float[Tensor, "image channel height width"]
+    poses: Float[Tensor, "image class dim"]
+    labels: Int64[Tensor, " image"]
+
+
+def _examples(batches: Sequence[Batch], output: Any) -> _Examples:
+    images = in_unit_range(joined_images(batches))
+    return _Examples(images, output.capsules.poses, joined_labels(batches))
+
+
+def _errors(
+    subject: Subject, decoding: _Decoding, output: CapsuleOutput, fitted_on: _Examples
+) -> dict[str, float]:
+    held_out = in_unit_range(subject.images)
+    with torch.no_grad():
+        decoded = decoding.reconstruct(output, subject.labels)
+    by_class = _of_classes(fitted_on.images, fitted_on.labels, subject.num_classes, 1)
+    means = torch.stack([pictures.mean(0) for pictures in by_class])
+    error = float((decoded - held_out).square().mean())
+    of_means = float((means[subject.labels] - held_out).square().mean())
+    return {
         "squared_error": error,
         "class_mean_squared_error": of_means,
         "explained": 1 - error / of_means if of_means else float("nan"),
     }
-    return Answer(numbers, rows, partial(_figures, subject, decoding, output, tweaked))
+
+
+def _tweaked(
+    subject: Subject, decoding: _Decoding, output: CapsuleOutput, poses: Tensor, labels: Tensor
+) -> dict[int, Float[Tensor, "dim offset channel height width"]]:
+    """Return by class the reconstructions of its first image with each pose component changed.
+
+    Changes are in standard deviations of the class over ``poses``, of training images with these ``labels``.
+    """
+    by_class = _of_classes(poses, labels, subject.num_classes, 2)
+    spread = torch.stack([poses_of_class.std(0) for poses_of_class in by_class])
+    is_right = output.ranking.argmax(1) == subject.labels
+    tweaked = {}
+    for number in first_of_each_class(subject.labels, is_right):
+        chosen = subject.labels.new_tensor([number])
+        label = int(subject.labels[number])
+        steps = Steps(DEVIATIONS, spread[label])
+        example = select_images(output, chosen)
+        (tweaked[label],) = perturbed_reconstructions(
+            decoding, example, subject.labels[chosen], steps
+        )
+    return tweaked
 
 
 def _of_classes(values: Tensor, labels: Tensor, classes: int, least: int) -> list[Tensor]:
     """Return the values of each class; for classes with fewer than ``least`` images, all values."""
-    by_class = [values[labels == label] for label in range(classes)]
-    return [
-        values_of_class if len(values_of_class) >= least else values for values_of_class in by_class
-    ]
+    by_class = []
+    for label in range(classes):
+        of_class = values[labels == label]
+        by_class.append(of_class if len(of_class) >= least else values)
+    return by_class
 
 
 def _fit(
-    poses: Tensor,
-    labels: Tensor,
-    images: Tensor,
-    hidden: Sequence[int],
-    epochs: int,
-    learning_rate: float,
-    seed: int,
+    examples: _Examples, hidden: Sequence[int], epochs: int, learning_rate: float, seed: int
 ) -> Decoder:
+    images, poses, labels = examples
+    _, classes, dim = poses.shape
     channel, height, width = images.shape[1:]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fitted = Decoder(
-            poses.shape[1], poses.shape[2], (channel, height, width), hidden=hidden
-        ).to(poses.device)
+        fitted = Decoder(classes, dim, (channel, height, width), hidden=hidden).to(poses.device)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(fitted.parameters(), lr=learning_rate)
     with torch.enable_grad():
         for _ in range(epochs):
-            for batch in (
-                torch.randperm(len(images), generator=generator).to(poses.device).split(_BATCH)
-            ):
+            order = torch.randperm(len(images), generator=generator).to(poses.device)
+            for batch in order.split(_BATCH):
                 optimizer.zero_grad()
-                reconstruction_loss(
-                    decode_one(fitted, poses[batch], labels[batch]), images[batch]
-                ).backward()
+                decoded = decode_one(fitted, poses[batch], labels[batch])
+                reconstruction_loss(decoded, images[batch]).backward()
                 optimizer.step()
     return fitted
 
@@ -179,25 +202,22 @@ def _figures(
 ) -> Mapping[str, Figure]:
     images, labels = subject.images[:_PICTURES], subject.labels[:_PICTURES]
     shown = select_images(output, torch.arange(len(labels)))
-    figures = {
-        "reconstructions": reconstruction_sheet(
-            decoding, shown, images, labels, names=subject.classes
-        )
-    }
-    if tweaked:
-        names = {label: f"class {name_of_class(subject.classes, label)}" for label in tweaked}
-        label, pictures = next(iter(tweaked.items()))
-        title = f"{names[label]}: in each row, one component of the pose changed, in standard deviations of the class"
-        components = [f"component {number}" for number in range(len(pictures))]
-        figures["components"] = offsets_grid(pictures, components, title, Steps(DEVIATIONS))
-        strongest = {
-            label: int(change_of_rows(pictures[None]).argmax())
-            for label, pictures in tweaked.items()
-        }
-        pictures = torch.stack(
-            [tweaked[label][component] for label, component in strongest.items()]
-        )
-        rows = [f"{names[label]}, component {component}" for label, component in strongest.items()]
-        title = "of each class, the component of the pose that changes the image most, in standard deviations"
-        figures["strongest"] = offsets_grid(pictures, rows, title, Steps(DEVIATIONS))
+    sheet = reconstruction_sheet(decoding, shown, images, labels, names=subject.classes)
+    figures = {"reconstructions": sheet}
+    if not tweaked:
+        return figures
+    label, pictures = next(iter(tweaked.items()))
+    name = name_of_class(subject.classes, label)
+    title = f"class {name}: in each row, one component of the pose changed, in standard deviations of the class"
+    components = [f"component {number}" for number in range(len(pictures))]
+    figures["components"] = offsets_grid(pictures, components, title, Steps(DEVIATIONS))
+
+    strongest, rows = [], []
+    for label, pictures in tweaked.items():
+        component = int(change_of_rows(pictures[None]).argmax())
+        strongest.append(pictures[component])
+        name = name_of_class(subject.classes, label)
+        rows.append(f"class {name}, component {component}")
+    title = "of each class, the component of the pose that changes the image most, in standard deviations"
+    figures["strongest"] = offsets_grid(torch.stack(strongest), rows, title, Steps(DEVIATIONS))
     return figures

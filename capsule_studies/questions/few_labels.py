@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.networks import AbstractPairNetwork
 from capsule_lab.types import Batch
+from capsule_studies.images import joined_images, joined_labels, percent
 from capsule_studies.measures.factor_analysers import (
     FactorAnalysers,
     fit_factor_analysers,
@@ -73,17 +74,14 @@ def few_labels(
         seed: seed of the draws.
     """
     check_choice("features", features, get_args(Features))
-    for name, value in {
-        "training_images": training_images,
-        "draws": draws,
-        "labels": labels,
-    }.items():
-        check_number(name, value, 1)
+    check_number("training_images", training_images, 1)
+    check_number("draws", draws, 1)
+    check_number("labels", labels, 1)
     training = subject.training(training_images)
-    known = torch.cat([batch.labels for batch in training]).cpu()
+    known = joined_labels(training).cpu()
     truth = subject.labels.cpu()
     fitted, held_out = _standardised(*_features(subject, features, training, principal))
-    seen, looked_at = _pixels(training), _pixels(subject.batches)
+    training_pixels, pixels = _pixels(training), _pixels(subject.batches)
     errors: dict[str, list[float]] = {}
     likelihoods = []
     for draw in range(draws):
@@ -92,65 +90,75 @@ def few_labels(
             fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed
         )
         likelihoods.append(fit.log_likelihoods[-1])
-        of_training, of_images = (
-            _log_joint(points, fit.mixture).cpu() for points in (fitted, held_out)
-        )
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
-        by_way = {
-            way: torch.zeros(len(truth), subject.num_classes)
-            .index_add(1, named, of_images.softmax(1))
-            .argmax(1)
-            for way, named in _named_by_way(
-                of_training, known, order, labels, fit.mixture, subject.num_classes
-            ).items()
-        }
+        named = _named_by_way(fitted, known, order, labels, fit.mixture, subject.num_classes)
+        shares = _log_joint(held_out, fit.mixture).softmax(1)
+        predicted = {}
+        for way, classes_of_components in named.items():
+            predicted[way] = _strongest(shares, classes_of_components, subject.num_classes)
         if neighbours:
-            nearest = torch.cat(
-                [
-                    torch.cdist(part, seen[order[:labels]]).argmin(1)
-                    for part in looked_at.split(_CHUNK)
-                ]
-            )
-            by_way["nearest"] = known[order[:labels]][nearest]
-        for way, each in by_way.items():
-            errors.setdefault(way, []).append(_error(each, truth))
+            drawn = order[:labels]
+            predicted["nearest"] = known[drawn][_nearest(pixels, training_pixels[drawn])]
+        for way, classes in predicted.items():
+            errors.setdefault(way, []).append(percent(classes != truth))
     numbers = {
         "log_likelihood": statistics.fmean(likelihoods),
         "dimensions": float(fitted.shape[1]),
+        **_means(errors),
     }
-    for name, values in errors.items():
-        numbers[f"{name}/error"] = statistics.fmean(values)
-        if len(values) > 1:
-            numbers[f"{name}/deviation"] = statistics.stdev(values)
     if probe:
-        regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
-        classes = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
-        numbers["probe/error"] = _error(classes, truth)
+        predicted_by_probe = _regression(fitted, known, held_out)
+        numbers["probe/error"] = percent(predicted_by_probe != truth)
     return Answer(numbers)
 
 
+def _means(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return mean and, of several draws, standard deviation of each way's errors."""
+    numbers = {}
+    for way, values in errors.items():
+        numbers[f"{way}/error"] = statistics.fmean(values)
+        if len(values) > 1:
+            numbers[f"{way}/deviation"] = statistics.stdev(values)
+    return numbers
+
+
+def _regression(fitted: Tensor, known: Tensor, held_out: Tensor) -> Int64[Tensor, " image"]:
+    regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
+    return torch.from_numpy(regression.predict(held_out.cpu().numpy()))
+
+
+def _strongest(
+    shares: Float[Tensor, "image component"], named: Int64[Tensor, " component"], classes: int
+) -> Int64[Tensor, " image"]:
+    """Return the class with the largest sum of responsibilities of its components."""
+    votes = torch.zeros(len(shares), classes).index_add(1, named, shares)
+    return votes.argmax(1)
+
+
 def _pixels(batches: Sequence[Batch]) -> Float[Tensor, "image pixel"]:
-    return torch.cat([batch.images for batch in batches]).flatten(1).cpu()
+    return joined_images(batches).flatten(1).cpu()
 
 
-def _error(predicted: Int64[Tensor, " image"], truth: Int64[Tensor, " image"]) -> float:
-    return 100 * float((predicted != truth).double().mean())
+def _nearest(
+    points: Float[Tensor, "point dim"], others: Float[Tensor, "other dim"]
+) -> Int64[Tensor, " point"]:
+    chunks = points.split(_CHUNK)
+    return torch.cat([torch.cdist(chunk, others).argmin(1) for chunk in chunks])
 
 
 def _features(
     subject: Subject, features: Features, training: Sequence[Batch], principal: int
 ) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
     if features == "pixels":
-        first, second = (_pixels(batches).numpy() for batches in (training, subject.batches))
-        pca = PCA(min(principal, *first.shape), random_state=0).fit(first)
-        fitted, held_out = (
-            torch.from_numpy(pca.transform(pixels)).to(subject.images) for pixels in (first, second)
-        )
-        return fitted, held_out
-    network, instead = (
-        subject.network,
-        "expected model=transforming_autoencoder, or what.features=pixels",
-    )
+        pixels = _pixels(training).numpy()
+        pca = PCA(min(principal, *pixels.shape), random_state=0).fit(pixels)
+
+        def components(batches: Sequence[Batch]) -> Float[Tensor, "image dim"]:
+            return torch.from_numpy(pca.transform(_pixels(batches).numpy())).to(subject.images)
+
+        return components(training), components(subject.batches)
+    network = subject.network
+    instead = "expected model=transforming_autoencoder, or what.features=pixels"
     subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
     if (features == "code") == bool(network.capsules):
         expected = "capsules, presences or poses" if network.capsules else "code"
@@ -195,11 +203,12 @@ def _standardised(
 def _log_joint(
     points: Float[Tensor, "point dim"], mixture: FactorAnalysers
 ) -> Float[Tensor, "point component"]:
-    return torch.cat([posterior(chunk, mixture).log_joint for chunk in points.split(4 * _CHUNK)])
+    chunks = points.split(4 * _CHUNK)
+    return torch.cat([posterior(chunk, mixture).log_joint for chunk in chunks]).cpu()
 
 
 def _named_by_way(
-    log_joint: Tensor,
+    fitted: Tensor,
     known: Tensor,
     order: Tensor,
     labels: int,
@@ -207,16 +216,16 @@ def _named_by_way(
     classes: int,
 ) -> dict[str, Int64[Tensor, " component"]]:
     """Return the class of each component in each way of ``few_labels``, with the first images in ``order``."""
+    log_joint = _log_joint(fitted, mixture)
     drawn = {"drawn": order[:labels]}
     by_class = [order[known[order] == label] for label in range(classes)]
-    drawn |= {
-        f"drawn_{count}_per_class": torch.cat([each[:count] for each in by_class])
-        for count in _STRATIFIED
-    }
-    named = {
-        way: _named(log_joint, known, chosen, mixture, classes) for way, chosen in drawn.items()
-    }
-    return {"asked": known[log_joint.argmax(0)], **named}
+    for count in _STRATIFIED:
+        first = [images[:count] for images in by_class]
+        drawn[f"drawn_{count}_per_class"] = torch.cat(first)
+    named = {"asked": known[log_joint.argmax(0)]}
+    for way, chosen in drawn.items():
+        named[way] = _named(log_joint, known, chosen, mixture, classes)
+    return named
 
 
 def _named(
@@ -228,13 +237,12 @@ def _named(
 ) -> Int64[Tensor, " component"]:
     """Return the class of each component: the class of the labelled images for which it is responsible."""
     shares = log_joint[chosen].softmax(1)
-    votes = torch.zeros(classes, shares.shape[1]).index_add(
-        0, known[chosen], shares
-    )  # [class component]
-    responsible = (
-        torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
-    )
+    components = shares.shape[1]
+    votes = torch.zeros(classes, components).index_add(0, known[chosen], shares)
     named = votes.argmax(0)
+    is_responsible = torch.zeros(components, dtype=torch.bool)
+    is_responsible[shares.argmax(1)] = True
+    responsible = is_responsible.nonzero()[:, 0]
     means = mixture.means.cpu()
     nearest = torch.cdist(means, means[responsible]).argmin(1)
-    return torch.where(responsible, named, named[responsible.nonzero()[:, 0][nearest]])
+    return torch.where(is_responsible, named, named[responsible[nearest]])

@@ -15,6 +15,8 @@ from capsule_lab.analysis.plotting import Column, Group, image_rows, panels, pic
 from capsule_lab.errors import check_widths
 from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
+from capsule_studies.images import joined_images
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
 _SHOWN = 16  # ours: number of images in the sheet
@@ -44,14 +46,14 @@ def poses(
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}
-    shifted = network.pose == "translation"
-    for strength in shifts if shifted else degrees:
-        copies = _shifted(subject, strength) if shifted else _turned(subject, strength)
-        measured = _measured(subject, network, copies)
-        numbers |= {
-            f"{'shift' if shifted else 'rotation'}_{strength}/{key}": value
-            for key, value in measured.items()
-        }
+    if network.pose == "translation":
+        for pixels in shifts:
+            measured = _measured(subject, network, _shifted(subject, pixels))
+            numbers |= prefixed(f"shift_{pixels}", measured)
+    else:
+        for angle in degrees:
+            measured = _measured(subject, network, _turned(subject, angle))
+            numbers |= prefixed(f"rotation_{angle}", measured)
     return Answer(numbers, draw=partial(_figures, subject, network))
 
 
@@ -66,11 +68,12 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
     def down(images: Tensor, strength: float) -> Tensor:
         return right(images.mT, strength).mT
 
-    return [
-        (_copy(subject, change, sign * shift), torch.tensor(way) * float(sign * shift))
-        for change, way in ((right, (1, 0)), (down, (0, 1)))
-        for sign in (-1, 1)
-    ]
+    copies = []
+    for pixels in (-shift, shift):
+        copies.append((_copy(subject, right, pixels), torch.tensor([float(pixels), 0.0])))
+    for pixels in (-shift, shift):
+        copies.append((_copy(subject, down, pixels), torch.tensor([0.0, float(pixels)])))
+    return copies
 
 
 def _turned(subject: Subject, degrees: int) -> _Copies:
@@ -78,22 +81,22 @@ def _turned(subject: Subject, degrees: int) -> _Copies:
     down = -1 if "azimuth" in subject.factors else 1
     copies = []
     for angle in (-degrees, degrees):
-        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-        change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
+        cos = math.cos(math.radians(angle))
+        sin = down * math.sin(math.radians(angle))
+        change = torch.tensor([[cos, sin, 0.0], [-sin, cos, 0.0], [0.0, 0.0, 1.0]])
         copies.append((_copy(subject, subject.changes["rotation"], angle), change))
     return copies
 
 
 def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
-    return torch.cat([batch.images for batch in subject.changed(change, float(strength))])
+    return joined_images(subject.changed(change, float(strength)))
 
 
 @torch.no_grad()
 def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -> dict[str, float]:
-    metrics = {
-        name: metric.to(subject.images.device)
-        for name, metric in pair_metrics.pair_metrics(network).items()
-    }
+    metrics = pair_metrics.pair_metrics(network)
+    for metric in metrics.values():
+        metric.to(subject.images.device)
     squared = pairs = 0.0
     for images, change in copies:
         changes = change.to(images).expand(len(images), *change.shape)
@@ -112,28 +115,31 @@ def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Fig
     if not isinstance(network, TransformingAutoencoder):
         return {}
     poses, presences = network.recognise(subject.images)
-    capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()
-    figures = (
-        {}
-        if network.window is not None
-        else {"generative_fields": generative_fields(network, capsules)}
-    )
+    energies = network.energies(poses, presences).mean(0)
+    capsules = energies.argsort(descending=True)[:_CAPSULES].cpu()
+    figures = {}
+    if network.window is None:
+        figures["generative_fields"] = generative_fields(network, capsules)
     if network.pose != "translation":
         return figures
     right = subject.changes["translation"]
-    moved = {
-        shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)
-    }
-    recognised = {shift: network.recognise(images) for shift, images in moved.items()}
-    across = {shift: recognised[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
-    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
-    means = torch.stack([poses.mean(0) for _, poses in recognised.values()]).cpu()
-    figures["presence"] = presence_curve([*recognised], means, capsules)
-    first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
+    shifts = range(-2 * _SCATTERED + 1, 2 * _SCATTERED)
+    x_after_shift, mean_presences = {}, []
+    for shift in shifts:
+        moved_poses, moved_presences = network.recognise(_copy(subject, right, shift))
+        x_after_shift[shift] = moved_poses[:, :, 0].cpu()
+        mean_presences.append(moved_presences.mean(0).cpu())
+    scattered = {shift: x_after_shift[shift] for shift in (-_SCATTERED, _SCATTERED)}
+    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), scattered, presences.cpu(), capsules)
+    figures["presence"] = presence_curve(shifts, torch.stack(mean_presences), capsules)
+    first = subject.images[:_SHOWN]
     changes = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
-    figures["images"] = image_rows(
-        {"image": first, "drawn": network(first, changes).images, "3 to the right": copies}
-    )
+    rows = {
+        "image": first,
+        "drawn": network(first, changes).images,
+        "3 to the right": _copy(subject, right, _SCATTERED)[:_SHOWN],
+    }
+    figures["images"] = image_rows(rows)
     return figures
 
 
@@ -172,15 +178,15 @@ def generative_fields(
     network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]
 ) -> Figure:
     """Draw the outgoing weights of the first generation units of capsules without windows; grey is 0."""
-    weights = (
-        network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)
-    )  # [k g c h w]
+    weights = network.drawing.weight[capsules, :_FIELDS].detach()
+    weights = weights.unflatten(2, network.image_shape)  # [k g c h w]
     largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
     pictures = 0.5 + weights / largest / 2
-    columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
-    return picture_grid(
-        [Group("generation unit", columns)], [f"capsule {number}" for number in capsules.tolist()]
-    )
+    columns = []
+    for unit, pictures_of_unit in enumerate(pictures.unbind(1)):
+        columns.append(Column(str(unit), [*pictures_of_unit]))
+    rows = [f"capsule {number}" for number in capsules.tolist()]
+    return picture_grid([Group("generation unit", columns)], rows)
 
 
 def presence_curve(

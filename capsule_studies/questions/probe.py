@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from sklearn.preprocessing import StandardScaler
 
 from capsule_lab.errors import check_number
 from capsule_lab.types import Batch
+from capsule_studies.images import joined_images, joined_labels
 from capsule_studies.measures.features import label_poses, last_features
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
 FAMILIAR = (30, 32, 34, 0, 2, 4)  # Hinton 2018, section 5: azimuths, x 10 degrees
@@ -68,98 +71,101 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
         training_images: number of images that the probe is fitted to.
     """
     check_number("training_images", training_images, 1)
-    missing = [name for name in _NEEDED if name not in subject.factors]
-    if missing:
-        raise ValueError(
-            f"this data has no factor {missing[0]}; expected smallNORB, or its stand-in"
-        )
-    training = subject.training(training_images)
-    fitted, judged = _views(subject, training), _views(subject, subject.batches)
-    shared = {*zip(fitted.labels, fitted.instance, strict=True)} & {
-        *zip(judged.labels, judged.instance, strict=True)
-    }
+    for name in _NEEDED:
+        if name not in subject.factors:
+            raise ValueError(f"this data has no factor {name}; expected smallNORB, or its stand-in")
+    fitted = _views(subject, subject.training(training_images))
+    judged = _views(subject, subject.batches)
+    _check_toys(fitted, judged)
+    familiar = fitted.of(np.isin(fitted.azimuth, FAMILIAR))
+    novel = judged.of(~np.isin(judged.azimuth, FAMILIAR))
+    has_novel = len(novel.labels) > 0 and min(_counts(familiar, novel).values()) >= _FEWEST
+    numbers: dict[str, float] = {}
+    for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
+        network = name == "network"
+        numbers |= prefixed(name, _judge(fitted, judged, inputs, network=network))
+        if has_novel:
+            scores = _judge(familiar, novel, inputs, network=network)
+            for key in ("azimuth_degrees", "azimuth_degrees_aligned"):
+                numbers[f"{name}/novel_{key}"] = scores[key]
+    return Answer(numbers)
+
+
+def _check_toys(fitted: _Views, judged: _Views) -> None:
+    """Raise a ``ValueError`` if sets share a toy, or if there are too few training images of a class."""
+    toys_of_training = {*zip(fitted.labels, fitted.instance, strict=True)}
+    shared = toys_of_training & {*zip(judged.labels, judged.instance, strict=True)}
     if shared:
         label, instance = min(shared)
         raise ValueError(
             f"toy {instance} of class {label} is in the training images and in the {len(judged.labels)} held-out "
             "images, whose views are nearly copies; expected split=test, or data.validation with other toys"
         )
-    for label in np.unique(judged.labels):
-        known = int((fitted.labels == label).sum())
+    for label, known in _counts(fitted, judged).items():
         if known < _FEWEST:
             raise ValueError(
                 f"{known} of the {len(fitted.labels)} training images are of class {label}; expected {_FEWEST} or "
                 "more, by a larger what.training_images"
             )
-    familiar, novel = (
-        fitted.of(np.isin(fitted.azimuth, FAMILIAR)),
-        judged.of(~np.isin(judged.azimuth, FAMILIAR)),
-    )
-    numbers: dict[str, float] = {}
-    for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
-        network = name == "network"
-        scores = _judge(fitted, judged, inputs, network=network)
-        if all(
-            (familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)
-        ) and len(novel.labels):
-            novel_scores = _judge(familiar, novel, inputs, network=network)
-            scores |= {
-                f"novel_{name}": value
-                for name, value in novel_scores.items()
-                if name.startswith("azimuth_degrees")
-            }
-        numbers |= {f"{name}/{key}": value for key, value in scores.items()}
-    return Answer(numbers)
+
+
+def _counts(fitted: _Views, judged: _Views) -> dict[int, int]:
+    """Return the number of fitted images of each class that is judged."""
+    labels = np.unique(judged.labels).tolist()
+    return {label: int((fitted.labels == label).sum()) for label in labels}
 
 
 def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
-    factors = (
-        torch.cat([batch.factors for batch in batches if batch.factors is not None]).cpu().numpy()
-    )
-    column = {name: factors[:, subject.factors.index(name)].astype(int) for name in _NEEDED}
-    angle = np.deg2rad(_DEGREES * column["azimuth"])
-    lamps = np.eye(_LAMPS)[column["lighting"]]
+    factors = torch.cat([batch.factors for batch in batches if batch.factors is not None])
+    columns = dict(zip(subject.factors, factors.cpu().numpy().astype(int).T, strict=True))
+    angle = np.deg2rad(_DEGREES * columns["azimuth"])
+    lamps = np.eye(_LAMPS)[columns["lighting"]]
     output = subject.outputs(batches[:1])
     has_poses = output.capsules is not None and output.capsules.poses.shape[2]
     features = (label_poses if has_poses else last_features)(subject, batches)
     return _Views(
         features=features.double().cpu().numpy(),
-        pixels=torch.cat([batch.images for batch in batches]).flatten(1).double().cpu().numpy(),
-        labels=torch.cat([batch.labels for batch in batches]).cpu().numpy(),
-        instance=column["instance"],
-        azimuth=column["azimuth"],
-        targets=np.column_stack([np.sin(angle), np.cos(angle), column["elevation"], lamps]),
+        pixels=joined_images(batches).flatten(1).double().cpu().numpy(),
+        labels=joined_labels(batches).cpu().numpy(),
+        instance=columns["instance"],
+        azimuth=columns["azimuth"],
+        targets=np.column_stack([np.sin(angle), np.cos(angle), columns["elevation"], lamps]),
     )
 
 
 def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dict[str, float]:
     """Return R² and angles, computed for each class, then averaged."""
-    by_class = []
+    scores: dict[str, list[float]] = defaultdict(list)
     for label in np.unique(judged.labels):
-        training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
-        targets, features = StandardScaler().fit(training.targets), getattr(training, inputs)
+        training = fitted.of(fitted.labels == label)
+        held_out = judged.of(judged.labels == label)
+        features = getattr(training, inputs)
+        scale = StandardScaler().fit(training.targets)
         components = PCA(min(_COMPONENTS, *features.shape), random_state=0)
-        reduced, toys = components.fit_transform(features), training.instance
-        model: BaseEstimator = make_pipeline(StandardScaler(), Ridge())
-        groups = {}
-        if network:
-            layers = MLPRegressor(
-                hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0
-            )  # ours
-            model = make_pipeline(StandardScaler(), layers)
-        elif len(np.unique(toys)) > 1:
-            penalties, groups = {"ridge__alpha": _PENALTIES}, {"groups": toys}
-            model = GridSearchCV(
-                model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error"
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ConvergenceWarning
-            )  # the network's last steps change little
-            model.fit(reduced, targets.transform(training.targets), **groups)
+        reduced = components.fit_transform(features)
+        targets = scale.transform(training.targets)
+        model = _fit(reduced, targets, training.instance, network=network)
         predicted = model.predict(components.transform(getattr(held_out, inputs)))
-        by_class.append(_of_class(targets.inverse_transform(predicted), held_out))
-    return {key: _mean(np.array([scores[key] for scores in by_class])) for key in by_class[0]}
+        for key, value in _of_class(scale.inverse_transform(predicted), held_out).items():
+            scores[key].append(value)
+    return {key: _mean(np.array(values)) for key, values in scores.items()}
+
+
+def _fit(features: Array, targets: Array, toys: Array, *, network: bool) -> BaseEstimator:
+    """Fit a network, or a ridge regression whose penalty is chosen by leaving out each toy in turn, if several."""
+    model: BaseEstimator = make_pipeline(StandardScaler(), Ridge())
+    if network:
+        options = {"hidden_layer_sizes": _HIDDEN, "alpha": 1e-3, "max_iter": 200}  # ours
+        model = make_pipeline(StandardScaler(), MLPRegressor(random_state=0, **options))
+        with warnings.catch_warnings():
+            # the network's last steps change little
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return model.fit(features, targets)
+    if len(np.unique(toys)) == 1:
+        return model.fit(features, targets)
+    penalties = {"ridge__alpha": _PENALTIES}
+    search = GridSearchCV(model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
+    return search.fit(features, targets, groups=toys)
 
 
 def _mean(values: Array) -> float:
@@ -171,8 +177,10 @@ def _mean(values: Array) -> float:
 def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
     residual = ((predicted - judged.targets) ** 2).sum(0)
     total = ((judged.targets - judged.targets.mean(0)) ** 2).sum(0)
-    share = np.where(total > 0, 1 - residual / np.where(total > 0, total, 1), np.nan)
-    error = np.arctan2(predicted[:, 0], predicted[:, 1]) - np.deg2rad(_DEGREES * judged.azimuth)
+    varies = total > 0
+    share = np.where(varies, 1 - residual / np.where(varies, total, 1), np.nan)
+    angle = np.arctan2(predicted[:, 0], predicted[:, 1])
+    error = angle - np.deg2rad(_DEGREES * judged.azimuth)
     aligned = np.full_like(error, np.nan)
     for toy in np.unique(judged.instance):
         of_toy = np.flatnonzero(judged.instance == toy)
@@ -190,8 +198,7 @@ def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
 
 def _median_angle(error: Array) -> float:
     known = error[np.isfinite(error)]
-    return (
-        float(np.median(np.abs(np.rad2deg(np.angle(np.exp(1j * known))))))
-        if len(known)
-        else float("nan")
-    )
+    if not len(known):
+        return float("nan")
+    within_half_turn = np.angle(np.exp(1j * known))
+    return float(np.median(np.abs(np.rad2deg(within_half_turn))))

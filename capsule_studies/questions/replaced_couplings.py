@@ -17,6 +17,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, Normaliser
 from capsule_lab.types import Batch
+from capsule_studies.images import count_images
 from capsule_studies.subject import Answer, Subject, question
 
 Couplings = Tensor
@@ -61,13 +62,7 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
         "other_class": partial(_of_others, same=False),
         "equal": lambda *_: ["equal"] * len(means),
     }
-    kinds = nn.BatchNorm1d, nn.BatchNorm2d
-    norms = [
-        norm
-        for routing in _routings(subject.network)
-        for norm in routing.modules()
-        if isinstance(norm, kinds)
-    ]
+    norms = _norms(subject.network)
     numbers: dict[str, float] = {}
     for name, replacement in replacements.items():
 
@@ -83,10 +78,10 @@ def replaced_couplings(subject: Subject, *, training: int = 5000) -> Answer:
                 finish()
                 numbers[f"{name}/error_reestimated"] = _error(subject.batches, ranking)
     for ending in ("", "_reestimated") if norms else ("",):
-        own, mean, equal = (numbers[f"{name}/error{ending}"] for name in ("own", "mean", "equal"))
-        numbers[f"kept_by_mean{ending}"] = (
-            (equal - mean) / (equal - own) if equal != own else float("nan")
-        )
+        equal = numbers[f"equal/error{ending}"]
+        gain = equal - numbers[f"own/error{ending}"]
+        gain_by_mean = equal - numbers[f"mean/error{ending}"]
+        numbers[f"kept_by_mean{ending}"] = gain_by_mean / gain if gain else float("nan")
     return Answer({**numbers, **_distances(original, means, subject.batches)})
 
 
@@ -101,17 +96,25 @@ class _Replaced(EqualCouplings):
     def __call__(self, log_couplings: Tensor) -> Tensor:
         if isinstance(self.source, Tensor):
             self.last = self.source.to(log_couplings.dtype)
+        elif self.source == "own":
+            self.last = self.normaliser(log_couplings)
         else:
-            self.last = (
-                self.normaliser(log_couplings)
-                if self.source == "own"
-                else super().__call__(log_couplings)
-            )
+            self.last = super().__call__(log_couplings)
         return self.last
 
 
 def _routings(network: nn.Module) -> list[AbstractRouting]:
     return [module for module in network.modules() if isinstance(module, AbstractRouting)]
+
+
+def _norms(network: nn.Module) -> list[nn.Module]:
+    """Return the batch normalisations within routings."""
+    norms: list[nn.Module] = []
+    for routing in _routings(network):
+        for module in routing.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                norms.append(module)
+    return norms
 
 
 @torch.no_grad()
@@ -139,14 +142,13 @@ def _forward(
 
 def _means(network: Any, images: Sequence[Batch]) -> list[Couplings]:
     """Return the mean couplings of each routing over images; a convolutional layer has a row for each position."""
-    total = sum(len(batch.labels) for batch in images)
+    total = count_images(images)
     sums: list[Any] = [0.0] * len(_routings(network))
     for batch in images:
-        couplings = _forward(network, batch.images)[1]
-        sums = [
-            before + of_layer.double().unflatten(0, (len(batch.labels), -1)).sum(0)
-            for before, of_layer in zip(sums, couplings, strict=True)
-        ]
+        _, couplings = _forward(network, batch.images)
+        for layer, of_layer in enumerate(couplings):
+            by_image = of_layer.double().unflatten(0, (len(batch.labels), -1))
+            sums[layer] = sums[layer] + by_image.sum(0)
     return [of_layer / total for of_layer in sums]
 
 
@@ -160,10 +162,9 @@ def _of_others(
     """Return the couplings of another image with the same label (its own if there is none), or with another label."""
     order = labels.argsort(stable=True)
     sizes = labels.unique(return_counts=True)[1]
-    within = torch.cat([part.roll(1) for part in order.split(sizes.tolist())])
-    others = (
-        within if same else order.roll(int(sizes.max()))
-    )  # beyond all images with the same label
+    within_class = torch.cat([part.roll(1) for part in order.split(sizes.tolist())])
+    beyond_class = order.roll(int(sizes.max()))
+    others = within_class if same else beyond_class
     source = torch.empty_like(order).scatter(0, order, others)
     return [couplings.unflatten(0, (len(labels), -1))[source].flatten(0, 1) for couplings in own]
 
@@ -191,8 +192,11 @@ def _reestimating(norms: Sequence[Any]) -> Iterator[Callable[[], None]]:
 
 
 def _error(batches: Sequence[Batch], ranking: Callable[[Batch], Tensor]) -> float:
-    wrong = sum(int((ranking(batch).argmax(1) != batch.labels).sum()) for batch in batches)
-    return 100 * wrong / sum(len(batch.labels) for batch in batches)
+    wrong = 0
+    for batch in batches:
+        predicted = ranking(batch).argmax(1)
+        wrong += int((predicted != batch.labels).sum())
+    return 100 * wrong / count_images(batches)
 
 
 def _distances(
@@ -200,16 +204,19 @@ def _distances(
 ) -> Mapping[str, float]:
     """Return distances between couplings; those of a child sum to one."""
     children = sum(float(mean.sum()) for mean in means)
-    own = 0.0
+    own_from_mean = 0.0
     for batch in batches:
-        for couplings, mean in zip(_forward(network, batch.images)[1], means, strict=True):
-            own += float((couplings - _repeated(mean, len(batch.labels))).abs().sum()) / 2
-    images = sum(len(batch.labels) for batch in batches)
-    equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))[1]
-    apart = sum(
-        float((mean - shares).abs().sum()) / 2 for mean, shares in zip(means, equal, strict=True)
-    )
+        _, own = _forward(network, batch.images)
+        for couplings, mean in zip(own, means, strict=True):
+            own_from_mean += _total_variation(couplings, _repeated(mean, len(batch.labels)))
+    _, equal = _forward(network, batches[0].images[:1], ["equal"] * len(means))
+    mean_from_equal = sum(map(_total_variation, means, equal))
     return {
-        "distance_of_own_from_mean": own / images / children,
-        "distance_of_mean_from_equal": apart / children,
+        "distance_of_own_from_mean": own_from_mean / count_images(batches) / children,
+        "distance_of_mean_from_equal": mean_from_equal / children,
     }
+
+
+def _total_variation(couplings: Couplings, others: Couplings) -> float:
+    """Return half the absolute differences, summed over rows and children."""
+    return float((couplings - others).abs().sum()) / 2

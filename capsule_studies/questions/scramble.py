@@ -13,7 +13,9 @@ from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.errors import check_number
+from capsule_studies.images import percent
 from capsule_studies.measures.reconstruction_detection import area_under_roc
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
 
 _OF_SEED = 2654435761  # ours: odd, so that each seed gives different draws
@@ -74,16 +76,18 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
         output = subject.outputs(subject.with_images(images))
         unsure = -_confidence(output.logits)[counted]
         right = (output.ranking.argmax(1) == subject.labels)[counted]
-        kept[name] = 100 * float(right.double().mean())
-        numbers |= {
-            f"{name}/images": float(counted.sum()),
-            f"{name}/kept": kept[name],
-            f"{name}/confidence": -100 * float(unsure.mean()),
-            f"{name}/auc": area_under_roc(-confidence[counted], unsure)
-            if len(unsure)
-            else float("nan"),
-            f"{name}/distance": float(_distances(images, subject.images)[counted].mean()),
+        kept[name] = percent(right)
+        auc = float("nan")
+        if len(unsure):
+            auc = area_under_roc(-confidence[counted], unsure)
+        measured = {
+            "images": float(counted.sum()),
+            "kept": kept[name],
+            "confidence": -100 * float(unsure.mean()),
+            "auc": auc,
+            "distance": float(_distances(images, subject.images)[counted].mean()),
         }
+        numbers |= prefixed(name, measured)
     return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
 
 
@@ -91,38 +95,29 @@ def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed]
     """Return all images after each change by name, and the numbers of images that do not count, by reason."""
     images, labels = subject.images, subject.labels.cpu()
     keys = torch.cat([batch.key for batch in subject.batches]).cpu()
-    generators = [
-        torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()
-    ]
-    half = images.shape[2] // 2
+    generators = []
+    for key in keys.tolist():
+        generators.append(torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32))
     every = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    order = torch.stack(
-        [_exchange(*pair) for pair in zip(_differences(images, tiles), generators, strict=True)]
-    )
+    order = _exchanges(_differences(images, tiles), generators)
     differ = (order != torch.arange(tiles**2)).any(1).to(every.device)
     two = permuted_tiles(images, tiles, order)
-    everywhere = permuted_tiles(
-        images, tiles, torch.stack([_circle(tiles**2, generator) for generator in generators])
-    )
+    circles = torch.stack([_circle(tiles**2, generator) for generator in generators])
+    everywhere = permuted_tiles(images, tiles, circles)
     blur, reached = blurred_as_far(images, _distances(two, images))
+    half = images.shape[2] // 2
+    upper, lower = images[:, :, :half], images[:, :, half:]
     changed = {
         "two_tiles": Changed(two, differ & reached),
         "all_tiles": Changed(everywhere, every),
-        "swapped_halves": Changed(torch.cat([images[:, :, half:], images[:, :, :half]], 2), every),
+        "swapped_halves": Changed(torch.cat([lower, upper], 2), every),
     }
     for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
         partner = _partners(labels, keys, generators, same_class=same).to(images.device)
-        another = partner != torch.arange(len(partner), device=partner.device)
-        changed[name] = Changed(
-            torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another
-        )
+        has_partner = partner != torch.arange(len(partner), device=partner.device)
+        changed[name] = Changed(torch.cat([upper, lower[partner]], 2), has_partner)
     changed["blur"] = Changed(blur, differ & reached)
-    signs = torch.stack(
-        [torch.randint(2, images.shape[1:], generator=stream) for stream in generators]
-    ).to(images)
-    noise = (2 * signs - 1) * (_distances(everywhere, images) / images[0].numel() ** 0.5).view(
-        -1, 1, 1, 1
-    )
+    noise = _noise(images, _distances(everywhere, images), generators)
     changed["noise"] = Changed(images + noise, every)
     left_out = {
         "without_pair": float((~differ).sum()),
@@ -135,6 +130,17 @@ def _distances(images: Tensor, others: Tensor) -> Float[Tensor, " image"]:
     return (images - others).flatten(1).norm(dim=1)
 
 
+def _noise(
+    images: Images, distances: Float[Tensor, " image"], generators: Sequence[torch.Generator]
+) -> Images:
+    """Draw for each pixel a sign; all pixels of an image have the amount that gives the distance."""
+    signs = []
+    for generator in generators:
+        signs.append(2 * torch.randint(2, images.shape[1:], generator=generator) - 1)
+    amounts = distances / images[0].numel() ** 0.5
+    return torch.stack(signs).to(images) * amounts.view(-1, 1, 1, 1)
+
+
 def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]:
     """Return the squared distance after exchanging two tiles, over the image's squared deviations from its mean."""
     cut = _cut(images, tiles).flatten(2).double().cpu()
@@ -143,16 +149,17 @@ def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]
     return 2 * torch.cdist(cut, cut).square() / deviations.view(-1, 1, 1)
 
 
-def _exchange(
-    differences: Float[Tensor, "tile tile"], generator: torch.Generator
-) -> Int64[Tensor, " tile"]:
+def _exchanges(
+    differences: Float[Tensor, "image tile tile"], generators: Sequence[torch.Generator]
+) -> Int64[Tensor, "image tile"]:
     """Return the tile for each place: one random pair that differs by ``_LEAST`` or more is exchanged, if any."""
-    order = torch.arange(len(differences))
-    pairs = (differences.triu(1) >= _LEAST).nonzero()
-    if len(pairs):
-        pair = pairs[int(torch.randint(len(pairs), (1,), generator=generator))]
-        order[pair] = pair.flip(0)
-    return order
+    orders = torch.arange(differences.shape[1]).repeat(len(differences), 1)
+    for order, of_image, generator in zip(orders, differences, generators, strict=True):
+        pairs = (of_image.triu(1) >= _LEAST).nonzero()
+        if len(pairs):
+            pair = pairs[int(torch.randint(len(pairs), (1,), generator=generator))]
+            order[pair] = pair.flip(0)
+    return orders
 
 
 def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
@@ -171,10 +178,13 @@ def _partners(
     """Return another image for each image; the image itself if there is none."""
     partners = torch.arange(len(labels))
     in_order = keys.argsort()
-    for image, (label, generator) in enumerate(zip(labels.tolist(), generators, strict=True)):
-        others = in_order[((labels[in_order] == label) == same_class) & (in_order != image)]
+    for image, generator in enumerate(generators):
+        is_same = labels[in_order] == labels[image]
+        fits = is_same if same_class else ~is_same
+        others = in_order[fits & (in_order != image)]
         if len(others):
-            partners[image] = others[int(torch.randint(len(others), (1,), generator=generator))]
+            drawn = int(torch.randint(len(others), (1,), generator=generator))
+            partners[image] = others[drawn]
     return partners
 
 
@@ -194,11 +204,10 @@ def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"
     cut = _cut(images, tiles)
     rows, columns = cut.shape[3:]
     index = order.to(images.device).view(*order.shape, 1, 1, 1).expand_as(cut)
-    together = (
-        cut.gather(1, index).unflatten(1, (tiles, tiles)).permute(0, 3, 1, 4, 2, 5)
-    )  # [b c i rows j columns]
+    moved = cut.gather(1, index).unflatten(1, (tiles, tiles))  # [b i j c rows columns]
+    together = moved.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     permuted = images.clone()
-    permuted[:, :, : rows * tiles, : columns * tiles] = together.flatten(4, 5).flatten(2, 3)
+    permuted[:, :, : rows * tiles, : columns * tiles] = together
     return permuted
 
 
@@ -239,15 +248,17 @@ def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
 def _figures(
     subject: Subject, changed: Mapping[str, Changed], kept: Mapping[str, float], shown: int
 ) -> Mapping[str, Figure]:
-    counted = torch.stack([change.counted for change in changed.values()])
-    images = counted.all(0).nonzero().squeeze(1)[:shown].tolist()
+    counted = torch.stack([change.counted for change in changed.values()]).all(0)
+    images = counted.nonzero().squeeze(1)[:shown].tolist()
     if not images:
         return {}
     low, high = subject.images.min(), subject.images.max()
-    rows = [subject.images[images], *(change.images[images] for change in changed.values())]
-    names = [name_of_class(subject.classes, label) for label in subject.labels[images].tolist()]
-    scaled = [((row - low) / (high - low)).clamp(0, 1) for row in rows]
-    columns = [Column(name, pictures) for name, *pictures in zip(names, *scaled, strict=True)]
+    versions = [subject.images, *(change.images for change in changed.values())]
+    columns = []
+    for image in images:
+        pictures = [((version[image] - low) / (high - low)).clamp(0, 1) for version in versions]
+        name = name_of_class(subject.classes, int(subject.labels[image]))
+        columns.append(Column(name, pictures))
     shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
     title = (
         "images after each change; left: the share of all images still classified as their label"

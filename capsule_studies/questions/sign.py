@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from capsule_studies.images import percent
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, error_percent, question
 
 
@@ -23,12 +25,14 @@ def sign(subject: Subject) -> Answer:
         "negated": -images,
         "photographic_negative": float(images.max()) + float(images.min()) - images,
     }
+    predicted = clean.ranking.argmax(1)
     for name, negative in changed.items():
         output = subject.outputs(subject.with_images(negative))
-        same = (output.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
-        numbers |= {
-            f"{name}/error": error_percent(output, subject.labels),
-            f"{name}/same_predictions": 100 * float(same),
-            f"{name}/mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
+        same = output.ranking.argmax(1) == predicted
+        measured = {
+            "error": error_percent(output, subject.labels),
+            "same_predictions": percent(same),
+            "mean_change_of_scores": float((output.scores - clean.scores).abs().mean()),
         }
+        numbers |= prefixed(name, measured)
     return Answer(numbers)

@@ -6,6 +6,7 @@ map for all images (equivariance of the pose).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.plotting import panels
 from capsule_lab.errors import check_choice, check_number
+from capsule_studies.images import joined_images
 from capsule_studies.measures.features import (
     group_law,
     linear_map,
@@ -27,6 +29,7 @@ from capsule_studies.measures.features import (
     pose_features,
     principal_components,
 )
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Change, Subject, error_percent, question
 
 
@@ -40,16 +43,35 @@ class Strengths(NamedTuple):
     unit: str
 
 
-_EIGHT = (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4)
 KINDS: Mapping[str, Strengths] = {
-    "rotation": Strengths(tuple(5.0 * step for step in range(-6, 7)), 10.0, 20.0, -10.0, "degrees"),
+    "rotation": Strengths(
+        curve=(-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0),
+        step=10.0,
+        twice=20.0,
+        back=-10.0,
+        unit="degrees",
+    ),
     "translation": Strengths(
-        tuple(float(step) for step in range(-4, 5)), 1.0, 2.0, -1.0, "pixels to the right"
+        curve=(-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0),
+        step=1.0,
+        twice=2.0,
+        back=-1.0,
+        unit="pixels to the right",
     ),
     "scaling": Strengths(
-        tuple(percent / 2 for percent in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"
+        curve=(-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2),
+        step=0.1,
+        twice=1.1**2 - 1,
+        back=1 / 1.1 - 1,
+        unit="the factor less 1",
     ),
-    "shear": Strengths(_EIGHT, 0.1, 0.2, -0.1, "pixels to the right per pixel up"),
+    "shear": Strengths(
+        curve=(-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4),
+        step=0.1,
+        twice=0.2,
+        back=-0.1,
+        unit="pixels to the right per pixel up",
+    ),
 }
 """Ours: approximately the ranges of affNIST."""
 
@@ -99,21 +121,16 @@ def transforms(
     features = pose_features(subject)
     for kind in kinds:
         strengths = KINDS[kind]
-        show = partial(_Shown.of, subject, subject.changes[kind], features, pixels)
+        show = functools.cache(partial(_Shown.of, subject, subject.changes[kind], features, pixels))
         shown = {strength: show(strength) for strength in strengths.curve}
-        curves[kind] = [
-            _point(shown[strength], shown[0], strength, subject) for strength in strengths.curve
-        ]
-        rows += [{"change": kind, **point} for point in curves[kind]]
-        numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
-        steps = [
-            shown.get(step) or show(step)
-            for step in (strengths.step, strengths.twice, strengths.back)
-        ]
-        numbers |= {
-            f"{kind}/{key}": value
-            for key, value in _maps(subject.labels, shown[0], steps, ridge).items()
-        }
+        curves[kind] = []
+        for strength, images in shown.items():
+            point = _point(images, shown[0], strength, subject)
+            curves[kind].append(point)
+            rows.append({"change": kind, **point})
+        numbers |= prefixed(kind, _numbers(shown, subject))
+        steps = [show(strengths.step), show(strengths.twice), show(strengths.back)]
+        numbers |= prefixed(kind, _maps(subject.labels, shown[0], steps, ridge))
     return Answer(numbers, rows, partial(_figures, curves))
 
 
@@ -136,12 +153,13 @@ class _Shown(NamedTuple):
     ) -> _Shown:
         batches = subject.changed(change, strength) if strength else subject.batches
         output = subject.outputs(batches)
-        images = torch.cat([batch.images for batch in batches])
-        presence = (
-            output.scores.softmax(1) if output.capsules is None else output.capsules.activations
+        capsules = output.capsules
+        return cls(
+            presences=output.scores.softmax(1) if capsules is None else capsules.activations,
+            poses=features(batches),
+            pixels=pixels(joined_images(batches).flatten(1)),
+            error=error_percent(output, subject.labels),
         )
-        error = error_percent(output, subject.labels)
-        return cls(presence, features(batches), pixels(images.flatten(1)), error)
 
 
 def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
@@ -155,27 +173,25 @@ def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> 
         "error": shown.error,
         "images": float(len(subject.labels)),
     }
-    presence, angles = (
-        of_label(shown.presences, subject.labels).double(),
-        _angles(shown.poses, before.poses),
-    )
+    presence = of_label(shown.presences, subject.labels).double()
+    angles = _angles(shown.poses, before.poses)
     for name, values in {"presence": presence, "angle": angles}.items():
-        low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
+        quartiles = values.new_tensor([0.25, 0.5, 0.75])
+        low, middle, high = values.quantile(quartiles).tolist()
         measured |= {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
-    return measured | {"distance": float((shown.poses - before.poses).norm(dim=1).median())}
+    distances = (shown.poses - before.poses).norm(dim=1)
+    return measured | {"distance": float(distances.median())}
 
 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     every = [*shown.values()]
-    angles = torch.stack([_angles(capsules.poses, shown[0].poses) for capsules in every])
-    rank = spearmanr(
-        torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu()
-    )
+    angles = torch.stack([_angles(images.poses, shown[0].poses) for images in every])
+    sizes = torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1])
+    rank = spearmanr(sizes, angles.flatten().cpu())
+    presences = torch.stack([images.presences for images in every])
     return {
         "error": (every[0].error + every[-1].error) / 2,
-        "presence_change": _presence_change(
-            torch.stack([capsules.presences for capsules in every]), subject.labels
-        ),
+        "presence_change": _presence_change(presences, subject.labels),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
@@ -197,13 +213,11 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
     residual, total = 0.0, 0.0
     for label in subject.labels.unique():
         chosen = subject.labels == label
-        changes = torch.stack(
-            [(after.poses - shown[0].poses)[chosen] for after in shown.values()]
-        )  # [s image dim]
+        before = shown[0].poses[chosen]
+        changes = torch.stack([after.poses[chosen] - before for after in shown.values()])
         strengths = changes.new_tensor(list(shown))
-        slope = torch.einsum("s,sid->d", strengths, changes) / (
-            strengths.square().sum() * changes.shape[1]
-        )
+        size = strengths.square().sum() * changes.shape[1]
+        slope = torch.einsum("s,sid->d", strengths, changes) / size
         residual += float((changes - strengths[:, None, None] * slope).square().sum())
         total += float(changes.square().sum())
     return 1 - residual / total if total else float("nan")
@@ -213,28 +227,23 @@ def _maps(
     labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float
 ) -> dict[str, float]:
     """Fit one map for all images to the differences of poses from the mean pose of their class before and after."""
-    explained, by_shift = _explained(labels, before.poses, steps[0].poses, ridge)
-    start, *ends = (
-        capsules.poses - _class_means(labels, capsules.poses) for capsules in (before, *steps)
-    )
-    one, two, back = (linear_map(start, end, ridge) for end in ends)
-    of_pixels = linear_map(
-        before.pixels - _class_means(labels, before.pixels),
-        steps[0].pixels - _class_means(labels, steps[0].pixels),
-        ridge,
-    )
+    step = steps[0]
+    explained, by_shift = _explained(labels, before.poses, step.poses, ridge)
+    pixels_explained, _ = _explained(labels, before.pixels, step.pixels, ridge)
+    start = _centred(labels, before.poses)
+    one, two, back = (linear_map(start, _centred(labels, after.poses), ridge) for after in steps)
+    of_pixels = linear_map(_centred(labels, before.pixels), _centred(labels, step.pixels), ridge)
+    identity = torch.eye(len(one.matrix)).to(one.matrix)
     return {
         "explained": explained,
         "explained_by_shift": by_shift,
-        "pixels_explained": _explained(labels, before.pixels, steps[0].pixels, ridge)[0],
+        "pixels_explained": pixels_explained,
         "map_error": one.error,
         "identity_error": one.identity_error,
         "equivariance_gain": one.identity_error - one.error,
         "pixels_gain": of_pixels.identity_error - of_pixels.error,
         "group_law": group_law(one.matrix, one.matrix, two.matrix),
-        "inverse": group_law(
-            one.matrix, back.matrix, torch.eye(len(one.matrix)).to(one.matrix), unit=one.matrix
-        ),
+        "inverse": group_law(one.matrix, back.matrix, identity, unit=one.matrix),
     }
 
 
@@ -246,8 +255,13 @@ def _explained(labels: Tensor, before: Tensor, after: Tensor, ridge: float) -> t
     means = _class_means(labels, before)
     found = linear_map(before - means, after - means, ridge)
     change = (after - before).double()
-    rest = (change[1::2] - change[::2].mean(0)).square().sum() / change[1::2].square().sum()
+    fitted, judged = change[0::2], change[1::2]
+    rest = (judged - fitted.mean(0)).square().sum() / judged.square().sum()
     return 1 - found.error / found.identity_error, 1 - float(rest)
+
+
+def _centred(labels: Tensor, poses: Tensor) -> Tensor:
+    return poses - _class_means(labels, poses)
 
 
 def _class_means(labels: Tensor, poses: Tensor) -> Tensor:
@@ -266,9 +280,8 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
     figure, axes = panels(3, len(curves), (3.4 * len(curves), 6.6), title)
     for column, (kind, points) in zip(axes.T, curves.items(), strict=True):
         table = pd.DataFrame(points)
-        for axis, name, colour in zip(
-            column, ("presence", "angle", "error"), COLOURS, strict=False
-        ):
+        names = ("presence", "angle", "error")
+        for axis, name, colour in zip(column, names, COLOURS, strict=False):
             axis.plot(table.strength, table[name], color=colour, marker="o", markersize=3)
             axis.grid(alpha=0.3)
             if name != "error":
@@ -276,8 +289,7 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
                 axis.fill_between(table.strength, *ends, color=colour, alpha=0.2, linewidth=0)
         column[0].set(title=kind, ylim=(-0.02, 1.02))
         column[2].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
-    for axis, name in zip(
-        axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True
-    ):
-        axis.set_ylabel(name)
+    labels = ("presence of the label", "angle of the pose, degrees", "error, %")
+    for axis, label in zip(axes[:, 0], labels, strict=True):
+        axis.set_ylabel(label)
     return {"curves": figure}

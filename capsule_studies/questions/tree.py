@@ -33,6 +33,7 @@ from capsule_studies.measures.parse_tree import (
     parse,
     receptive_centres,
 )
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
 _PIXELS = 4.0  # ours: shift of the images
@@ -66,26 +67,23 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
         "branches": float(edges.sum(1).double().mean()),
         "silenced_children": float(heavy.sum(1).double().mean()),
     }
-    lengths = layer.present * of_label(layer.votes().transpose(1, 2), predicted).norm(
-        dim=2
-    )  # [image child]
+    votes = of_label(layer.votes().transpose(1, 2), predicted)
+    lengths = layer.present * votes.norm(dim=2)  # [image child]
+    rank = lengths.argsort(dim=1, descending=True).argsort(dim=1)
     before = of_label(output.ranking.softmax(1), predicted)
-    for quantity, chosen in {
+    silenced_children = {
         "drop_of_tree": heavy,
-        "drop_of_votes": lengths.argsort(dim=1, descending=True).argsort(dim=1)
-        < heavy.sum(1, keepdim=True),
+        "drop_of_votes": rank < heavy.sum(1, keepdim=True),
         "drop_of_random": _random_of_same_activation(layer.present, heavy),
-    }.items():
-        with silent(subject, name, chosen):
+    }
+    for quantity, children in silenced_children.items():
+        with silent(subject, name, children):
             after = of_label(subject.outputs().ranking.softmax(1), predicted)
         numbers[quantity] = 100 * float((before - after).mean())
     if layer.child_grid is not None:
         numbers |= _alike(in_tree, layer.child_grid, subject.labels)
         numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
-    return Answer(
-        {f"{name}/{key}": value for key, value in numbers.items()},
-        draw=partial(_figures, subject, shown),
-    )
+    return Answer(prefixed(name, numbers), draw=partial(_figures, subject, shown))
 
 
 def _edges(
@@ -93,10 +91,9 @@ def _edges(
 ) -> tuple[Tensor, Bool[Tensor, "image child"]]:
     """Return each child's weight for the chosen parent of each image, and whether it is an edge of the tree."""
     couplings, activations = layer.couplings(), layer.children.activations
-    couplings_of_parent = of_label(couplings.transpose(1, 2), parents)
-    return activations * couplings_of_parent, (couplings.argmax(2) == parents.unsqueeze(1)) & (
-        activations > ACTIVE
-    )
+    weights = activations * of_label(couplings.transpose(1, 2), parents)
+    is_largest = couplings.argmax(2) == parents.unsqueeze(1)
+    return weights, is_largest & (activations > ACTIVE)
 
 
 def _heaviest(
@@ -112,12 +109,11 @@ def _random_of_same_activation(
     activations: Tensor, chosen: Bool[Tensor, "image child"]
 ) -> Bool[Tensor, "image child"]:
     """Select other children in random order until their total activation is that of the chosen ones."""
-    order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(
-        activations.device
-    )
-    order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
+    drawn = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0))
+    order = drawn.to(activations.device).masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
-    selected = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
+    target = (activations * chosen).sum(1, keepdim=True)
+    selected = others.cumsum(1) - others < target
     return torch.zeros_like(chosen).scatter(1, order, selected) & ~chosen
 
 
@@ -134,14 +130,13 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         unsilenced = 1 - next(parts).to(torch.float32)
+        of_poses = unsilenced.unsqueeze(2)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            plain = (
-                None if votes.plain_poses is None else votes.plain_poses * unsilenced.unsqueeze(2)
-            )
-            votes = Votes(votes.poses * unsilenced.unsqueeze(2), votes.weight, plain)
+            plain = None if votes.plain_poses is None else votes.plain_poses * of_poses
+            votes = Votes(votes.poses * of_poses, votes.weight, plain)
         else:
-            votes = votes * unsilenced[:, :, None, None]
+            votes = votes * of_poses.unsqueeze(3)
         return (votes, *(None if values is None else values * unsilenced for values in activations))
 
     with routing.register_forward_pre_hook(hook):
@@ -151,10 +146,9 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
 def _alike(
     weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]
 ) -> dict[str, float]:
-    by_type = torch.nn.functional.normalize(
-        grid.at_positions(weights).sum((2, 3)), dim=1
-    )  # [image type]
-    cosines = by_type @ by_type.t()
+    by_type = grid.at_positions(weights).sum((2, 3))  # [image type]
+    directions = torch.nn.functional.normalize(by_type, dim=1)
+    cosines = directions @ directions.t()
     same = labels.unsqueeze(1) == labels
     other = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return {
@@ -170,15 +164,14 @@ def _follows_shift(
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
     batches = subject.changed(subject.changes["translation"], _PIXELS)
+    parents_of_batches = parents.split([len(batch.labels) for batch in batches])
     shifted_weights = []
-    for batch, parents_of_batch in zip(
-        batches, parents.split([len(batch.labels) for batch in batches]), strict=True
-    ):
-        moved, edges = _edges(
-            [*trace(subject.network, batch.images)[1].values()][-1], parents_of_batch
-        )
+    for batch, parents_of_batch in zip(batches, parents_of_batches, strict=True):
+        _, layers = trace(subject.network, batch.images)
+        moved, edges = _edges([*layers.values()][-1], parents_of_batch)
         shifted_weights.append(moved * edges)
-    before, after = (_centre(tensor, grid) for tensor in (weights, torch.cat(shifted_weights)))
+    before = _centre(weights, grid)
+    after = _centre(torch.cat(shifted_weights), grid)
     _, step = receptive_centres(subject.network, subject.images[:1])[1]
     return float((after - before).nanmean()) * step / _PIXELS
 
@@ -190,33 +183,33 @@ def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Ten
     return (columns * place).sum(1) / columns.sum(1)
 
 
+def _count_types(layer: LayerTrace) -> int:
+    """Return the number of types of a layer's children; without positions, each child is a type."""
+    if layer.child_grid is None:
+        return layer.children.activations.shape[1]
+    return layer.child_grid.types
+
+
 def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     if not shown:
         return {}
     title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
     figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
-    layers = subject.traces.values()
-    types = max(
-        layer.child_grid.types if layer.child_grid else layer.children.activations.shape[1]
-        for layer in layers
-    )
-    for (left, right), image in zip(
-        axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True
-    ):
+    types = max(_count_types(layer) for layer in subject.traces.values())
+    images = torch.linspace(0, len(subject.labels) - 1, shown).long()
+    for (left, right), image in zip(axes, images, strict=True):
         picture = subject.images[image : image + 1]
         output, traces = trace(subject.network, picture)
         root = int(output.ranking.argmax(1))
         branches = parse(traces, root)
         draw_on_image(left, picture, subject.network, traces, branches, types)
         draw_graph(right, traces, branches, types)
-        names = [
-            name_of_class(subject.classes, label) for label in (int(subject.labels[image]), root)
-        ]
-        left.set_title(f"image of {names[0]}, predicted {names[1]}", fontsize=9)
+        label = name_of_class(subject.classes, int(subject.labels[image]))
+        predicted = name_of_class(subject.classes, root)
+        left.set_title(f"image of {label}, predicted {predicted}", fontsize=9)
     if types > 1:
-        colours = ScalarMappable(
-            Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types))
-        )
+        palette = ListedColormap(sequential_colours(types))
+        colours = ScalarMappable(Normalize(-0.5, types - 0.5), palette)
         ticks = MaxNLocator(16, integer=True)
         figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
     return {"trees": figure}

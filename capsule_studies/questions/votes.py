@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
@@ -20,8 +23,10 @@ from capsule_lab.routing import (
     NormalisedEMRouting,
     VariationalBayesRouting,
 )
+from capsule_lab.types import RoutingTrace
 from capsule_studies.measures import votes as measures
 from capsule_studies.measures.features import of_label
+from capsule_studies.names import prefixed
 from capsule_studies.subject import Answer, Subject, question
 
 _BINS = 12  # Hinton 2018, figure 2
@@ -60,83 +65,118 @@ def votes(
     if not layer.iterations[-1].poses.shape[2]:
         name = type(layer.routing).__name__
         raise ValueError(f"{name} has no votes for the classes; expected class capsules with poses")
-    present = (
-        layer.present
-        if isinstance(layer.routing, BY_ACTIVATION)
-        else torch.ones_like(layer.present)
-    )
+    present = layer.present
+    if not isinstance(layer.routing, BY_ACTIVATION):
+        present = torch.ones_like(layer.present)
+    every = layer.votes()
     numbers: dict[str, float] = {}
-    every, distances = layer.votes(), []
+    distances = []
     for number, iteration in enumerate(layer.iterations, start=1):
-        poses = iteration.poses
-        if (
-            iteration.variances is None
-        ):  # the pose is not a mean of votes but a sum or a squashed sum
-            poses = measures.weighted_means(every, iteration.couplings, present)
-        distances.append(measures.vote_distances(every, poses))
-        means = measures.mean_distances(distances[-1], iteration.couplings, present)
-        ratio, rank = measures.tightness(means, subject.labels)
-        of_labels = of_label(means, subject.labels)
-        weights = iteration.couplings * present.unsqueeze(2)
-        agreement = torch.cosine_similarity(every, iteration.poses.unsqueeze(1), dim=3)
-        cosines = (weights * agreement).sum(1) / weights.sum(1)
-        numbers |= {
-            f"{name}/{number}/mean_distance": float(of_labels.nanmean()),
-            f"{name}/{number}/tightness": float(ratio.nanmedian()),
-            f"{name}/{number}/rank": float(rank[of_labels.isfinite()].double().mean()),
-            f"{name}/{number}/auc": measures.shuffled_auc(
-                every, iteration, present, subject.labels
-            ),
-            f"{name}/{number}/cosine": float(of_label(cosines, subject.labels).nanmean()),
-        }
+        distances.append(_distances(every, iteration, present))
+        measured = _of_iteration(every, distances[-1], iteration, present, subject.labels)
+        numbers |= prefixed(f"{name}/{number}", measured)
     moved = []
-    for batch in subject.changed(
-        subject.changes["translation"], float(shift)
-    ):  # votes for all parents are large
-        of_batch = trace(subject.network, batch.images)[1][name].votes()
-        moved.append(of_label(of_batch.transpose(1, 2), batch.labels))
-    clouds = (  # for every image: votes for the label, the same after the shift, and their weights
-        of_label(every.transpose(1, 2), subject.labels),
-        torch.cat(moved),
-        of_label(weights.transpose(1, 2), subject.labels),
+    # votes for all parents are large
+    for batch in subject.changed(subject.changes["translation"], float(shift)):
+        _, layers = trace(subject.network, batch.images)
+        votes_of_batch = layers[name].votes()
+        moved.append(of_label(votes_of_batch.transpose(1, 2), batch.labels))
+    weights = layer.iterations[-1].couplings * present.unsqueeze(2)
+    clouds = _Clouds(
+        before=of_label(every.transpose(1, 2), subject.labels),
+        after=torch.cat(moved),
+        weights=of_label(weights.transpose(1, 2), subject.labels),
     )
-    together = [measures.common_displacement(*pair) for pair in zip(*clouds, strict=True)]
+    together = [measures.common_displacement(*cloud) for cloud in zip(*clouds, strict=True)]
     numbers[f"{name}/moved_together"] = float(torch.tensor(together).nanmedian())
-
-    def draw() -> Mapping[str, Figure]:
-        if not shown:
-            return {}
-        order = ratio.nan_to_num().argsort(descending=True)
-        images = order[torch.linspace(0, len(order) - 1, shown).long().to(order.device)].tolist()
-        predicted = (
-            means.argmin(1) if layer.parents.logits is None else layer.parents.logits.argmax(1)
-        )
-        of_predicted = of_label(distances[-1].transpose(1, 2), predicted).float()
-        largest = (
-            of_predicted.quantile(0.99) if of_predicted.numel() < 2**24 else of_predicted.max()
-        )  # torch's limit
-        edges = torch.linspace(0, float(largest) if longest is None else longest, _BINS + 1)
-        figures = {
-            f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
-            for number, image in enumerate(images, start=1)
-        }
-        figures["points"] = _points(
-            subject, layer, [cloud[images[0]].cpu() for cloud in clouds], images[0], shift
-        )
-        return figures
-
-    return Answer(numbers, draw=draw)
+    drawing = _Drawing(subject, layer, distances, present, clouds)
+    return Answer(numbers, draw=partial(_figures, drawing, longest, shown, shift))
 
 
-def _points(
-    subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image: int, shift: int
-) -> Figure:
+class _Clouds(NamedTuple):
+    """For every image the votes for its label, the same after the shift, and their weights."""
+
+    before: Float[Tensor, "*image child dim"]
+    after: Float[Tensor, "*image child dim"]
+    weights: Float[Tensor, "*image child"]
+
+
+class _Drawing(NamedTuple):
+    """What is drawn: the last layer, and the distances of its votes, ``(image, child, class)`` by iteration."""
+
+    subject: Subject
+    layer: LayerTrace
+    distances: Sequence[Tensor]
+    present: Float[Tensor, "image child"]
+    clouds: _Clouds
+
+
+def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
+    poses = iteration.poses
+    # the pose may be a sum or a squashed sum in place of a mean of votes
+    if iteration.variances is None:
+        poses = measures.weighted_means(votes, iteration.couplings, present)
+    return measures.vote_distances(votes, poses)
+
+
+def _of_iteration(
+    votes: Tensor, distances: Tensor, iteration: RoutingTrace, present: Tensor, labels: Tensor
+) -> dict[str, float]:
+    """Return the measures of one iteration."""
+    means = measures.mean_distances(distances, iteration.couplings, present)
+    ratio, rank = measures.tightness(means, labels)
+    of_labels = of_label(means, labels)
+    weights = iteration.couplings * present.unsqueeze(2)
+    agreement = torch.cosine_similarity(votes, iteration.poses.unsqueeze(1), dim=3)
+    cosines = (weights * agreement).sum(1) / weights.sum(1)
+    return {
+        "mean_distance": float(of_labels.nanmean()),
+        "tightness": float(ratio.nanmedian()),
+        "rank": float(rank[of_labels.isfinite()].double().mean()),
+        "auc": measures.shuffled_auc(votes, iteration, present, labels),
+        "cosine": float(of_label(cosines, labels).nanmean()),
+    }
+
+
+def _figures(
+    drawing: _Drawing, longest: float | None, shown: int, shift: int
+) -> Mapping[str, Figure]:
+    if not shown:
+        return {}
+    layer, distances = drawing.layer, drawing.distances[-1]
+    last = layer.iterations[-1]
+    means = measures.mean_distances(distances, last.couplings, drawing.present)
+    ratio, _ = measures.tightness(means, drawing.subject.labels)
+    order = ratio.nan_to_num().argsort(descending=True).cpu()
+    images = order[torch.linspace(0, len(order) - 1, shown).long()].tolist()
+    if longest is None:
+        logits = layer.parents.logits
+        predicted = means.argmin(1) if logits is None else logits.argmax(1)
+        longest = _longest(of_label(distances.transpose(1, 2), predicted).float())
+    edges = torch.linspace(0, longest, _BINS + 1)
+    figures = {}
+    for number, image in enumerate(images, start=1):
+        figures[f"histograms_{number}"] = _histograms(drawing, image, edges)
+    figures["points"] = _points(drawing, images[0], shift)
+    return figures
+
+
+def _longest(distances: Float[Tensor, "image child"]) -> float:
+    """Return the 99th percentile; the maximum of more numbers than ``torch.quantile`` accepts."""
+    if distances.numel() < 2**24:
+        return float(distances.quantile(0.99))
+    return float(distances.max())
+
+
+def _points(drawing: _Drawing, image: int, shift: int) -> Figure:
     """Draw votes for the label as points with weights as areas, their mean and an ellipse of one standard deviation."""
-    before, after, weights = cloud
+    subject, grid = drawing.subject, drawing.layer.child_grid
+    before, after, weights = (values[image].cpu() for values in drawing.clouds)
     share = weights / weights.sum()
     mean = share @ before
-    directions = torch.linalg.svd((share.sqrt()[:, None] * (before - mean)), full_matrices=False)[2]
-    kinds = torch.zeros(len(share)) if layer.child_grid is None else layer.child_grid.type_of_child
+    deviations = share.sqrt()[:, None] * (before - mean)
+    _, _, directions = torch.linalg.svd(deviations, full_matrices=False)
+    kinds = torch.zeros(len(share)) if grid is None else grid.type_of_child
     title = (
         "votes for the class of one image: areas are weights, the cross their mean, "
         "the ellipse one standard deviation"
@@ -153,7 +193,8 @@ def _points(
             at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0
         )
         centre = share @ at
-        variances, sides = torch.linalg.eigh((share[:, None] * (at - centre)).t() @ (at - centre))
+        covariance = (share[:, None] * (at - centre)).t() @ (at - centre)
+        variances, sides = torch.linalg.eigh(covariance)
         width, height = (2 * variances.clamp_min(0).sqrt()).tolist()
         angle = float(torch.atan2(sides[1, 0], sides[0, 0]).rad2deg())
         axis.add_patch(Ellipse(centre.tolist(), width, height, angle=angle, fill=False))
@@ -171,47 +212,32 @@ def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
     draw_image(axis, subject.images[image], title)
 
 
-def _histograms(
-    subject: Subject,
-    layer: LayerTrace,
-    distances: Sequence[Tensor],
-    present: Tensor,
-    image: int,
-    edges: Tensor,
-) -> Figure:
+def _histograms(drawing: _Drawing, image: int, edges: Tensor) -> Figure:
     """Draw weighted distances of the votes of one image: rows are iterations, columns are classes."""
-    rows, classes = len(distances), distances[0].shape[2]
-    figure = Figure(
-        figsize=(2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2)), layout="constrained"
-    )  # inches
-    of_image, of_votes = figure.subfigures(
-        1, 2, squeeze=False, width_ratios=(1.3, 1.1 + 1.25 * classes)
-    )[0]
+    subject, iterations = drawing.subject, drawing.layer.iterations
+    rows, classes = len(iterations), drawing.distances[0].shape[2]
+    size = (2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2))  # inches
+    figure = Figure(figsize=size, layout="constrained")
+    widths = (1.3, 1.1 + 1.25 * classes)
+    ((of_image, of_votes),) = figure.subfigures(1, 2, squeeze=False, width_ratios=widths)
     _draw_image(of_image.subplots(), subject, image)
     axes = of_votes.subplots(rows, classes, squeeze=False, sharex=True, sharey=True)
-    for number, (row, iteration) in enumerate(zip(axes, layer.iterations, strict=True)):
-        weights = (
-            (iteration.couplings[image] * present[image].unsqueeze(1)).float().cpu()
-        )  # [child class]
+    for number, (row, iteration) in enumerate(zip(axes, iterations, strict=True)):
+        weights = iteration.couplings[image] * drawing.present[image].unsqueeze(1)  # [child class]
+        distances = drawing.distances[number][image].float().cpu()  # [child class]
         for label, axis in enumerate(row):
-            of_class = distances[number][image, :, label].float().cpu()
-            heights = torch.histogram(
-                of_class, edges, weight=weights[:, label]
-            ).hist  # not beyond the last edge
-            right = label == int(subject.labels[image])
-            axis.stairs(
-                heights.numpy(), edges.numpy(), fill=True, color="#0072B2" if right else "#999999"
-            )
+            # votes beyond the last edge are left out
+            weight = weights[:, label].float().cpu()
+            heights, _ = torch.histogram(distances[:, label].contiguous(), edges, weight=weight)
+            is_label = label == int(subject.labels[image])
+            colour = "#0072B2" if is_label else "#999999"
+            axis.stairs(heights.numpy(), edges.numpy(), fill=True, color=colour)
             if number == 0:
-                axis.set_title(
-                    name_of_class(subject.classes, label),
-                    fontsize=8,
-                    weight="bold" if right else "normal",
-                )
+                name = name_of_class(subject.classes, label)
+                axis.set_title(name, fontsize=8, weight="bold" if is_label else "normal")
         row[0].set_ylabel(f"iteration {number + 1}", fontsize=8)
-    centre_name = (
-        "pose of the class" if layer.iterations[-1].variances is not None else "mean of the votes"
-    )
+    is_pose = iterations[-1].variances is not None
+    centre_name = "pose of the class" if is_pose else "mean of the votes"
     figure.suptitle(
         f"one image: votes for each class, weighted, by their distance from the {centre_name}",
         fontsize=9,

@@ -21,6 +21,7 @@ em_caps = partial(
     batch_norm=True,
     primary=primary,
 )
+cold = partial(NormalisedEMRouting, temperature=0.5, min_variance=0.3, iterations=3)
 NETWORKS: dict[str, Any] = {
     "capsnet": lambda: small_capsnet(SHAPE, 10, decoder=(16, 32)),
     "capsnet of two layers": lambda: small_capsnet(SHAPE, 10, hidden=[[6, 8]], decoder=None),
@@ -28,9 +29,7 @@ NETWORKS: dict[str, Any] = {
     "efficient": lambda: EfficientCapsNet(SHAPE, 10, decoder=(16,)),
     "em": em_caps,
     "em, three convolutions": lambda: em_caps(stem="conv3", conv_types=(), conv_strides=()),
-    "em, cold": lambda: em_caps(
-        routing=partial(NormalisedEMRouting, temperature=0.5, min_variance=0.3, iterations=3)
-    ),
+    "em, cold": lambda: em_caps(routing=cold),
     "cnn": lambda: SmallCNN(SHAPE, 10, pooled=32),
     "cnn of the paper": lambda: BaselineCNN(SHAPE, 10, channels=(4, 4), hidden=(8,)),
     "dense units": lambda: MatchedCNN(SHAPE, 10, channels=(4, 4), batch_norm=True),

@@ -23,52 +23,59 @@ def digits(images: int = 24, side: int = 24) -> Tensor:
     third = side // 3
     for image, label in enumerate(labels.tolist()):
         jitter = image // CLASSES % 3  # so that images of a class differ in where it is
-        top, left = third * (1 + label // 2) - 4, third * (1 + label % 2) - 4 + jitter
+        top = third * (1 + label // 2) - 4
+        left = third * (1 + label % 2) - 4 + jitter
         pictures[image, 0, top : top + 6, left : left + 6] = 200
     return pictures + 20 * noise
 
 
+def column_of_square(images: Tensor) -> Tensor:
+    """The mean column of the square in each preprocessed image."""
+    square = (images > 0.3).to(images.dtype)
+    columns = torch.arange(images.shape[3], dtype=images.dtype)
+    return (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))
+
+
 def moved(images: Tensor, pixels: float) -> Tensor:
-    """To the right, around the edge."""
+    """Move images to the right, around the edge."""
     return images.roll(round(pixels), 3)
 
 
 def quarter_turn(images: Tensor, degrees: float) -> Tensor:
-    """Counter-clockwise, once or, of a negative angle, three times."""
+    """Turn by 90 degrees counter-clockwise, or clockwise for a negative angle."""
     return images.rot90(1 if degrees > 0 else 3, (2, 3))
 
 
 def subject(network: Any, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
     """Digits of four classes, in two batches."""
     stored = digits(images)
-    keys = torch.arange(images)
-    labels = keys % CLASSES
+    numbers = torch.arange(images)
+    half = -(-images // 2)
 
     def batches(pictures: Tensor) -> list[Batch]:
-        size = math.ceil(images / 2)
-        pixels = (pictures / 255).split(size)
-        parts = zip(pixels, labels.split(size), keys.split(size), strict=True)
-        return [Batch(*part) for part in parts]
+        made = []
+        for part in (slice(0, half), slice(half, None)):
+            key = numbers[part]
+            made.append(Batch(pictures[part] / 255, key % CLASSES, key))
+        return made
 
     def changed(change: Change, strength: float) -> list[Batch]:
         return batches(change(stored, strength))
 
-    names = [f"class {label}" for label in range(CLASSES)]
-    changes = changes or {"translation": moved}
     return Subject(
-        network.eval(),
-        batches(stored),
-        changed,
-        changes,
-        lambda _: batches(stored),
-        (),
-        names,
-        CLASSES,
+        network=network.eval(),
+        batches=batches(stored),
+        changed=changed,
+        changes=changes or {"translation": moved},
+        training=lambda _: batches(stored),
+        factors=(),
+        classes=[f"class {label}" for label in range(CLASSES)],
+        num_classes=CLASSES,
     )
 
 
 def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:
-    """With random weights large enough for couplings to differ."""
+    """Return a network whose random weights are large enough for different couplings."""
     torch.manual_seed(0)
     shape = (1, 24, 24)
     if kind == "cnn":

@@ -1,8 +1,9 @@
-"""``capsule-lab attack``: its record, its figures, and what it says of wrong input."""
+"""``capsule-lab attack``: its record, its figures, and its messages for wrong input."""
 
 import io
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from rich.console import Console
@@ -34,40 +35,28 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
     record = json.loads(path.read_text())
     assert record["images"] == 10
-    assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], (
-        "nothing is done at epsilon 0"
-    )
-    assert (
-        record["attack"]["0.3/accuracy"]
-        <= record["attack"]["0.1/accuracy"]
-        <= record["attack"]["0/accuracy"]
-    )
-    assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(
-        255 * record["attack"]["0.1/mean_change"]
-    )
+    numbers = record["attack"]
+    unattacked = 100 - record["test"]["error"]
+    assert numbers["0/accuracy"] == unattacked
+    assert numbers["0.3/accuracy"] <= numbers["0.1/accuracy"] <= unattacked
+    grey_levels = 255 * numbers["0.1/mean_change"]
+    assert numbers["0.1/mean_grey_levels"] == pytest.approx(grey_levels)
     assert len(record["checks"]) == 11
     assert {check["passed"] for check in record["checks"]} <= {True, False}
     assert "checks of the attack" in ended.out
-    names = {file.stem for file in (a_copy / "figures").glob(f"*{path.stem}.png")}
-    assert names == {f"{figure}_{path.stem}" for figure in ("attack", "attacked", "reliability")}
+    for figure in ("attack", "attacked", "reliability"):
+        assert (a_copy / "figures" / f"{figure}_{path.stem}.png").is_file()
     assert {"detected", "calibration_error", "brier"} <= record["test"].keys()
-    assert 0 <= record["attack"]["0.1/undetected_error"] <= record["attack"]["0.1/error"]
-    assert record["attack"]["0/detection_area"] == pytest.approx(50), "the same images"
+    assert 0 <= numbers["0.1/undetected_error"] <= numbers["0.1/error"]
+    assert numbers["0/detection_area"] == pytest.approx(50), "the same images"
     assert list(a_copy.rglob("events.out.tfevents*")), "figures go to the loggers of the run"
     console = Console(width=80, file=io.StringIO())
     console.print(tables(record)[0])
-    words = {*console.file.getvalue().split()}
-    assert {
-        "epsilon",
-        "accuracy",
-        "interval",
-        "success",
-        "grey",
-        "calibration",
-        "detected",
-        "stand-in",
-    } <= words
-    assert not any("…" in word for word in words), "heads of the table are whole at 80 columns"
+    printed = console.file.getvalue()
+    headings = ["epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected"]
+    for word in [*headings, "stand-in"]:
+        assert word in printed.split()
+    assert "…" not in printed, "heads of the table are whole at 80 columns"
 
 
 def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) -> None:
@@ -79,13 +68,16 @@ def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) ->
     for figure in (sheet, reliability):
         heading = figure.get_suptitle().replace("\n", " ")
         assert heading == f"{a_copy.name}, best.ckpt: FGSM, 10 test images of stand-in for MNIST"
-    changed = [
-        f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")
-    ]
-    assert row_names(sheet) == ["original", *changed]
-    assert all(caption.startswith("label ") for caption in captions(sheet))
-    assert len([text for text in sheet.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
-    drawn = [text.get_text().split(",")[0] for text in reliability.axes[0].get_legend().get_texts()]
+    rows = ["original"]
+    for epsilon in (0.05, 0.1, 0.2):
+        rows += [f"change, {epsilon}", f"attacked, {epsilon}"]
+    assert row_names(sheet) == rows
+    for caption in captions(sheet):
+        assert caption.startswith("label ")
+    predicted = [text for text in sheet.axes[0].texts if text.get_text().isdigit()]
+    assert len(predicted) == 8 * 4
+    legend = reliability.axes[0].get_legend().get_texts()
+    drawn = [text.get_text().split(",")[0] for text in legend]
     assert drawn == ["calibrated", "original", "epsilon 0.05", "epsilon 0.1", "epsilon 0.2"]
 
 
@@ -106,9 +98,8 @@ def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(
 
 def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
     options = ["attack=noise", "epsilons=[0.1]", "+data.eval_images=30"]
-    few, all_of_them = (
-        attacked(a_copy, *options, f"images={images}").result for images in (20, 50)
-    )
+    few = attacked(a_copy, *options, "images=20").result
+    all_of_them = attacked(a_copy, *options, "images=50").result
     assert (few["images"], all_of_them["images"]) == (20, 30)
     assert few["images_sha256"] != all_of_them["images_sha256"]
     other = ["data=mnist", "data.source=standin", "attack=noise"]
@@ -119,9 +110,8 @@ def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> Non
 def test_targets_are_all_classes_in_turn(a_copy: Path) -> None:
     outcome = attacked(a_copy, "attack=fgsm", "targeted=true", "checks=true")
     found = outcome.result["attack"]
-    assert found["0.1/success"] == pytest.approx(
-        sum(found[f"0.1/success_of_class_{each}"] for each in range(10)) / 10
-    )
+    by_class = [found[f"0.1/success_of_class_{label}"] for label in range(10)]
+    assert found["0.1/success"] == pytest.approx(fmean(by_class))
     assert outcome.result["checks"] == [], "they are of attacks that only avoid the label"
     assert len([*outcome.figures()]) == len(tables(outcome.result)) + 2
 
@@ -136,11 +126,10 @@ def test_options_that_change_the_result_have_files_of_their_own(a_copy: Path) ->
         f"source={a_copy}",
         "objective=margin",
     ]
-    paths = [
-        attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path
-        for each in [*options, "logger=tensorboard"]
-    ]
+    paths = []
+    for option in options:
+        paths.append(attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", option).path)
     assert len({*paths}) == len(options)
-    assert paths[0] == paths[-1], (
-        "0 is the seed of training, and a logger does not change the result"
-    )
+    # 0 is the seed of training, and a logger does not change the result
+    logged = attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", "logger=tensorboard")
+    assert logged.path == paths[0]

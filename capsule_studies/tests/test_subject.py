@@ -29,10 +29,11 @@ def test_running_statistics_of_our_own_batch_normalisation() -> None:
     network = small_network(routing=NormalisedEMRouting)
     asked = subject(network)
     update_bn([batch.images for batch in asked.batches], network)
-    norms = [each for each in network.modules() if isinstance(each, BatchNorm)]
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
     assert norms
-    assert all((each.running_mean != 0).any() for each in norms)
-    assert all(each.momentum is not None for each in norms), "as before"
+    for norm in norms:
+        assert (norm.running_mean != 0).any()
+        assert norm.momentum is not None, "as before"
     assert not network.training
 
 
@@ -43,7 +44,6 @@ def test_error() -> None:
 
 def test_images_that_memory_is_too_small_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capsule_studies.subject._MOST_BYTES", 2**10)
-    with pytest.raises(
-        ValueError, match=r"the couplings of 24 images take .* expected images=\d+ or fewer"
-    ):
+    message = r"the couplings of 24 images take .* expected images=\d+ or fewer"
+    with pytest.raises(ValueError, match=message):
         _ = subject(small_network()).traces

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from capsule_studies.attacks.figures import accuracy_figure, attack_of
 from tests.helpers.tables import ATTACKED
@@ -30,21 +31,27 @@ def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
         record("pgd", "capsnet"),
     ]
     figure = accuracy_figure(records, numbered=["another"])
-    assert [axis.get_title() for axis in figure.axes] == ["FGSM", "PGD"]
-    looks = [
-        {
-            line.get_label(): (line.get_color(), line.get_marker())
-            for line in axis.lines
-            if line.get_label()[0] != "_"
-        }
-        for axis in figure.axes
-    ]
-    assert [*looks[0]] == ["cnn, best.ckpt", "capsnet, best.ckpt"]
-    assert len({*looks[0].values()}) == 2
-    assert looks[1] == {"capsnet, best.ckpt": looks[0]["capsnet, best.ckpt"]}
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*looks[0]]
+    fgsm, pgd = figure.axes
+    assert (fgsm.get_title(), pgd.get_title()) == ("FGSM", "PGD")
+    names = ["cnn, best.ckpt", "capsnet, best.ckpt"]
+    assert [*looks(fgsm)] == names
+    assert looks(fgsm)[names[0]] != looks(fgsm)[names[1]]
+    assert looks(pgd) == {names[1]: looks(fgsm)[names[1]]}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     assert figure.get_suptitle().startswith("1,000 test images of stand-in for MNIST. ")
-    assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 98], [0.1, 20]]
+    assert fgsm.lines[0].get_xydata().tolist() == [[0, 98], [0.1, 20]]
+
+
+def looks(axis: Axes) -> dict[str, tuple[str, str]]:
+    """Colour and marker of the curves by name."""
+    found = {}
+    for line in axis.lines:
+        if not line.get_label().startswith("_"):
+            found[line.get_label()] = (line.get_color(), line.get_marker())
+    return found
+
+
+FOG = {"_target_": "capsule_studies.attacks.corruption", "kind": "fog"}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +61,9 @@ def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
         ({"couplings": "equal"}, "BIM against equal couplings"),
         ({"source": "runs/other/checkpoints/last.ckpt"}, "BIM against other, last.ckpt"),
         ({"options": {"_target_": "capsule_studies.attacks.pgd", "norm": "l2"}}, "PGD in L2"),
-        (
-            {"options": {"_target_": "capsule_studies.attacks.corruption", "kind": "fog"}},
-            "corruption fog",
-        ),
-        (
-            {"options": {"_target_": "capsule_lab.attacks.random_signs"}},
-            "random signs",
-        ),  # of earlier records
+        ({"options": FOG}, "corruption fog"),
+        # of earlier records
+        ({"options": {"_target_": "capsule_lab.attacks.random_signs"}}, "random signs"),
     ],
 )
 def test_attacks_are_called_by_what_was_done(changes: dict[str, Any], expected: str) -> None:

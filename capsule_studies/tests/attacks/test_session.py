@@ -1,7 +1,6 @@
-"""Attacks on the network of a run, in pixels as it sees them or grey levels before preprocessing, and on data."""
+"""Attacks on the network of a run, in its input or in grey levels before preprocessing, and the data of attacks."""
 
 import copy
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -27,9 +26,8 @@ def run(trained: Trained) -> runs.Run:
 
 
 def opened(run: runs.Run, space: str = "input", **options: object) -> session.AttackedRun:
-    return session.AttackedRun(
-        run, StudyImages(run.data_with({"eval_images": 24}), "test", CPU), space, **options
-    )
+    images = StudyImages(run.data_with({"eval_images": 24}), "test", CPU)
+    return session.AttackedRun(run, images, space, **options)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,11 @@ def test_accuracy_falls_and_the_network_stays_as_it_is(
     assert found.accuracy(0.0) == 100 * found.was_right.double().mean()
     assert found.accuracy(0.3) < found.accuracy(0.0)
     assert not run.network.training
-    assert all(torch.equal(value, before[name]) for name, value in run.network.state_dict().items())
-    assert all(each.grad is None and not each.requires_grad for each in run.network.parameters())
+    for name, value in run.network.state_dict().items():
+        assert torch.equal(value, before[name])
+    for parameter in run.network.parameters():
+        assert parameter.grad is None
+        assert not parameter.requires_grad
 
 
 def test_grey_levels_give_the_same_images_to_the_network(
@@ -56,9 +57,8 @@ def test_grey_levels_give_the_same_images_to_the_network(
     one = attacked.measure(fgsm, "margin", [0.1])
     other = opened(run, "grey_levels").measure(fgsm, "margin", [25.5])  # 0.1 of 255
     assert torch.allclose(one.clean.logits, other.clean.logits, atol=1e-5)
-    assert torch.allclose(
-        one.attacked[0.1, None].logits, other.attacked[25.5, None].logits, atol=1e-4
-    )
+    logits, other_logits = one.attacked[0.1, None].logits, other.attacked[25.5, None].logits
+    assert torch.allclose(logits, other_logits, atol=1e-4)
 
 
 def test_equal_couplings_are_of_what_the_attack_sees_only(
@@ -71,18 +71,17 @@ def test_equal_couplings_are_of_what_the_attack_sees_only(
 
 
 def test_runs_on_other_images_are_told_apart(run: runs.Run) -> None:
-    for changed, message in (
-        ({"spec": replace(run.spec, num_classes=5)}, "'num_classes': 5"),
-        ({"provenance": {**run.provenance, "source": "real"}}, "'source': 'real'"),
-    ):
-        with pytest.raises(RunError, match=re.escape(message) + ".*expected runs on the same data"):
-            session.check_same_data(run, replace(run, **changed))
+    with_five_classes = replace(run, spec=replace(run.spec, num_classes=5))
+    with pytest.raises(RunError, match=r"'num_classes': 5.*expected runs on the same data"):
+        session.check_same_data(run, with_five_classes)
+    on_real_data = replace(run, provenance={**run.provenance, "source": "real"})
+    with pytest.raises(RunError, match=r"'source': 'real'.*expected runs on the same data"):
+        session.check_same_data(run, on_real_data)
 
 
 def test_a_split_without_images_is_refused(run: runs.Run) -> None:
-    data = run.data_with(
-        {"val_images": 0} if "val_images" in run.config.data else {"validation": "none"}
-    )
+    has_count = "val_images" in run.config.data
+    data = run.data_with({"val_images": 0} if has_count else {"validation": "none"})
     with pytest.raises(RunError, match="this data has no images in split=val"):
         StudyImages(data, "val", CPU)
 
@@ -91,13 +90,12 @@ def test_a_twentieth_of_the_validation_images_is_above_the_threshold(run: runs.R
     data = run.data_with({"eval_images": 100})
     attacked = session.AttackedRun(run, StudyImages(data, "val", CPU), "input")
     attacked.keeps_errors = True
-    errors = torch.cat([attacked.logits_and_errors(batch.images)[1] for batch in attacked.batches])
-    assert 0.03 <= (errors > session.detection_threshold(run, data)).float().mean() <= 0.05
+    errors = [attacked.logits_and_errors(batch.images)[1] for batch in attacked.batches]
+    above = torch.cat(errors) > session.detection_threshold(run, data)
+    assert 0.03 <= above.float().mean() <= 0.05
 
 
-STORED = torch.randint(
-    0, 256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-)
+STORED = torch.randint(256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
 BATCH = Batch(STORED, torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]))
 PREPROCESSING = {
     "unit": to_unit_interval,
@@ -109,7 +107,7 @@ PREPROCESSING = {
 
 def images(preprocessing: str, labels: Tensor = BATCH.labels) -> StudyImages:
     class Data:
-        """A data module, as far as attacks need one."""
+        """The part of a data module that attacks need."""
 
         test_names, val_names = ("test",), ()
 
@@ -143,9 +141,8 @@ def test_batches_have_the_box_of_their_space(
     (batch,) = session.prepare(images(preprocessing), space)
     assert batch.box == box
     assert batch.grey_levels.tolist() == pytest.approx(grey_levels, rel=1e-4)
-    assert torch.equal(
-        batch.images, STORED.float() if box == GREY_LEVELS else PREPROCESSING[preprocessing](STORED)
-    )
+    seen = PREPROCESSING[preprocessing](STORED)
+    assert torch.equal(batch.images, STORED.float() if space == "grey_levels" else seen)
     assert torch.equal(batch.key, BATCH.key)
 
 
@@ -159,23 +156,24 @@ class Network(nn.Module):
         return CapsuleOutput(images.flatten(1))
 
 
-def test_data_and_networks_that_cannot_be_attacked() -> None:
-    for preprocessing, labels, message in [
-        (
-            "unit",
-            torch.zeros(3, 2, dtype=torch.int64),
-            "images of Data have several labels; expected data with one",
-        ),
-        (
-            "crops",
-            BATCH.labels,
-            "each image is evaluated in several crops; expected data.test_crops=1",
-        ),
-        ("rounded", BATCH.labels, "floating-point grey levels differently; expected space=input"),
-    ]:
-        with pytest.raises(RunError, match=re.escape(message)):
-            session.prepare(images(preprocessing, labels), "grey_levels")
-    with pytest.raises(
-        ConfigError, match="Network gives no logits with this routing; an attack needs them"
-    ):
-        session.logits_of(Network(), lambda pixels: pixels)(torch.zeros(1, 2, 6, 6))
+SEVERAL_LABELS = torch.zeros(3, 2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "labels", "message"),
+    [
+        ("unit", SEVERAL_LABELS, "images of Data have several labels; expected data with one"),
+        ("crops", BATCH.labels, "evaluated in several crops; expected data.test_crops=1"),
+        ("rounded", BATCH.labels, "grey levels differently; expected space=input"),
+    ],
+)
+def test_data_that_cannot_be_attacked(preprocessing: str, labels: Tensor, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        session.prepare(images(preprocessing, labels), "grey_levels")
+
+
+def test_networks_without_logits_cannot_be_attacked() -> None:
+    logits = session.logits_of(Network(), lambda pixels: pixels)
+    message = "Network gives no logits with this routing; an attack needs them"
+    with pytest.raises(ConfigError, match=message):
+        logits(torch.zeros(1, 2, 6, 6))

@@ -1,4 +1,4 @@
-"""Shifts against torch.rot90, slices and windows, which know nothing of resampling."""
+"""Shifts compared with torch.rot90, slices and windows, which do not resample."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ from capsule_studies.attacks.shifts import rotation, scaling, shear, translation
 
 @pytest.fixture
 def images() -> Tensor:
-    """No pixel is 0, so that one that came in from outside can be told."""
+    """No pixel is 0, so that pixels from outside can be recognised."""
     return 0.2 + 0.8 * torch.rand(5, 2, 9, 9, generator=torch.Generator().manual_seed(1))
 
 
@@ -22,22 +22,23 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
 
 def test_quarters_of_a_turn_are_rot90(images: Tensor) -> None:
     for square, turns in product((images, images[..., :8, :8]), (1, -1, 2, 3, 4)):
-        close(
-            rotation(None, square, 90.0 * turns, fill="border"), torch.rot90(square, turns, (2, 3))
-        )
+        turned = rotation(None, square, 90.0 * turns, fill="border")
+        close(turned, torch.rot90(square, turns, (2, 3)))
 
 
 def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
     image = torch.zeros(1, 1, 9, 9)
-    image[..., 4, 7] = 1.0  # to the right of the middle
-    assert divmod(int(rotation(None, image, 45.0).argmax()), 9) == (
-        2,
-        6,
-    )  # 3 pixels away: 2.1 up, 2.1 to the right
-    assert divmod(int(rotation(None, image, -45.0).argmax()), 9) == (6, 6)
+    image[..., 4, 7] = 1.0  # 3 pixels to the right of the middle
+    # 2.1 pixels up and 2.1 to the right of the middle
+    assert row_and_column_of_peak(rotation(None, image, 45.0)) == (2, 6)
+    assert row_and_column_of_peak(rotation(None, image, -45.0)) == (6, 6)
     white = rotation(None, torch.ones(1, 1, 9, 9), 45.0)[0, 0]
     assert white[0, 0] == 0
     close(white[2:7, 2:7], torch.ones(5, 5))
+
+
+def row_and_column_of_peak(image: Tensor) -> tuple[int, int]:
+    return divmod(int(image.argmax()), image.shape[3])
 
 
 @pytest.mark.parametrize(("direction", "axis"), [("right", 3), ("down", 2)])
@@ -54,20 +55,22 @@ def test_whole_pixels_are_slices_and_nothing_wraps_around(
 
 def test_half_a_pixel_is_the_mean_of_neighbours_and_a_border_is_repeated(images: Tensor) -> None:
     moved = translation(None, images, 0.5)
-    close(moved[..., 1:], (images[..., 1:] + images[..., :-1]) / 2)
+    right, left = images[..., 1:], images[..., :-1]
+    close(moved[..., 1:], (right + left) / 2)
     close(moved[..., 0], images[..., 0] / 2)
     moved = translation(None, images, 3.0, fill="border", box=Box())
-    close(moved, torch.cat([images[..., :1].expand(-1, -1, -1, 3), images[..., :-3]], 3))
+    border = images[..., :1].expand(-1, -1, -1, 3)
+    close(moved, torch.cat([border, images[..., :-3]], 3))
 
 
 def test_scaling_is_a_factor_minus_1() -> None:
     image = torch.zeros(1, 1, 12, 12)
     image[..., 3:9, 3:9] = 1.0
+    # 6 x 6 pixels become 3 x 3, whose edges are in the middle of a pixel
+    line = torch.tensor([0.5, 1, 1, 0.5])
     half = torch.zeros_like(image)
-    half[..., 4:8, 4:8] = torch.tensor([0.5, 1, 1, 0.5])[:, None] * torch.tensor([0.5, 1, 1, 0.5])
-    close(
-        scaling(None, image, -0.5), half
-    )  # 6 x 6 pixels become 3 x 3, whose edges are in the middle of a pixel
+    half[..., 4:8, 4:8] = torch.outer(line, line)
+    close(scaling(None, image, -0.5), half)
     double = scaling(None, image, 1.0)
     close(double[..., 1:11, 1:11], torch.ones(1, 1, 10, 10))
     assert double[0, 0, 0, 0] < 1
@@ -76,6 +79,6 @@ def test_scaling_is_a_factor_minus_1() -> None:
 def test_shear_is_pixels_to_the_right_for_each_above_the_middle(images: Tensor) -> None:
     for strength in (1.0, -1.0):
         sheared = shear(None, images, strength)
-        for row in range(9):
-            alone = translation(None, images[:, :, row : row + 1], strength * (4.0 - row))
+        for row, line in enumerate(images.split(1, 2)):
+            alone = translation(None, line, strength * (4.0 - row))
             close(sheared[:, :, row : row + 1], alone)

@@ -17,11 +17,10 @@ def images() -> Tensor:
 
 @pytest.mark.whole
 def test_comes_near_the_best_there_is_and_far_beyond_noise(images: Tensor) -> None:
-    """Of a linear margin, which is -1 for each image, the best is the sign of its gradient."""
+    """The best attack on a linear margin, which is -1 for each image, is the sign of its gradient."""
     direction = torch.rand(2 * 9 * 7, generator=torch.Generator().manual_seed(2)) - 0.5
-    epsilon = (
-        0.5 / direction.abs().sum().item()
-    )  # half of the margin, so that no image is done early
+    # half of the margin, so that no image is done early
+    epsilon = 0.5 / direction.abs().sum().item()
 
     def gained(attacked: Tensor) -> Tensor:
         return (attacked - images[: len(attacked)]).flatten(1) @ direction
@@ -29,10 +28,11 @@ def test_comes_near_the_best_there_is_and_far_beyond_noise(images: Tensor) -> No
     def logits(attacked: Tensor) -> Tensor:
         return torch.stack([1 - gained(attacked), torch.zeros(len(attacked))], 1)
 
-    objective = NetworkObjective("margin", torch.zeros(1, dtype=torch.int64), None, logits)
+    objective = NetworkObjective("margin", torch.tensor([0]), None, logits)
     attacked = square(objective, images[:1], epsilon, KEYS[:1], Box(), queries=2000)
     assert 0.4 < gained(attacked) <= 0.5 + 1e-5
-    assert gained(random_signs(None, images, epsilon, key=KEYS, box=Box())).abs().max() < 0.3
+    noisy = random_signs(None, images, epsilon, key=KEYS, box=Box())
+    assert gained(noisy).abs().max() < 0.3
 
 
 def test_the_objective_never_falls_and_images_that_are_fooled_are_left(images: Tensor) -> None:
@@ -40,15 +40,16 @@ def test_the_objective_never_falls_and_images_that_are_fooled_are_left(images: T
 
     def logits(images: Tensor) -> Tensor:
         asked.append(len(images))
-        return torch.stack([torch.full((len(images),), 0.55), images.mean((1, 2, 3))], 1)
+        brightness = images.mean((1, 2, 3))
+        return torch.stack([torch.full_like(brightness, 0.55), brightness], 1)
 
     objective = NetworkObjective("margin", torch.zeros(6, dtype=torch.int64), None, logits)
-    values = [
-        objective(square(objective, images, 0.1, KEYS, Box(), queries=count))
-        for count in (1, 20, 100)
-    ]
+
+    def value(queries: int) -> Tensor:
+        return objective(square(objective, images, 0.1, KEYS, Box(), queries=queries))
+
     # the same key gives other squares where there are fewer queries; the first query is the same
-    assert (values[0] <= values[1].maximum(values[2])).all()
+    assert (value(1) <= value(20).maximum(value(100))).all()
     asked.clear()
     square(objective, images, 0.2, KEYS, Box(), queries=50)
     assert asked == sorted(asked, reverse=True)

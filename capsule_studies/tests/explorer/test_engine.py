@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from capsule_lab.analysis.trace import LayerTrace, trace
+from capsule_lab.analysis.trace import trace
 from capsule_lab.errors import RunError
 from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import BaselineCNN, MatchedCNN
@@ -27,19 +27,21 @@ pytestmark = [
     pytest.mark.usefixtures("unchecked_types"),
     pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
 ]
-ENGINE = Path(__file__).parents[2] / "capsule_lab" / "explorer" / "assets" / "engine.js"
+ENGINE = Path(__file__).parents[2] / "explorer" / "assets" / "engine.js"
 RUN = Path(__file__).with_name("run_engine.js")
 
 
 def in_node(network: Any, images: torch.Tensor, **options: Any) -> list[dict[str, Any]]:
     exported = export(network, "f16")
-    index = {"network": exported.network, "tensors": exported.tensors}
-    block = base64.b64encode(exported.block).decode()
-    given = json.dumps(
-        {"index": index, "block": block, "images": images.flatten(1).tolist(), "options": options}
-    )
+    given = {
+        "index": {"network": exported.network, "tensors": exported.tensors},
+        "block": base64.b64encode(exported.block).decode(),
+        "images": images.flatten(1).tolist(),
+        "options": options,
+    }
+    command = ["node", RUN, ENGINE]
     ended = subprocess.run(
-        ["node", RUN, ENGINE], input=given, capture_output=True, text=True, check=True
+        command, input=json.dumps(given), capture_output=True, text=True, check=True
     )
     return json.loads(ended.stdout)
 
@@ -49,38 +51,31 @@ def in_torch(network: Any, images: torch.Tensor) -> list[dict[str, Any]]:
         if not isinstance(network, AbstractCapsuleNetwork):
             scores = network(images).scores
             shares = scores if isinstance(network, MatchedCNN) else scores.softmax(1)
-            return [{"scores": each, "decoded": None, "steps": []} for each in shares]
+            return [{"scores": scores, "decoded": None, "steps": []} for scores in shares]
         output, layers = trace(network, images)
-        drawn = (
-            network.reconstruct(output, output.scores.argmax(1)) if reconstructs(network) else None
-        )
+        drawn: Any = [None] * len(images)
+        if reconstructs(network):
+            drawn = network.reconstruct(output, output.scores.argmax(1))
     found = []
-    for number in range(len(images)):
-        steps = [
-            [step_of(step, layer, number, len(images)) for step in layer.iterations]
-            for layer in layers.values()
-        ]
-        decoded = None if drawn is None else drawn[number]
+    for number, decoded in enumerate(drawn):
+        steps = []
+        for layer in layers.values():
+            steps.append([step_of(step, number, len(images)) for step in layer.iterations])
         found.append({"scores": output.scores[number], "decoded": decoded, "steps": steps})
     return found
 
 
-def step_of(
-    step: RoutingTrace, layer: LayerTrace, number: int, images: int
-) -> list[torch.Tensor | None]:
-    """What the engine keeps of an iteration: EM routing has couplings ordered (window, parent, place)."""
+def step_of(step: RoutingTrace, number: int, images: int) -> list[torch.Tensor | None]:
+    """Return what the engine records of an iteration: EM routing has couplings ordered (window, parent, place)."""
     windows = len(step.couplings) // images
     rows = slice(number * windows, (number + 1) * windows)
-    couplings = (
-        step.couplings[rows] if step.variances is None else step.couplings[rows].transpose(1, 2)
-    )
+    couplings = step.couplings[rows]
+    variances = None
+    if step.variances is not None:
+        couplings = couplings.transpose(1, 2)
+        variances = step.variances[rows]
     assert step.activations is not None
-    return [
-        couplings,
-        step.poses[rows],
-        None if step.variances is None else step.variances[rows],
-        step.activations[rows],
-    ]
+    return [couplings, step.poses[rows], variances, step.activations[rows]]
 
 
 def check_equal(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
@@ -94,12 +89,9 @@ def check_equal(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
         for one, other in zip(found, expected, strict=True):
             check_equal(one, other)
     else:
-        torch.testing.assert_close(
-            torch.tensor(found, dtype=torch.float32),
-            expected.flatten().float(),
-            rtol=tolerance,
-            atol=tolerance,
-        )
+        numbers = torch.tensor(found, dtype=torch.float32)
+        expected = expected.flatten().float()
+        torch.testing.assert_close(numbers, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", whole_but(NETWORKS, "capsnet", "em"))
@@ -114,36 +106,32 @@ def test_half_precision_is_what_the_page_computes_with() -> None:
     network = with_statistics(small_capsnet(SHAPE, 10))
     assert not torch.equal(rounded(network, "f16").digits.weight, network.digits.weight)
     assert torch.equal(rounded(network, "f32").digits.weight, network.digits.weight)
-    sizes = {each["dtype"] for each in export(network, "f16").tensors}
+    sizes = {tensor["dtype"] for tensor in export(network, "f16").tensors}
     assert sizes == {"f16", "f32"}
+
+
+LEAKY = partial(DynamicRouting, leaky=True)
+HALF_SQUASHED = partial(PrimaryCapsules, types=2, squash="half")
 
 
 @pytest.mark.parametrize(
     ("network", "named"),
     [
-        (
-            lambda: small_capsnet(SHAPE, 10, routing=partial(DynamicRouting, leaky=True)),
-            "routing.leaky=true",
-        ),
-        (lambda: small_capsnet(SHAPE, 10, transformation="shared"), "ClassCapsules"),
-        (
-            lambda: small_capsnet(
-                SHAPE, 10, primary=partial(PrimaryCapsules, types=2, squash="half")
-            ),
-            "primary.squash",
-        ),
-        (lambda: small_em_caps(SHAPE, 10, routing=EMRouting), "EMRouting"),
-        (lambda: BaselineCNN(SHAPE, 10, channels=(4,), hidden=(4,), pooling=2), "MaxPool2d"),
+        (partial(small_capsnet, SHAPE, 10, routing=LEAKY), "routing.leaky=true"),
+        (partial(small_capsnet, SHAPE, 10, transformation="shared"), "ClassCapsules"),
+        (partial(small_capsnet, SHAPE, 10, primary=HALF_SQUASHED), "primary.squash"),
+        (partial(small_em_caps, SHAPE, 10, routing=EMRouting), "EMRouting"),
+        (partial(BaselineCNN, SHAPE, 10, channels=(4,), hidden=(4,), pooling=2), "MaxPool2d"),
     ],
 )
 def test_what_the_engine_lacks_is_named(network: Any, named: str) -> None:
-    with pytest.raises(
-        RunError, match=f"the explorer has no {named}.*; expected a CapsNet with dynamic"
-    ):
+    message = f"the explorer has no {named}.*; expected a CapsNet with dynamic"
+    with pytest.raises(RunError, match=message):
         export(network(), "f16")
 
 
 def test_equal_couplings_are_equal() -> None:
     (found,) = in_node(with_statistics(small_capsnet(SHAPE, 10)), pictures(1, SHAPE), equal=True)
-    couplings = [number for step in found["steps"][0] for number in step[0]]
-    assert couplings == pytest.approx([0.1] * len(couplings))
+    (steps,) = found["steps"]
+    for couplings, *_ in steps:
+        assert couplings == pytest.approx([0.1] * len(couplings))

@@ -25,23 +25,26 @@ NAMES = ("</script><b>", 'two "quotes"', *"23456789")
 
 
 def run_of(network: Any, spec: DataSpec | None = None) -> Any:
-    spec = spec or DataSpec(SHAPE, 10, classes=NAMES)
-    ready = {
-        "spec": spec,
-        "checkpoint": Path("a.ckpt"),
-        "directory": Path("none"),
-        "provenance": {"name": "stand-in"},
-    }
     return SimpleNamespace(
-        network=with_statistics(network), check_classifies=lambda name: None, **ready
+        network=with_statistics(network),
+        spec=spec or DataSpec(SHAPE, 10, classes=NAMES),
+        checkpoint=Path("a.ckpt"),
+        directory=Path("none"),
+        provenance={"name": "stand-in"},
+        check_classifies=lambda name: None,
     )
 
 
-@pytest.fixture(autouse=True)
-def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+def painted_digits() -> Digits:
     stored = standin_digits(train=True)
-    digits = Digits(stored.images[:300].float() / 255, stored.labels[:300], "painted digits")
+    return Digits(stored.images[:300].float() / 255, stored.labels[:300], "painted digits")
+
+
+@pytest.fixture(autouse=True)
+def digits(monkeypatch: pytest.MonkeyPatch) -> Digits:
+    digits = painted_digits()
     monkeypatch.setattr(module, "_digits", lambda run: digits)
+    return digits
 
 
 @pytest.fixture(scope="module")
@@ -50,26 +53,25 @@ def networks() -> list[Any]:
     return [run_of(NETWORKS[name]()) for name in ("capsnet", "em", "dense units")]
 
 
-def test_facts_are_in_the_page(networks: list[Any]) -> None:
+def test_facts_are_in_the_page(networks: list[Any], digits: Digits) -> None:
     text = render(networks)
     found = re.search(r'id="facts">(.*?)</script>', text)
     assert found is not None
     facts = json.loads(found[1])
     assert facts["names"] == list(NAMES)
-    assert [each["role"] for each in facts["networks"]] == ["first", "em", "cnn"]
-    assert all(0 <= each["rounding"] < 0.01 for each in facts["networks"])
-    own = standin_digits(train=True).labels[:300] == 3
+    assert [network["role"] for network in facts["networks"]] == ["first", "em", "cnn"]
+    for network in facts["networks"]:
+        assert 0 <= network["rounding"] < 0.01
     with torch.no_grad():
-        poses = (
-            networks[0]
-            .network(standin_digits(train=True).images[:300][own].float() / 255)
-            .capsules.poses[:, 3]
-        )
+        output = networks[0].network(digits.images[digits.labels == 3])
+    poses = output.capsules.poses[:, 3]
     assert facts["ranges"]["mean"][3] == pytest.approx(poses.mean(0).tolist(), abs=1e-6)
     assert facts["ranges"]["std"][3] == pytest.approx(poses.std(0).tolist(), abs=1e-6)
-    assert "http" not in re.sub(r'<script type="text/plain".*?</script>', "", text).replace(
-        "http-equiv", ""
-    )
+
+
+def test_page_names_no_address(networks: list[Any]) -> None:
+    text = re.sub(r'<script type="text/plain".*?</script>', "", render(networks))
+    assert "http" not in text.replace("http-equiv", "")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +91,12 @@ def test_other_images_and_large_pages_are_refused(
     networks: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     colour = run_of(NETWORKS["capsnet"](), DataSpec((3, 32, 32), 10))
-    with pytest.raises(
-        RunError, match=r"has 10 classes of images of 3x32x32; expected the ten digits of 1x28x28"
-    ):
+    message = "has 10 classes of images of 3x32x32; expected the ten digits of 1x28x28"
+    with pytest.raises(RunError, match=message):
         render([colour])
     monkeypatch.setattr(module, "LARGEST", 100_000)
-    with pytest.raises(
-        RunError,
-        match=r"the page would have 0\.\d MB; expected at most 0: explore a smaller network",
-    ):
+    message = r"the page would have 0\.\d MB; expected at most 0: explore a smaller network"
+    with pytest.raises(RunError, match=message):
         render(networks)
 
 
@@ -121,31 +120,31 @@ def test_notebook_shows_the_page_in_a_frame() -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (chromium := shutil.which("chromium")) is None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
+    options = ["--no-sandbox", "--disable-gpu"]
     with playwright.sync_playwright() as started:
-        yield started.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
-        )
+        yield started.chromium.launch(executable_path=chromium, args=options)
 
 
 class Opened:
-    """The page in a browser, and what it asked for."""
+    """The page in a browser, with its requests and errors."""
 
     def __init__(self, browser: Any, file: Path, address: str = "", **options: Any) -> None:
-        self.page = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 900}, **options}
-        ).new_page()
+        size = {"width": 1280, "height": 900}
+        self.page = browser.new_context(**{"viewport": size, **options}).new_page()
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on(
-            "console",
-            lambda text: self.problems.append(text.text) if text.type == "error" else None,
-        )
+        self.page.on("console", self.keep_error)
         self.page.goto(file.as_uri() + address)
         self.page.wait_for_function("() => window.explorer && window.explorer.ready")
+
+    def keep_error(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
 
     def value(self, expression: str, *given: Any) -> Any:
         return self.page.evaluate(expression, *given)
@@ -153,11 +152,10 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def file(networks: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    stored = standin_digits(train=True)
+    path = tmp_path_factory.mktemp("page") / "page.html"
     with pytest.MonkeyPatch.context() as patch:
-        digits = Digits(stored.images[:300].float() / 255, stored.labels[:300], "painted digits")
-        patch.setattr(module, "_digits", lambda run: digits)
-        Page(render(networks), 900).save(path := tmp_path_factory.mktemp("page") / "page.html")
+        patch.setattr(module, "_digits", lambda run: painted_digits())
+        Page(render(networks), 900).save(path)
     return path
 
 
@@ -167,33 +165,40 @@ PIXELS = (
 )
 
 
+SCORES = "[...explorer.result().scores]"
+
+
 @pytest.mark.whole
 @pytest.mark.integration
-def test_page_works_in_a_browser(browser: Any, file: Path, networks: list[Any]) -> None:
+def test_scores_in_a_browser_are_those_of_torch(
+    browser: Any, file: Path, networks: list[Any], digits: Digits
+) -> None:
     opened = Opened(browser, file)
-    page = opened.page
-    image = standin_digits(train=True).images[5].float() / 255
+    image = digits.images[5]
     opened.value("values => explorer.show(values)", image.flatten().tolist())
     with torch.no_grad():
-        expected = networks[0].network(image[None]).scores[0]
-    assert opened.value("[...explorer.result().scores]") == pytest.approx(
-        expected.tolist(), abs=1e-3
-    )  # half precision
+        expected = networks[0].network(image[None]).scores[0].tolist()
+    found = opened.value(SCORES)
+    assert found == pytest.approx(expected, abs=1e-3)  # half precision
 
+
+@pytest.mark.whole
+@pytest.mark.integration
+def test_page_works_in_a_browser(browser: Any, file: Path, digits: Digits) -> None:
+    opened = Opened(browser, file)
+    page = opened.page
+    opened.value("values => explorer.show(values)", digits.images[5].flatten().tolist())
+    verdict = "document.getElementById('verdict').textContent"
     page.click("#clear")
-    page.wait_for_function(
-        "() => document.getElementById('verdict').textContent === 'Nothing is drawn.'"
-    )
-    blank = opened.value("[...explorer.result().scores]")
+    page.wait_for_function(f"() => {verdict} === 'Nothing is drawn.'")
+    blank = opened.value(SCORES)
     box = page.locator("#pad").bounding_box()
     page.mouse.move(box["x"] + 150, box["y"] + 60)
     page.mouse.down()
     page.mouse.move(box["x"] + 140, box["y"] + 220, steps=8)
     page.mouse.up()
-    page.wait_for_function(
-        "() => document.getElementById('verdict').textContent !== 'Nothing is drawn.'"
-    )
-    assert opened.value("[...explorer.result().scores]") != blank
+    page.wait_for_function(f"() => {verdict} !== 'Nothing is drawn.'")
+    assert opened.value(SCORES) != blank
     page.wait_for_function("() => location.hash.startsWith('#image=')")
 
     before = opened.value(PIXELS, "decoded")
@@ -217,18 +222,19 @@ def test_page_works_in_a_browser(browser: Any, file: Path, networks: list[Any]) 
     page.wait_for_function(
         "() => document.getElementById('changes-note').textContent.includes('the CNN')"
     )
-    kept = "({ ...explorer.state, image: null, scores: [...explorer.result().scores] })"
-    state, address = opened.value(kept), page.url.partition("#")[2]
+    kept = f"({{ ...explorer.state, image: null, scores: {SCORES} }})"
+    state = opened.value(kept)
+    _, _, address = page.url.partition("#")
 
     again = Opened(browser, file, f"#{address}")
     restored = again.value(kept)
-    assert restored.pop("scores") == pytest.approx(
-        state.pop("scores"), abs=0.1
-    )  # sixteen grey values in an address
+    scores = state.pop("scores")
+    # sixteen grey values in an address
+    assert restored.pop("scores") == pytest.approx(scores, abs=0.1)
     assert restored == state
-    for each in (opened, again):
-        assert [request.partition("#")[0] for request in each.requests] == [file.as_uri()]
-        assert each.problems == []
+    assert opened.requests == [file.as_uri()]
+    assert again.requests == [f"{file.as_uri()}#{address}"]
+    assert opened.problems == again.problems == []
     assert page.locator("#bars .bar").first.text_content().startswith("</script><b>")
 
 
@@ -241,16 +247,17 @@ def test_sandbox_routes(browser: Any, file: Path) -> None:
         page.click("#agree-next")
         page.click("#mixture-next")
     routed = page.evaluate("Sandbox.state()")
-    assert all(
-        after[0] > 0.5 == before[0]
-        for after, before in zip(routed["couplings"], start["couplings"], strict=True)
-    )
-    masses = [each["mass"] for each in page.evaluate("Mixture.state()")["gaussians"]]
-    assert masses == pytest.approx([10] * 3, abs=0.01), "each Gaussian has found its group"
+    for first_before, _ in start["couplings"]:
+        assert first_before == 0.5
+    for first_after, _ in routed["couplings"]:
+        assert first_after > 0.5
+    for gaussian in page.evaluate("Mixture.state()")["gaussians"]:
+        assert gaussian["mass"] == pytest.approx(10, abs=0.01), "each has found its group"
     box = page.locator("#agree").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.25 + 75 * 0.8, box["y"] + 95 - 75 * 0.5)
+    x, y = box["x"] + box["width"] * 0.25, box["y"] + 95
+    page.mouse.move(x + 75 * 0.8, y - 75 * 0.5)
     page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.25 - 60, box["y"] + 95 + 40, steps=4)
+    page.mouse.move(x - 60, y + 40, steps=4)
     page.mouse.up()
     assert page.evaluate("Sandbox.state()")["iteration"] == 0, "a moved vote starts again"
 
@@ -272,14 +279,13 @@ def test_page_fits_the_screen(browser: Any, file: Path, width: int, scheme: str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1])
 def test_network_with_weights_that_are_not_finite_is_refused(value: float, which: int) -> None:
-    made = [run_of(NETWORKS[name]()) for name in ("capsnet", "em")]
+    opened = [run_of(NETWORKS["capsnet"]()), run_of(NETWORKS["em"]())]
+    weight = next(opened[which].network.parameters())
     with torch.no_grad():
-        next(made[which].network.parameters()).view(-1)[0] = value
-    with pytest.raises(
-        RunError,
-        match=r"the network of a\.ckpt gives sum of .* (nan|inf).*; expected finite numbers",
-    ):
-        render(made)
+        weight.view(-1)[0] = value
+    message = r"the network of a\.ckpt gives sum of .* (nan|inf).*; expected finite numbers"
+    with pytest.raises(RunError, match=message):
+        render(opened)
 
 
 def test_page_has_no_number_that_json_does_not_know() -> None:

@@ -1,4 +1,4 @@
-"""Calibration errors against sums worked out by hand, and against torchmetrics where its bins are the same."""
+"""Calibration errors compared with sums computed by hand, and with torchmetrics where its bins are the same."""
 
 import itertools
 
@@ -25,11 +25,12 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
 
 
 def rows(confidences: list[float]) -> Tensor:
-    """Of four classes, the first of which is the most probable."""
-    rest = [[(1 - confidence) / 3] * 3 for confidence in confidences]
-    return torch.tensor(
-        [[one, *others] for one, others in zip(confidences, rest, strict=True)], dtype=torch.float64
-    )
+    """Return probabilities of four classes; the first is the most probable."""
+    probabilities = []
+    for confidence in confidences:
+        rest = (1 - confidence) / 3
+        probabilities.append([confidence, rest, rest, rest])
+    return torch.tensor(probabilities, dtype=torch.float64)
 
 
 PROBABILITIES = rows(CONFIDENCES)
@@ -43,22 +44,23 @@ def test_bins_by_hand() -> None:
     np.testing.assert_allclose(confidence, [nan, 0.4, 0.6, 0.61, 2.8 / 3], atol=1e-14)
     np.testing.assert_allclose(accuracy, [nan, 0, 1, 0, 2 / 3], atol=1e-14)
     # |0 - 0.4| + |1 - 0.6| + |0 - 0.61| + |2 - 2.8|, over 6 images
-    assert expected_calibration_error(PROBABILITIES, LABELS, 5) == pytest.approx(
-        2.21 / 6, abs=1e-14
-    )
-    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[
-        5:
-    ]  # with 4 classes, a maximum is at least 0.25
-    images, _, _ = reliability(rows(edges.tolist()), torch.zeros(11, dtype=torch.int64))
-    assert images.tolist() == [0] * 4 + [1] * 11, "15 bins, which have their upper edge"
+    error = expected_calibration_error(PROBABILITIES, LABELS, 5)
+    assert error == pytest.approx(2.21 / 6, abs=1e-14)
     # all in one bin: |3 - 4.41| / 6
-    assert expected_calibration_error(PROBABILITIES, LABELS, 1) == pytest.approx(
-        1.41 / 6, abs=1e-14
-    )
+    error = expected_calibration_error(PROBABILITIES, LABELS, 1)
+    assert error == pytest.approx(1.41 / 6, abs=1e-14)
+
+
+def test_15_bins_have_their_upper_edge() -> None:
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64).tolist()
+    # with 4 classes, a maximum is at least 0.25
+    probabilities = rows(edges[5:])
+    images, _, _ = reliability(probabilities, torch.zeros(11, dtype=torch.int64))
+    assert images.tolist() == [0] * 4 + [1] * 11
 
 
 def test_errors_are_those_of_torchmetrics() -> None:
-    """Of labels that have the probability that logits say, which have the smallest error."""
+    """Labels are drawn with the probabilities of the logits at temperature 1, where the error is smallest."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(20_000, 10, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -73,15 +75,14 @@ def test_errors_are_those_of_torchmetrics() -> None:
 def test_brier_score_by_hand() -> None:
     probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
     # 0.3^2 + 0.2^2 + 0.1^2, and 0.9^2 + 0.1^2 + 0.8^2
-    assert brier_score(probabilities, torch.tensor([0, 0])) == pytest.approx(
-        (0.14 + 1.46) / 2, abs=1e-14
-    )
+    score = brier_score(probabilities, torch.tensor([0, 0]))
+    assert score == pytest.approx((0.14 + 1.46) / 2, abs=1e-14)
     assert brier_score(torch.eye(3), torch.tensor([1, 2, 0])) == 2
     assert brier_score(torch.eye(3), torch.arange(3)) == 0
 
 
 def test_sums_are_of_float64() -> None:
-    """In float32 half of them are lost: 2^24 + 1 is 2^24."""
+    """Float32 would lose half of the images: 2^24 + 1 is 2^24."""
     probabilities = torch.tensor([[0.75, 0.25]]).expand(3_000_000, 2)
     labels = (torch.arange(3_000_000) % 4 == 0).long()
     assert expected_calibration_error(probabilities, labels) < 1e-12
@@ -90,13 +91,9 @@ def test_sums_are_of_float64() -> None:
 def test_figure_shows_bins_with_images_and_how_many() -> None:
     result = reliability(PROBABILITIES, LABELS, bins=5)
     upper, lower = reliability_figure({"one": result}).axes
-    np.testing.assert_allclose(
-        upper.lines[1].get_xydata(), [[0.4, 0], [0.6, 1], [0.61, 0], [2.8 / 3, 2 / 3]]
-    )
-    assert [text.get_text() for text in upper.get_legend().get_texts()] == [
-        "calibrated",
-        "one, ECE 36.83 %",
-    ]
-    np.testing.assert_allclose(
-        lower.patches[0].get_data().values, np.array([0, 1, 1, 1, 3]) / 6 * 100
-    )
+    points = [[0.4, 0], [0.6, 1], [0.61, 0], [2.8 / 3, 2 / 3]]
+    np.testing.assert_allclose(upper.lines[1].get_xydata(), points)
+    texts = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert texts == ["calibrated", "one, ECE 36.83 %"]
+    percentages = lower.patches[0].get_data().values
+    np.testing.assert_allclose(percentages, [0, 100 / 6, 100 / 6, 100 / 6, 50])

@@ -1,5 +1,6 @@
 import math
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 import torch
@@ -17,49 +18,58 @@ def em() -> list[RoutingTrace]:
 
 
 def test_golden_entropy_and_t_score(em: list[RoutingTrace]) -> None:
-    expected = torch.tensor(
-        [[0.583413, 0.911878, 0.992487, 0.966747, 0.205296, 0.299890]], dtype=torch.float64
-    )
-    torch.testing.assert_close(measures.child_entropy(em[2].couplings), expected, rtol=0, atol=1e-6)
-    found = measures.weighted_entropy(em[2].couplings, golden_votes()[1])
-    assert float(found) == pytest.approx(0.808424970215, abs=1e-11)
-    assert float(measures.t_score(em[2].couplings)) == pytest.approx(1 - 0.659951777124, abs=1e-11)
-    leaky, of_one_parent = torch.full((1, 1, 4), 0.1), torch.ones(1, 1, 1)
-    assert [
-        float(measures.child_entropy(each)) for each in (leaky, of_one_parent)
-    ] == pytest.approx([1, 0])
+    couplings = em[2].couplings
+    expected = [0.583413, 0.911878, 0.992487, 0.966747, 0.205296, 0.299890]
+    entropy = measures.child_entropy(couplings)
+    assert entropy[0].tolist() == pytest.approx(expected, rel=0, abs=1e-6)
+    _, activations = golden_votes()
+    weighted = measures.weighted_entropy(couplings, activations)
+    assert float(weighted) == pytest.approx(0.808424970215, abs=1e-11)
+    t_score = measures.t_score(couplings)
+    assert float(t_score) == pytest.approx(1 - 0.659951777124, abs=1e-11)
+    leaky = torch.full((1, 1, 4), 0.1)
+    assert float(measures.child_entropy(leaky)) == pytest.approx(1)
+    of_one_parent = torch.ones(1, 1, 1)
+    assert float(measures.child_entropy(of_one_parent)) == 0
 
 
 def test_d_score_is_of_the_whole_set() -> None:
     activations = torch.tensor([[0.0, 0.5], [0.0, 0.5], [1.0, 0.5], [1.0, 0.5]])
     assert float(measures.d_score(activations)) == 0.5
-    per_batch = torch.stack([measures.d_score(each) for each in activations.split(2)]).mean()
-    assert float(per_batch) == 0  # what a mean over batches would have said
+    # what a mean over batches would have said
+    for batch in activations.split(2):
+        assert float(measures.d_score(batch)) == 0
 
 
 def random_couplings(images: int = 200, children: int = 6, parents: int = 4) -> Tensor:
-    return torch.randn(
-        images, children, parents, generator=torch.Generator().manual_seed(0)
-    ).softmax(2)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(images, children, parents, generator=generator).softmax(2)
 
 
 def test_static_share_by_loops() -> None:
     couplings = random_couplings(7)
     within, over = [], []
     for child in range(6):
-        within += [float(couplings[:, child, parent].var(correction=0)) for parent in range(4)]
-        over.append(float(couplings[:, child].flatten().var(correction=0)))
-    expected = 1 - (sum(within) / len(within)) / (sum(over) / len(over))
+        of_child = couplings[:, child]
+        over.append(float(of_child.flatten().var(correction=0)))
+        for parent in range(4):
+            within.append(float(of_child[:, parent].var(correction=0)))
+    expected = 1 - fmean(within) / fmean(over)
     assert float(measures.static_share(couplings)) == pytest.approx(expected, rel=1e-5)
-    assert float(measures.static_share(couplings[:1].expand(5, -1, -1))) == pytest.approx(1)
+    same_for_all = couplings[:1].expand(5, -1, -1)
+    assert float(measures.static_share(same_for_all)) == pytest.approx(1)
 
 
 def test_class_information_of_a_parent_per_class() -> None:
     labels = torch.arange(4).repeat(5)
-    couplings = torch.nn.functional.one_hot(labels, 4).float().unsqueeze(1).expand(-1, 3, -1)
-    assert float(measures.class_information(couplings, labels, 4)) == pytest.approx(2)  # bits
-    chance = float(measures.class_information(random_couplings(2000), torch.arange(2000) % 4, 4))
-    assert chance == pytest.approx(3 * 3 / (2 * 2000 * math.log(2)), rel=0.5), "its bias"
+    parents = torch.nn.functional.one_hot(labels, 4).float()
+    couplings = parents.unsqueeze(1).expand(-1, 3, -1)
+    information = measures.class_information(couplings, labels, 4)
+    assert float(information) == pytest.approx(2)  # bits
+    labels = torch.arange(2000) % 4
+    chance = measures.class_information(random_couplings(2000), labels, 4)
+    bias = 3 * 3 / (2 * 2000 * math.log(2))
+    assert float(chance) == pytest.approx(bias, rel=0.5)
 
 
 def test_starved_parents_and_trees_of_two_classes() -> None:
@@ -80,9 +90,8 @@ def test_logit_change_is_what_routing_adds() -> None:
         added = torch.einsum("bijd,bjd->bij", votes, before.poses)
         logits = before.couplings.log() + added
         torch.testing.assert_close(logits.softmax(2), after.couplings)  # the change is this one
-        assert float(measures.logit_change(votes, before.poses)) == pytest.approx(
-            float(added.abs().mean())
-        )
+        change = measures.logit_change(votes, before.poses)
+        torch.testing.assert_close(change, added.abs().mean())
 
 
 def test_distance_from_orthogonal_is_that_of_the_nearest() -> None:
@@ -92,9 +101,9 @@ def test_distance_from_orthogonal_is_that_of_the_nearest() -> None:
         for parent in range(3):
             matrix = weight[child, :, parent]
             left, values, right = torch.linalg.svd(matrix)
-            expected.append(float((matrix - values.mean() * left @ right).norm() / matrix.norm()))
-    assert measures.distance_from_orthogonal(weight) == pytest.approx(sum(expected) / 6, rel=1e-5)
-    orthogonal = torch.linalg.qr(weight[0, :, 0])[0].view(1, 4, 1, 4)
-    assert measures.distance_from_orthogonal(3 * orthogonal) == pytest.approx(0, abs=1e-6), (
-        "at any scale"
-    )
+            nearest = values.mean() * left @ right
+            expected.append(float((matrix - nearest).norm() / matrix.norm()))
+    assert measures.distance_from_orthogonal(weight) == pytest.approx(fmean(expected), rel=1e-5)
+    orthogonal, _ = torch.linalg.qr(weight[0, :, 0])
+    distance = measures.distance_from_orthogonal(3 * orthogonal.view(1, 4, 1, 4))
+    assert distance == pytest.approx(0, abs=1e-6), "at any scale"

@@ -16,21 +16,17 @@ from capsule_studies.tests.subjects import small_network, subject
 
 def test_pose_of_the_label() -> None:
     asked = subject(small_network())
-    poses = asked.outputs().capsules.poses
-    expected = torch.stack(
-        [poses[image, label] for image, label in enumerate(asked.labels.tolist())]
-    )
-    torch.testing.assert_close(label_poses(asked, asked.batches), expected.double())
-    torch.testing.assert_close(pose_features(asked)(asked.batches), expected.double())
+    poses = asked.outputs().capsules.poses.double()
+    found = label_poses(asked, asked.batches)
+    for image, label in enumerate(asked.labels.tolist()):
+        torch.testing.assert_close(found[image], poses[image, label])
+    assert torch.equal(pose_features(asked)(asked.batches), found)
 
 
 def test_last_features_are_what_the_last_layer_gets() -> None:
     asked = subject(small_network("cnn"))
-    last = [
-        each
-        for each in asked.network.modules()
-        if isinstance(each, torch.nn.Linear | torch.nn.Conv2d)
-    ][-1]
+    last = [*asked.network.modules()][-1]
+    assert isinstance(last, torch.nn.Linear)
     features = last_features(asked, asked.batches)
     torch.testing.assert_close(last(features), asked.outputs().scores)
     found = pose_features(asked)(asked.batches)
@@ -43,10 +39,9 @@ def poses(images: int = 200, dim: int = 4) -> Tensor:
 
 
 def turned(angle: float) -> Tensor:
+    cos, sin = math.cos(angle), math.sin(angle)
     matrix = torch.eye(4, dtype=torch.float64)
-    matrix[:2, :2] = torch.tensor(
-        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
-    )
+    matrix[:2, :2] = torch.tensor([[cos, sin], [-sin, cos]])
     return matrix
 
 
@@ -56,18 +51,22 @@ def test_finds_the_map() -> None:
     torch.testing.assert_close(found.matrix, turned(0.5), rtol=0, atol=1e-6)
     assert found.error < 1e-12
     assert found.identity_error > 1
-    to_identity = linear_map(before, before @ turned(0.5), 1e9).matrix  # by a large penalty
-    torch.testing.assert_close(to_identity, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-6)
+    by_large_penalty = linear_map(before, before @ turned(0.5), 1e9)
+    torch.testing.assert_close(by_large_penalty.matrix, turned(0), rtol=0, atol=1e-6)
 
 
 def test_judged_on_images_that_it_was_not_fitted_to() -> None:
-    """Of as few images as dimensions, a map that was judged where it was fitted would be perfect."""
-    assert linear_map(poses(10), poses(20)[10:], 1e-9).error > 1
-    assert linear_map(poses(4000), poses(4000).roll(1, 0), 1e-3).error == pytest.approx(1, abs=0.05)
+    """With few images, the error on the images of the fit would be 0."""
+    few = linear_map(poses(10), poses(20)[10:], 1e-9)
+    assert few.error > 1
+    many = poses(4000)
+    unrelated = linear_map(many, many.roll(1, 0), 1e-3)
+    assert unrelated.error == pytest.approx(1, abs=0.05)
 
 
 def test_turning_twice_is_turning_by_twice_as_much() -> None:
     before = poses()
-    one, two = (linear_map(before, before @ turned(angle), 1e-9).matrix for angle in (0.2, 0.4))
+    one = linear_map(before, before @ turned(0.2), 1e-9).matrix
+    two = linear_map(before, before @ turned(0.4), 1e-9).matrix
     assert group_law(one, one, two) < 1e-6
     assert group_law(one, one, one) > 0.9

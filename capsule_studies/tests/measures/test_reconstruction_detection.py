@@ -1,6 +1,7 @@
-"""Thresholds and areas worked out by hand; errors of a network whose decoder is known."""
+"""Thresholds and areas computed by hand; errors of a network with a known decoder."""
 
-import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,37 +19,43 @@ OUTPUT = fake_output([[3], [1], [0]])
 IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_false_alarms_are_as_many_as_there_may_be() -> None:
-    for count, false_alarms in itertools.product(
-        [1, 7, 20, 100, 999], [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]
-    ):
-        errors = torch.rand(
-            count, generator=torch.Generator().manual_seed(count), dtype=torch.float64
-        )
+@pytest.mark.parametrize("count", [1, 7, 20, 100, 999])
+def test_false_alarms_are_as_many_as_there_may_be(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    errors = torch.rand(count, generator=generator, dtype=torch.float64)
+    for false_alarms in [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]:
         limit = threshold(errors, false_alarms)
         assert (errors > limit).double().mean() <= false_alarms + 1e-12
-        lower = errors[errors < limit].max().item() if (errors < limit).any() else -1.0
+        below = errors[errors < limit].tolist()
+        lower = max(below, default=-1.0)
         assert (errors > lower).double().mean() > false_alarms
 
 
 def test_area_under_roc_is_a_count_of_pairs() -> None:
     generator = torch.Generator().manual_seed(0)
-    low, high = (
-        torch.randint(least, least + 20, (300,), generator=generator).double() for least in (0, 5)
-    )
-    pairs = (high[:, None] > low).double() + 0.5 * (high[:, None] == low).double()
-    assert area_under_roc(low, high) == pytest.approx(pairs.mean().item(), abs=1e-12)
-    for clean, attacked, area in (
+    low = torch.randint(0, 20, (300,), generator=generator).double()
+    high = torch.randint(5, 25, (300,), generator=generator).double()
+    above = (high[:, None] > low).double()
+    ties = (high[:, None] == low).double()
+    expected = (above + 0.5 * ties).mean().item()
+    assert area_under_roc(low, high) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("clean", "attacked", "area"),
+    [
         ([1, 2, 3], [4, 5], 1.0),
         ([4, 5], [1, 2, 3], 0.0),
         ([1, 3], [2, 4], 0.75),
         ([1, 2], [2, 3], 0.875),
         ([2, 2, 2], [2, 2], 0.5),
-        ([1, 2, 2, 3], [2, 2, 5], (2.0 + 2.0 + 4.0) / 12),  # each 2 is above 1 and ties with two
-    ):
-        assert area_under_roc(
-            torch.tensor(clean).double(), torch.tensor(attacked).double()
-        ) == pytest.approx(area)
+        # each 2 is above 1 and ties with two
+        ([1, 2, 2, 3], [2, 2, 5], (2.0 + 2.0 + 4.0) / 12),
+    ],
+)
+def test_area_under_roc_by_hand(clean: list[int], attacked: list[int], area: float) -> None:
+    found = area_under_roc(torch.tensor(clean).double(), torch.tensor(attacked).double())
+    assert found == pytest.approx(area)
 
 
 def test_the_winning_capsule_is_decoded() -> None:
@@ -69,24 +76,29 @@ def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
     assert (gradient.flatten(1).abs().amax(1) > 0).all()
 
 
+NO_ERRORS = torch.ones(0)
+INFINITE = torch.tensor([1.0, float("inf")])
+ERRORS = torch.ones(2)
+
+
 @pytest.mark.usefixtures("unchecked_types")
-def test_wrong_input() -> None:
-    none, infinite, fine = torch.ones(0), torch.tensor([1.0, float("inf")]), torch.ones(2)
-    for call, arguments, message in [
-        (threshold, (none,), "errors has no errors; expected one finite number for each image"),
-        (area_under_roc, (infinite, fine), "clean has an error that is not finite"),
-        (area_under_roc, (fine, none), "attacked has no errors"),
-        (threshold, (fine, 1.0), "false_alarms is 1.0; expected 0 or more, less than 1"),
-        (
-            winning_reconstruction_error,
-            (BaselineCNN((1, 28, 28), 3), IMAGES),
-            "this BaselineCNN has no decoder",
-        ),
-        (
-            winning_reconstruction_error,
-            (small_capsnet((1, 17, 17), 3, decoder=None), IMAGES),
-            "CapsNet has no decoder",
-        ),
-    ]:
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        (threshold, [NO_ERRORS], "errors has no errors; expected one finite number for each"),
+        (threshold, [ERRORS, 1.0], "false_alarms is 1.0; expected 0 or more, less than 1"),
+        (area_under_roc, [INFINITE, ERRORS], "clean has an error that is not finite"),
+        (area_under_roc, [ERRORS, NO_ERRORS], "attacked has no errors"),
+    ],
+)
+def test_wrong_errors(call: Callable[..., float], arguments: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(*arguments)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_networks_without_a_decoder() -> None:
+    for network in [BaselineCNN((1, 28, 28), 3), small_capsnet((1, 17, 17), 3, decoder=None)]:
+        message = f"this {type(network).__name__} has no decoder"
         with pytest.raises(ValueError, match=message):
-            call(*arguments)
+            winning_reconstruction_error(network, IMAGES)

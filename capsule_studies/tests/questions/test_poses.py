@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from capsule_studies.tests.subjects import moved, quarter_turn, subject
 
 
 class KnowsWhere(AbstractPairNetwork):
-    """One capsule: the centre of the light of an image, which stays inside; it draws nothing."""
+    """One capsule whose pose is the centre of the bright pixels; drawn images are black."""
 
     capsules = 1
     pose = "translation"
@@ -21,7 +23,8 @@ class KnowsWhere(AbstractPairNetwork):
         light = (images - 0.3).clamp_min(0)
         places = torch.arange(24.0)
         total = light.sum((1, 2, 3))
-        x, y = (light.sum((1, axis)) @ places / total for axis in (2, 3))
+        x = light.sum((1, 2)) @ places / total
+        y = light.sum((1, 3)) @ places / total
         return torch.stack([x, y], 1).unsqueeze(1), torch.ones(len(images), 1)
 
     def changed(self, poses: Tensor, change: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ def test_a_pose_that_knows_where_moves_as_far_as_the_image() -> None:
 
 
 def test_matrices_are_told_the_turn() -> None:
-    """Of a place, a quarter turn is a matrix of 0 and 1, in the plane whose y points down."""
+    """A quarter turn of a position is a matrix of 0 and 1; y points down."""
 
     class Places(KnowsWhere):
         pose = "matrix"
@@ -55,29 +58,35 @@ def test_matrices_are_told_the_turn() -> None:
         def recognise(self, images: Tensor) -> tuple[Tensor, Tensor]:
             centre, there = super().recognise(images)
             matrix = torch.zeros(len(images), 3, 3)
-            matrix[:, :2, 2], matrix[:, 2, 2] = centre[:, 0] - 11.5, 1
+            matrix[:, :2, 2] = centre[:, 0] - 11.5
+            matrix[:, 2, 2] = 1
             return matrix.flatten(1).unsqueeze(1), there
 
         def changed(self, poses: Tensor, change: Tensor) -> Tensor:
-            return (change.unsqueeze(1) @ poses.unflatten(2, (3, 3))).flatten(2)
+            matrices = poses.unflatten(2, (3, 3))
+            return (change.unsqueeze(1) @ matrices).flatten(2)
 
     numbers = poses(subject(Places(), CHANGES), degrees=(90,)).numbers
     assert numbers["rotation_90/matrix_error"] == pytest.approx(0, abs=1e-4)
     assert numbers["rotation_90/matrix_error_unchanged"] > 0.5
 
 
-def test_figures_of_networks() -> None:
-    for options, figures in [
-        ({"capsules": 4, "pose": "matrix"}, {"generative_fields"}),
-        (
-            {"capsules": None, "window": 12, "stride": 12, "patch": 12},
-            {"scatter", "presence", "images"},
-        ),
-    ]:
-        torch.manual_seed(0)
-        network = TransformingAutoencoder((1, 24, 24), **options)
-        answer = poses(subject(network, CHANGES), shifts=(1,), degrees=(90,))
-        assert {*answer.draw()} == figures
+OF_MATRICES = {"capsules": 4, "pose": "matrix"}
+OF_WINDOWS = {"capsules": None, "window": 12, "stride": 12, "patch": 12}
+
+
+@pytest.mark.parametrize(
+    ("options", "figures"),
+    [
+        (OF_MATRICES, {"generative_fields"}),
+        (OF_WINDOWS, {"scatter", "presence", "images"}),
+    ],
+)
+def test_figures_of_networks(options: dict[str, Any], figures: set[str]) -> None:
+    torch.manual_seed(0)
+    network = TransformingAutoencoder((1, 24, 24), **options)
+    answer = poses(subject(network, CHANGES), shifts=(1,), degrees=(90,))
+    assert {*answer.draw()} == figures
 
 
 def test_scatter_of_images_in_which_a_capsule_is_there() -> None:
@@ -85,14 +94,13 @@ def test_scatter_of_images_in_which_a_capsule_is_there() -> None:
     presences = torch.ones(20, 3)
     presences[:15, 1] = 0.05
     presences[:, 0] = 0
-    figure = shift_scatter(
-        poses, {-3: poses - 3, 3: poses + 3}, presences, torch.tensor([2, 1, 0, 2])
-    )
+    moved = {-3: poses - 3, 3: poses + 3}
+    figure = shift_scatter(poses, moved, presences, torch.tensor([2, 1, 0, 2]))
     of_two, of_one, nowhere = figure.axes[:3]
-    assert [len(line.get_xdata()) for line in of_two.lines[::2]] == [20, 20]
+    below, above = (line.get_xydata() for line in of_two.lines[::2])
+    assert len(below) == len(above) == 20
+    np.testing.assert_allclose(above[:, 1], above[:, 0] + 3, atol=1e-6)
+    np.testing.assert_allclose(below[:, 1], below[:, 0] - 3, atol=1e-6)
     assert [len(line.get_xdata()) for line in of_one.lines[::2]] == [5, 5]
-    below, above = of_two.lines[::2]
-    np.testing.assert_allclose(above.get_ydata(), np.asarray(above.get_xdata()) + 3, atol=1e-6)
-    np.testing.assert_allclose(below.get_ydata(), np.asarray(below.get_xdata()) - 3, atol=1e-6)
     assert len(nowhere.lines[0].get_xdata()) == 0
     assert [axes.get_visible() for axes in figure.axes] == [True] * 4 + [False] * 2

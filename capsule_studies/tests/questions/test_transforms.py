@@ -9,7 +9,7 @@ from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
 from capsule_studies.questions.transforms import _explained, _presence_change, transforms
 from capsule_studies.subject import Change
-from capsule_studies.tests.subjects import moved, subject
+from capsule_studies.tests.subjects import column_of_square, moved, subject
 
 
 def brighter(images: Tensor, strength: float) -> Tensor:
@@ -25,14 +25,12 @@ CHANGES: Mapping[str, Change] = {
 
 
 class Ideal(AbstractNetwork):
-    """Presence does not see where the digit is, the pose is where."""
+    """Presence does not depend on the position of the digit; the pose is its position."""
 
     def forward(self, images: Tensor) -> CapsuleOutput:
-        columns = torch.arange(images.shape[3], dtype=images.dtype)
-        square = (images > 0.3).to(images.dtype)
-        where = (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))  # [b]
         which = images.amax((1, 2, 3))
-        poses = torch.stack([where, which], 1).unsqueeze(1).expand(-1, 4, -1)
+        poses = torch.stack([column_of_square(images), which], 1)
+        poses = poses.unsqueeze(1).expand(-1, 4, -1)
         activations = which.unsqueeze(1).expand(-1, 4)
         return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
@@ -53,58 +51,65 @@ def test_an_ideal_network_moves_its_pose_with_the_image() -> None:
 
 
 def test_presence_change_is_a_share() -> None:
-    strength, image = torch.arange(3.0).view(3, 1, 1), torch.arange(5.0).view(1, 5, 1)
-    of_images, of_strengths, of_both = (
-        each.expand(3, 5, 2) for each in (image, strength, image + strength)
-    )
+    strength = torch.arange(3.0).view(3, 1, 1)
+    image = torch.arange(5.0).view(1, 5, 1)
     labels = torch.tensor([0, 1, 0, 1, 0])
-    shares = [_presence_change(each, labels) for each in (of_images, of_strengths, of_both)]
-    assert shares == pytest.approx([0, 1, 2 / 3 / (2 / 3 + 2)])
-    own = torch.nn.functional.one_hot(labels).expand(3, -1, -1)  # all images of a class are as good
-    assert _presence_change(own * (1 - 0.01 * strength), labels) < 0.01
-    label, other = (
-        torch.tensor([1.0, 0.0]),
-        torch.tensor([[0.0, 0.4], [0.0, 0.1], [0.0, 0.7]]),
-    )  # by strength
-    presences = torch.stack(
-        [label + other, (label + other).flip(1)], 1
-    )  # of other classes, they may change
+
+    def share(presences: Tensor) -> float:
+        return _presence_change(presences.expand(3, 5, 2), labels)
+
+    assert share(image) == pytest.approx(0)
+    assert share(strength) == pytest.approx(1)
+    assert share(image + strength) == pytest.approx(2 / 3 / (2 / 3 + 2))
+    own = torch.nn.functional.one_hot(labels)  # all images of a class are as good
+    assert share(own * (1 - 0.01 * strength)) < 0.01
+
+
+def test_presences_of_other_classes_may_change() -> None:
+    by_strength = torch.tensor([[1.0, 0.4], [1.0, 0.1], [1.0, 0.7]])  # of the label, of the other
+    presences = torch.stack([by_strength, by_strength.flip(1)], 1)
     assert _presence_change(presences, torch.tensor([0, 1])) == pytest.approx(0)
 
 
 def test_telling_classes_apart_is_no_map() -> None:
-    """Poses that say the class only are not equivariant: there is no variance within a class to explain."""
+    """Poses that depend on the class alone are not equivariant: there is no variance within a class to explain."""
 
     class ClassOnly(AbstractNetwork):
         def forward(self, images: Tensor) -> CapsuleOutput:
-            label = (images[:, 0, :12].mean((1, 2)) > images[:, 0, 12:].mean((1, 2))).to(
-                images.dtype
-            )
+            upper, lower = images[:, 0].split(12, 1)
+            is_upper = upper.mean((1, 2)) > lower.mean((1, 2))
             noise = images[:, 0, :2, :2].flatten(1) * torch.tensor([1.0, -1.0, 1.0, -1.0])
-            poses = (10 * label.unsqueeze(1) + noise).unsqueeze(1).expand(-1, 4, -1)
-            return CapsuleOutput(poses[..., 0], Capsules(poses, poses[..., 0]), poses[..., 0])
+            poses = 10 * is_upper.float().unsqueeze(1) + noise
+            poses = poses.unsqueeze(1).expand(-1, 4, -1)
+            activations = poses[..., 0]
+            return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
     numbers = transforms(asked(ClassOnly()), kinds=["translation"]).numbers
     assert numbers["translation/map_error"] > 0.5
 
 
-@pytest.mark.parametrize("kind", ["shift", "rotation", "noise"])
-def test_change_explained_by_one_map(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("shift", (1, 1)),
+        ("rotation", (1, 0)),
+        ("noise", (0, 0)),
+    ],
+)
+def test_change_explained_by_one_map(kind: str, expected: tuple[int, int]) -> None:
     """A shift of all poses and a rotation are explained; changes that do not depend on the pose are not."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(200) % 4
     classes = 10 * torch.randn(4, 3, generator=generator)[labels]
     poses = (classes + torch.randn(200, 3, generator=generator)).double()
-    turn = torch.linalg.matrix_exp(
-        torch.tensor([[0.0, 0.3, 0.0], [-0.3, 0.0, 0.1], [0.0, -0.1, 0.0]])
-    ).double()
+    skew = torch.tensor([[0.0, 0.3, 0.0], [-0.3, 0.0, 0.1], [0.0, -0.1, 0.0]])
+    turn = torch.linalg.matrix_exp(skew).double()
     after = {
         "shift": poses + torch.tensor([1.0, -2.0, 0.5]),
         "rotation": classes + (poses - classes) @ turn,
         "noise": poses + torch.randn(200, 3, generator=generator),
     }[kind]
     explained, by_shift = _explained(labels, poses, after, ridge=0.001)
-    expected = {"shift": (1, 1), "rotation": (1, 0), "noise": (0, 0)}[kind]
     assert (explained, by_shift) == pytest.approx(expected, abs=0.15)
 
 

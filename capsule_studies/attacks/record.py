@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.tables.statistics import interval_over_images
 from capsule_studies.attacks.evaluation import Answers, Measured
+from capsule_studies.images import percent
 from capsule_studies.measures.calibration import brier_score, reliability
 from capsule_studies.measures.reconstruction_detection import area_under_roc
+from capsule_studies.names import prefixed
 
 Record = dict[str, float | None]
 
@@ -35,15 +37,12 @@ def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
     With targets, each quantity is a mean over them. ``threshold`` is the reconstruction error above which an image
     counts as attacked; ``None`` if there is none.
     """
+    budgets: dict[float, dict[int | None, Answers]] = {}
+    for (epsilon, target), answers in measured.attacked.items():
+        budgets.setdefault(epsilon, {})[target] = answers
     record: Record = {}
-    for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
-        by_target = {
-            target: answers
-            for (other, target), answers in measured.attacked.items()
-            if other == epsilon
-        }
-        quantities = _of_budget(measured, by_target, threshold)
-        record |= {f"{epsilon:g}/{key}": value for key, value in quantities.items()}
+    for epsilon, by_target in budgets.items():
+        record |= prefixed(f"{epsilon:g}", _of_budget(measured, by_target, threshold))
     return record
 
 
@@ -59,11 +58,11 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
 def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
     """Return quantities of ``of_budgets`` for the clean images; ``detected`` is the rate of false alarms."""
     record = {
-        "error": _percent(~measured.was_right),
+        "error": percent(~measured.was_right),
         **_calibration(measured.clean.logits, measured.labels),
     }
     if threshold is not None:
-        record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
+        record["detected"] = percent(measured.clean.reconstruction_errors > threshold)
     return record
 
 
@@ -72,45 +71,45 @@ def _of_budget(
 ) -> Record:
     labels, targets = measured.labels, list(by_target)
     targeted = targets != [None]
-    right = torch.cat([answers.found == labels for answers in by_target.values()])
-    reached = {
-        target: answer.found != labels if target is None else answer.found == target
-        for target, answer in by_target.items()
-    }
+    reached: dict[int | None, Tensor] = {}
+    counted = []
+    for target, answers in by_target.items():
+        if target is None:
+            reached[target] = answers.found != labels
+            counted.append(measured.was_right)
+        else:
+            reached[target] = answers.found == target
+            counted.append(measured.was_right & (labels != target))
     success = torch.cat([*reached.values()])
-    counts = [
-        measured.was_right if target is None else measured.was_right & (labels != target)
-        for target in targets
-    ]
-    of_right = success[torch.cat(counts)]
+    of_right = success[torch.cat(counted)]
     logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
+    labels = labels.repeat(len(targets))
+    right = logits.argmax(1) == labels
     grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
-    lowest, highest = interval_over_images(
-        int((success if targeted else right).sum()) // len(targets), len(labels)
-    )
+    drawn = success if targeted else right
+    images = len(measured.labels)
+    lowest, highest = interval_over_images(int(drawn.sum()) // len(targets), images)
     record: Record = {
-        "accuracy": _percent(right),
-        "error": _percent(~right),
+        "accuracy": percent(right),
+        "error": percent(~right),
         "lowest": lowest,
         "highest": highest,
-        "success": _percent(success),
-        "success_of_right": _percent(of_right) if len(of_right) else None,
+        "success": percent(success),
+        "success_of_right": percent(of_right) if len(of_right) else None,
         "mean_change": change.double().mean().item(),
         "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
-        **_calibration(logits, labels.repeat(len(targets))),
+        **_calibration(logits, labels),
     }
     if threshold is not None:
         detected = errors > threshold
         record |= {
-            "detected": _percent(detected),
-            "undetected_error": _percent(~right & ~detected),
+            "detected": percent(detected),
+            "undetected_error": percent(~right & ~detected),
             "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
         }
     if targeted:
-        record |= {
-            f"success_of_class_{target}": _percent(reached_it)
-            for target, reached_it in reached.items()
-        }
+        for target, reached_it in reached.items():
+            record[f"success_of_class_{target}"] = percent(reached_it)
     return record
 
 
@@ -120,7 +119,3 @@ def _calibration(
     probabilities = logits.double().softmax(1)
     error = 100 * reliability(probabilities, labels).expected_error
     return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
-
-
-def _percent(which: Bool[Tensor, " some"]) -> float:
-    return 100 * which.double().mean().item()
