@@ -1,6 +1,5 @@
 """Networks and images for tests of questions and attacks, without a run."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
