@@ -45,14 +45,18 @@ def prepared(arguments: Sequence[str], command: Command) -> list[str]:
 def own_folders(arguments: Sequence[str]) -> list[str]:
     """Return the user's configuration folders in a command line, in the form of ``folders.search_path``."""
     options, overrides = _split(arguments)
-    words = [part for option in options for part in option.split("=", 1)]
-    entries = [
-        str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")
-    ]
+    words: list[str] = []
+    for option in options:
+        words += option.split("=", 1)
+    entries = []
+    for name, folder in pairwise(words):
+        if name in ("--config-dir", "-cd"):
+            entries.append(str(expanded(folder)))
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hydra.searchpath":
-            entries += [entry.strip(" '\"") for entry in value.strip("[]").split(",") if entry]
+            listed = value.strip("[]").split(",")
+            entries += [entry.strip(" '\"") for entry in listed if entry]
     for entry in entries:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -27,9 +28,8 @@ log = logging.getLogger(__name__)
 @contextmanager
 def constructing(what: str) -> Iterator[None]:
     """Turn a constructor's error into a ``ConfigError`` that begins with ``what``, a part of the configuration."""
-    from capsule_lab.lit.lightning_internals import (
-        MisconfigurationException,
-    )  # slow to import; --help does not need it
+    # slow to import; --help does not need it
+    from capsule_lab.lit.lightning_internals import MisconfigurationException
 
     try:
         yield
@@ -50,10 +50,8 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
     with constructing("model"):
-        built_network = network(
-            image_shape=spec.image_shape,
-            **_accepted_arguments(config.model, num_classes=spec.num_classes),
-        )
+        facts = _accepted_arguments(config.model, num_classes=spec.num_classes)
+        built_network = network(image_shape=spec.image_shape, **facts)
     with constructing("module"):
         facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
         facts = _accepted_arguments(config.module, **facts)
@@ -77,13 +75,11 @@ def _plain_partials(arguments: Mapping[str, Any]) -> dict[str, functools.partial
     Hydra's own (since 1.3.8) check its policy of targets at every call, which takes longer than the call of a loss.
     They are checked here, where they are built.
     """
-    partials = {
-        name: value for name, value in arguments.items() if isinstance(value, functools.partial)
-    }
-    return {
-        name: functools.partial(value.func, *value.args, **value.keywords)
-        for name, value in partials.items()
-    }
+    partials = {}
+    for name, value in arguments.items():
+        if isinstance(value, functools.partial):
+            partials[name] = functools.partial(value.func, *value.args, **value.keywords)
+    return partials
 
 
 def _try_losses(module: Any, spec: Any) -> None:
@@ -92,18 +88,16 @@ def _try_losses(module: Any, spec: Any) -> None:
         module.reconstruction(*[torch.zeros(1, *spec.image_shape)] * 2)
     if not hasattr(module, "loss"):
         return
-    labels, scores = (
-        torch.arange(spec.labels_per_image).reshape(1, -1),
-        torch.zeros(1, spec.num_classes),
-    )
-    of_schedules = {
-        name: module.schedule[name].for_run(1, 1) for name in module.scheduled_arguments
-    }
-    for scheduled in (
-        {},
-        *({name: value(step) for name, value in of_schedules.items()} for step in (0, 1)),
-    ):
-        module.loss(scores, labels if spec.labels_per_image > 1 else labels[0], **scheduled)
+    scores = torch.zeros(1, spec.num_classes)
+    labels = torch.arange(spec.labels_per_image)
+    if spec.labels_per_image > 1:
+        labels = labels[None]
+    module.loss(scores, labels)
+    for step in (0, 1):
+        scheduled = {}
+        for name in module.scheduled_arguments:
+            scheduled[name] = module.schedule[name].for_run(1, 1)(step)
+        module.loss(scores, labels, **scheduled)
 
 
 def check_change(network: Any, spec: Any) -> None:
@@ -111,9 +105,8 @@ def check_change(network: Any, spec: Any) -> None:
     expected = getattr(network, "change_shape", ())
     if expected and spec.change != expected:
         kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
-        one, other = (
-            kinds.get(shape, f"one of shape {shape}") for shape in (expected, spec.change)
-        )
+        one = kinds.get(expected, f"one of shape {expected}")
+        other = kinds.get(spec.change, f"one of shape {spec.change}")
         raise ConfigError(
             f"{type(network).__name__} expects {one}, but the data provides {other}; use "
             "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
@@ -130,27 +123,20 @@ def build_without_weights(config: DictConfig) -> Any:
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
     """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
-    from lightning.pytorch.callbacks import (
-        Checkpoint,
-        ProgressBar,
-    )  # slow to import; --help does not need it
+    # slow to import; --help does not need it
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
     from capsule_lab.lit.batch_norm import SynchronisedBatchNorm
     from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
     loggers = []
-    for logger in filter(None, (config.get("logger") or {}).values()):
-        named = {
-            key: directory.name
-            for key in ("name", "id")
-            if directory and logger.get(key, "") is None
-        }
+    for logger in _nodes(config, "logger"):
+        named = {}
+        for key in ("name", "id"):
+            if directory and logger.get(key, "") is None:
+                named[key] = directory.name
         loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
-    callbacks = [
-        instantiate(node, _convert_="all")
-        for node in (config.get("callbacks") or {}).values()
-        if node
-    ]
+    callbacks = [instantiate(node, _convert_="all") for node in _nodes(config, "callbacks")]
     arguments: dict[str, Any] = {
         "default_root_dir": directory,
         "logger": loggers,
@@ -165,17 +151,15 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["enable_progress_bar"] = has_bar  # otherwise callbacks.progress shows it
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # otherwise Lightning adds a callback
-    if (config.trainer.get("num_nodes") or 1) > 1 and not any(
-        name in os.environ for name in _NODE_VARIABLES
-    ):
+    describes_nodes = any(name in os.environ for name in _NODE_VARIABLES)
+    if (config.trainer.get("num_nodes") or 1) > 1 and not describes_nodes:
         raise ConfigError(
             f"trainer.num_nodes is {config.trainer.num_nodes}, but no variable describes the nodes; start a process on "
             "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    arguments["sync_batchnorm"] = (
-        False  # Lightning's works only on GPUs; ours has no effect in a single process
-    )
+    # Lightning's works only on GPUs; ours has no effect in a single process
+    arguments["sync_batchnorm"] = False
     if config.trainer.get("sync_batchnorm", True):
         arguments["plugins"] = [*(trainer.keywords.get("plugins") or []), SynchronisedBatchNorm()]
     with constructing("trainer"):
@@ -186,6 +170,11 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     disable_signal_handlers(built_trainer)
     limit_waiting(built_trainer)
     return built_trainer
+
+
+def _nodes(config: DictConfig, group: str) -> list[DictConfig]:
+    """Return the options of the objects of a group of several, without those that are left out."""
+    return [node for node in (config.get(group) or {}).values() if node]
 
 
 def _precision(trainer: DictConfig) -> Any:
@@ -250,49 +239,48 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
 
 def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
     """Check that each monitored metric exists, if module and callbacks all belong to us or to Lightning."""
-    if not all(
-        type(part).__module__.startswith(("capsule_lab.", "lightning."))
-        for part in (module, *callbacks)
-    ):
-        return
-    quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
-    terms = ["loss", "l2", "reconstruction"]
-    if hasattr(module, "loss"):
-        terms.append(getattr(module.loss, "func", module.loss).__name__.removesuffix("_loss"))
-    measured = {
-        *(
-            module.metrics
-            if quantities is None
-            else (f"{split}/{name}" for split in _SPLITS for name in quantities)
-        ),
-        *(f"{split}/{term}" for split in ("train", "val") for term in terms),
-        *(f"{part}/error" for part in data.further_validations),
-        *(f"schedule/{name}" for name in module.schedule),
-    }
+    known_packages = ("capsule_lab.", "lightning.")
+    for part in (module, *callbacks):
+        if not type(part).__module__.startswith(known_packages):
+            return
+    measured = _measured(module, data)
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
-        if monitor is not None and monitor not in measured and not monitor.startswith(_STATISTICS):
-            known = {
-                name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))
-            }
-            raise ConfigError(
-                f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}"
-            )
+        if monitor is None or monitor in measured or monitor.startswith(_STATISTICS):
+            continue
+        unlikely = ("test/", "train/l2", "val/l2")
+        known = [name for name in measured if not name.startswith(unlikely)]
+        raise ConfigError(
+            f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}"
+        )
+
+
+def _measured(module: Any, data: Any) -> set[str]:
+    """Return the names of the metrics that a module logs in training on this data."""
+    quantities = getattr(module, "quantities", None)  # of pair metrics, each of which has several
+    if quantities is None:
+        names = {*module.metrics}
+    else:
+        names = {f"{split}/{name}" for split, name in itertools.product(_SPLITS, quantities)}
+    terms = ["loss", "l2", "reconstruction"]
+    if hasattr(module, "loss"):
+        function = getattr(module.loss, "func", module.loss)
+        terms.append(function.__name__.removesuffix("_loss"))
+    names |= {f"{split}/{term}" for split, term in itertools.product(("train", "val"), terms)}
+    names |= {f"{part}/error" for part in data.further_validations}
+    names |= {f"schedule/{name}" for name in module.schedule}
+    return names
 
 
 _SPLITS = ("val", "test")
-_STATISTICS = (
-    "val/coupling_entropy",
-    "val/dead_",
-    "val/activation_",
-)  # of callbacks.RoutingStats, by layer
+_STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")
+"""Beginnings of names of statistics of routing, which a callback logs by layer."""
 
 
 def quiet_lightning_logs() -> None:
     """Hide Lightning's info messages and harmless warnings; on later ranks, hide all info messages."""
-    from capsule_lab.lit.lightning_internals import (
-        HARMLESS_WARNINGS,
-    )  # slow to import; --help does not need it
+    # slow to import; --help does not need it
+    from capsule_lab.lit.lightning_internals import HARMLESS_WARNINGS
 
     if os.environ.get("LOCAL_RANK", "0") != "0":
         logging.getLogger().setLevel(logging.WARNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, cast
 
@@ -71,26 +71,26 @@ def _check_arguments(
 ) -> None:
     if arguments is None:
         return
-    for name in (str(key) for key in node if not str(key).startswith("_")):
+    for name in map(str, node):
+        if name.startswith("_"):
+            continue
+        key = f"{path}.{name}"
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
-            options = (
-                suggest(f"{path}.{name}", known)
-                if known
-                else f"{node['_target_']} takes no options"
-            )
-            raise ConfigError(f"{path}.{name} does not exist; {options}")
-        if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
-            continue
-        value, annotation = node[name], arguments[name].annotation
-        is_default = (
-            value is None and arguments[name].default is None
-        )  # for signatures such as name: str = None
-        is_instantiated = isinstance(value, DictConfig) and "_target_" in value
-        if not (
-            is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"
-        ):  # where we add "auto"
-            check_value(f"{path}.{name}", value, annotation, _IN_WORDS.get(f"{path}.{name}", ""))
+            options = suggest(key, known) if known else f"{node['_target_']} takes no options"
+            raise ConfigError(f"{key} does not exist; {options}")
+        is_known_later = OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name)
+        if not is_known_later and key != "trainer.precision":  # where we add "auto"
+            _check_argument(key, node[name], arguments[name])
+
+
+def _check_argument(key: str, value: Any, argument: Parameter) -> None:
+    is_default = (
+        value is None and argument.default is None
+    )  # of signatures such as name: str = None
+    is_instantiated = isinstance(value, DictConfig) and "_target_" in value
+    if not (is_default or is_instantiated):
+        check_value(key, value, argument.annotation, _IN_WORDS.get(key, ""))
 
 
 _IN_WORDS = {
@@ -109,10 +109,7 @@ def _check_complete(config: DictConfig) -> None:
             raise ConfigError(
                 f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}"
             )
-    parts = {group: config.get(group) for group in (*whole, "routing")}
-    for group in ("callbacks", "logger", "loss"):
-        parts |= {f"{group}.{name}": part for name, part in (config.get(group) or {}).items()}
-    for path, part in parts.items():
+    for path, part in _parts(config, (*whole, "routing"), ("callbacks", "logger", "loss")):
         if part is not None and not (isinstance(part, DictConfig) and "_target_" in part):
             raise ConfigError(f"{path} is {part}; expected null, or options with a _target_")
     for path, node in _targets(config):
@@ -121,6 +118,17 @@ def _check_complete(config: DictConfig) -> None:
                 raise ConfigError(
                     f"{path}.{name} is missing and has no default; expected {path}.{name}=<value>"
                 )
+
+
+def _parts(
+    config: DictConfig, whole: Sequence[str], divided: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield key and configuration of each object: of groups that are one, and of each part of the others."""
+    for group in whole:
+        yield group, config.get(group)
+    for group in divided:
+        for name, part in (config.get(group) or {}).items():
+            yield f"{group}.{name}", part
 
 
 def _check_loss(config: DictConfig) -> None:
@@ -159,11 +167,19 @@ def _check_routing(config: DictConfig) -> None:
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
-_LEAST = {  # for lightning.Trainer, which rejects smaller values late, with a traceback, or not at all
-    "max_epochs": 1, "max_steps": 1, "min_epochs": 0, "min_steps": 0, "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1, "num_nodes": 1, "gradient_clip_val": 0, "num_sanity_val_steps": 0,
+_LEAST = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "num_nodes": 1,
+    "gradient_clip_val": 0,
+    "num_sanity_val_steps": 0,
     "log_every_n_steps": 0,
-}  # fmt: skip
+}
+"""Least values for ``lightning.Trainer``, which rejects smaller ones late, with a traceback, or not at all."""
 _OR_MINUS_ONE = {
     "max_epochs": "for none",
     "max_steps": "for none",
@@ -174,10 +190,10 @@ _PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
 _UNSUPPORTED = {
     "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on a few images",
     "fast_dev_run": "debug=smoke runs two batches of everything",
-    **dict.fromkeys(("logger", "callbacks"), "these are separate groups"),
-    **dict.fromkeys(
-        ("default_root_dir", "enable_checkpointing"), "runs are written into train.directory"
-    ),
+    "logger": "these are separate groups",
+    "callbacks": "these are separate groups",
+    "default_root_dir": "runs are written into train.directory",
+    "enable_checkpointing": "runs are written into train.directory",
 }
 """Arguments of ``lightning.Trainer`` that do not work here, and the alternative."""
 

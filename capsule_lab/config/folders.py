@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,10 @@ def file_of(command: str) -> Path:
 
 def groups() -> list[str]:
     """Return the names of the configuration groups, without Hydra's."""
-    folders = [path for shipped in shipped_folders() for path in shipped.iterdir()]
-    names = {folder.name for folder in folders if folder.is_dir()}
-    return sorted({*groups_without_file(), *names} - {"hydra"})
+    names = {*groups_without_file()}
+    for shipped in shipped_folders():
+        names |= {folder.name for folder in shipped.iterdir() if folder.is_dir()}
+    return sorted(names - {"hydra"})
 
 
 def options_of(group: str) -> list[str]:
@@ -74,7 +74,9 @@ def options_of(group: str) -> list[str]:
 
 def described_options(group: str) -> dict[str, list[str]]:
     """Return the comments at the head of each option of a configuration group, or its description."""
-    described = {name: [text] for name, text in described_without_file(group).items()}
+    described = {}
+    for name, text in described_without_file(group).items():
+        described[name] = [text]
     for name, file in option_files(group).items():
         described[name] = head(file)
     return dict(sorted(described.items()))
@@ -82,12 +84,15 @@ def described_options(group: str) -> dict[str, list[str]]:
 
 def option_files(group: str) -> dict[str, Path]:
     """Return the file of each option of a configuration group; ``_common.yaml`` and the like are parts."""
-    entries = [entry for entry in search_path() if entry.startswith("file://")]
-    folders = [*shipped_folders(), *(Path(entry.removeprefix("file://")) for entry in entries)]
+    folders = shipped_folders()
+    for entry in search_path():
+        if entry.startswith("file://"):
+            folders.append(Path(entry.removeprefix("file://")))
     files = {}
     for folder in folders:
         for file in (folder / group).rglob("[!_]*.yaml"):
-            files[file.relative_to(folder / group).with_suffix("").as_posix()] = file
+            name = file.relative_to(folder / group).with_suffix("")
+            files[name.as_posix()] = file
     return files
 
 
@@ -96,19 +101,24 @@ def default_options(command: str) -> dict[str, str | None]:
     content: Any = OmegaConf.to_container(OmegaConf.load(file_of(command)))
     found: dict[str, str | None] = {}
     for entry in content.get("defaults", []):
-        if isinstance(entry, dict):
-            found |= {key: value for key, value in entry.items() if not key.startswith("override ")}
-        elif file_of(entry).is_file():
-            found |= default_options(entry)
+        if isinstance(entry, str):
+            found |= default_options(entry) if file_of(entry).is_file() else {}
+            continue
+        for group, option in entry.items():
+            if not group.startswith("override "):
+                found[group] = option
     return found
 
 
 def head(file: Path) -> list[str]:
     """Return the comments at the head of a YAML file; the first line is a summary."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    comments = takewhile(lambda line: line.startswith("#"), lines)
-    text = [line for line in comments if not line.startswith("# @package")]
-    return [line.removeprefix("#").removeprefix(" ") for line in text]
+    comments = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            comments.append(line.removeprefix("#").removeprefix(" "))
+    return comments
 
 
 def search_path() -> list[str]:

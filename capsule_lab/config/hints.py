@@ -9,10 +9,11 @@ from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import closest
 
 _RATE = ("lr", "learning_rate", "base_lr")
-_ALIASES = {  # names in other programs, or of a key elsewhere
-    **dict.fromkeys(
-        (f"schedule.learning_rate.{key}" for key in ("initial", "peak", "start", "value")), _RATE
-    ),
+_ALIASES = {
+    "schedule.learning_rate.initial": _RATE,
+    "schedule.learning_rate.peak": _RATE,
+    "schedule.learning_rate.start": _RATE,
+    "schedule.learning_rate.value": _RATE,
     "trainer.max_epochs": ("epochs", "num_epochs", "n_epochs"),
     "trainer.max_steps": ("steps", "num_steps", "iters"),
     "trainer.devices": ("gpus", "num_gpus"),
@@ -28,15 +29,17 @@ _ALIASES = {  # names in other programs, or of a key elsewhere
     "data.directory": ("data_dir", "data_path"),
     "routing.iterations": ("iterations", "routings", "num_routing"),
 }
+"""By key, its names in other programs, or the name of a key elsewhere."""
 
 
 def key_meant(name: str, config: DictConfig | None = None) -> str | None:
     """Return the key, in ``config`` if given, for which other programs use ``name`` or its last part."""
-    keys = [key for key, names in _ALIASES.items() if name.rpartition(".")[2].lower() in names]
-    return next(
-        (key for key in keys if config is None or OmegaConf.select(config, key, default=0) != 0),
-        None,
-    )
+    last = name.rpartition(".")[2].lower()
+    for key, names in _ALIASES.items():
+        is_here = config is None or OmegaConf.select(config, key, default=0) != 0
+        if last in names and is_here:
+            return key
+    return None
 
 
 def hint(key: str, config: DictConfig) -> str:
@@ -46,9 +49,10 @@ def hint(key: str, config: DictConfig) -> str:
         parent, _, name = parent.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
-    public = sorted(option for option in map(str, node) if not option.startswith("_"))
-    listed = f"Options: {', '.join(f'{prefix}{option}' for option in public)}"
-    if other := key_meant(key, config):
+    public = sorted(f"{prefix}{name}" for name in map(str, node) if not name.startswith("_"))
+    listed = f"Options: {', '.join(public)}"
+    other = key_meant(key, config)
+    if other:
         return f"did you mean {other}? {listed}"
     known = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}
     if known and key == f"{prefix}{name}" and name in known:

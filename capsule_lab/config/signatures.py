@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import types
 import typing
@@ -22,10 +23,12 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
     """Return the named arguments of ``target``, through ``**options`` of base classes; ``None`` if any is allowed."""
     names: dict[str, inspect.Parameter] = {}
     for function in _constructors(target):
-        parameters = _parameters(function)
-        named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        names = {p.name: p for p in named} | names  # the most derived class takes precedence
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes_any = False
+        for each in _parameters(function):
+            if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD):
+                names.setdefault(each.name, each)  # the most derived class comes first
+            takes_any = takes_any or each.kind is each.VAR_KEYWORD
+        if not takes_any:
             names.pop("self", None)
             return names
     return None
@@ -94,7 +97,7 @@ def kinds_of(annotation: Any) -> list[Kind]:
     if origin is Annotated:
         return _with_marks(kinds_of(parts[0]), parts[1:])
     if origin in (types.UnionType, typing.Union):
-        return [] if Any in parts else [kind for part in parts for kind in kinds_of(part)]
+        return [] if Any in parts else list(itertools.chain(*map(kinds_of, parts)))
     if origin is Literal:
         return [_one_of(parts)]
     if origin in (list, tuple, Sequence):

@@ -32,35 +32,36 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Train every combination of these overrides; when all have ended, raise an error if a run failed."""
-        # slow imports: Hydra imports this module in every command
-        from capsule_lab.runs.directories import config_hash
-        from capsule_lab.runs.summary import listed
+        from capsule_lab.runs.summary import listed  # slow; Hydra imports this in every command
 
         of_runs = [argument for argument in arguments if not argument.startswith("launcher=")]
         batch = combinations(of_runs)
         configs = [compose(self.command, overrides) for overrides in batch]
         for config in configs:
             self.command.check(config)
-        jobs = []
-        for overrides, config in zip(batch, configs, strict=True):
-            name = shlex.join(overrides)
-            arguments_of_run = arguments_for(self.command.name, [*overrides, *search_override()])
-            in_tables = config.ckpt is None and config.train.directory is None
-            fingerprint = config_hash(config)
-            jobs.append(Job(name, arguments_of_run, config, fingerprint, in_tables=in_tables))
+        jobs = [self._job(*pair) for pair in zip(batch, configs, strict=True)]
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            table, finished = listed(
-                [shlex.join(overrides) for overrides in differences(batch)[1]], configs
-            )
+            names = map(shlex.join, differences(batch)[1])
+            table, finished = listed(list(names), configs)
             sys.stdout.write(f"\n{table}\n")
-        missing = [job for job, is_finished in zip(jobs, finished, strict=True) if not is_finished]
-        if failed := [
-            f"{job.name}: {error}" for job in missing if (error := failures.get(job.fingerprint))
-        ]:
+        failed = []
+        for job, is_finished in zip(jobs, finished, strict=True):
+            error = failures.get(job.fingerprint)
+            if error and not is_finished:
+                failed.append(f"{job.name}: {error}")
+        if failed:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
+
+    def _job(self, overrides: list[str], config: DictConfig) -> Job:
+        from capsule_lab.runs.directories import config_hash
+
+        arguments = arguments_for(self.command.name, [*overrides, *search_override()])
+        in_tables = config.ckpt is None and config.train.directory is None
+        fingerprint = config_hash(config)
+        return Job(shlex.join(overrides), arguments, config, fingerprint, in_tables=in_tables)
 
 
 def combinations(arguments: list[str]) -> list[list[str]]:
@@ -68,8 +69,7 @@ def combinations(arguments: list[str]) -> list[list[str]]:
     choices: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(arguments):
         key = override.get_key_element()
-        values = override.sweep_string_iterator() if override.is_sweep_override() else None
-        choices[key] = (
-            [f"{key}={value}" for value in values] if values else [str(override.input_line)]
-        )
-    return [list(combination) for combination in itertools.product(*choices.values())]
+        choices[key] = [str(override.input_line)]
+        if override.is_sweep_override():
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return list(map(list, itertools.product(*choices.values())))
