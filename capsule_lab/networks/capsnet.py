@@ -31,6 +31,19 @@ Transformation = Literal["per_pair", "shared", "none"]
 STRIDE = 2  # Sabour 2017, section 4: primary capsules
 
 
+def _hidden_layers(
+    primary: tuple[int, int],
+    hidden: Sequence[Sequence[int]],
+    routing: RoutingFactory,
+) -> nn.ModuleList:
+    layers = nn.ModuleList()
+    children, child_dim = primary
+    for parents, parent_dim in hidden:
+        layers.append(DenseCapsules(children, child_dim, parents, parent_dim, routing=routing))
+        children, child_dim = parents, parent_dim
+    return layers
+
+
 class CapsNet(AbstractReconstructingNetwork):
     """The network of Sabour 2017, with options for all choices of the official code.
 
@@ -100,12 +113,8 @@ class CapsNet(AbstractReconstructingNetwork):
         types, dim = sizes.types, sizes.dim
         lost = 0 if padding == "same" else 2 * (kernel_size - 1)
         positions = math.ceil((height - lost) / STRIDE) * math.ceil((width - lost) / STRIDE)
-        self.hidden = nn.ModuleList()
-        children, child_dim = types * positions, dim
-        for parents, parent_dim in hidden:
-            layer = DenseCapsules(children, child_dim, parents, parent_dim, routing=routing)
-            self.hidden.append(layer)
-            children, child_dim = parents, parent_dim
+        self.hidden = _hidden_layers((types * positions, dim), hidden, routing)
+        children, child_dim = hidden[-1] if hidden else (types * positions, dim)
         classes = num_classes, class_dim
         digits: DenseCapsules | ClassCapsules | UntransformedCapsules
         if transformation == "per_pair":
