@@ -38,7 +38,7 @@ def floors() -> dict[str, int]:
     """The floor of each package and module that the import contract names; the ground floor is the largest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    (layers,) = [each["layers"] for each in contracts if each["name"] == "Imports only point down"]
     found = {}
     for number, layer in enumerate(layers):
         for name in layer.split("|"):
@@ -97,3 +97,12 @@ def test_names_of_upper_floors_would_be_found() -> None:
     assert upper_names("use analyse with what=poses", config) == ["analyse"]
     assert upper_names("capsule_lab.routing.EMRouting", config) == []
     assert upper_names("train", config) == []
+
+
+def test_environment_variables_are_named_in_one_file() -> None:
+    """``capsule_lab.system.protocol`` describes what a process learns beside its command line."""
+    found = set()
+    for file in (ROOT / "capsule_lab").rglob("*.py"):
+        if any(re.fullmatch(r"CAPSULE_LAB_[A-Z_]+", text) for text in texts(file)):
+            found.add(file.relative_to(ROOT).as_posix())
+    assert found == {"capsule_lab/system/protocol.py"}

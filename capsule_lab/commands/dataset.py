@@ -33,7 +33,7 @@ class DatasetOptions(Options):
     """Options of ``dataset``."""
 
     name: Any = None
-    """toynorb, or any of conf/data."""
+    """A data set of conf/data, or toynorb."""
     directory: str | None = None
     """Default: $CAPSULE_LAB_DATA, else data."""
     source: str = "auto"

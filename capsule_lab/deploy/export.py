@@ -106,7 +106,7 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         with writing(out):
             runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
         return 0.0
-    run.check_classifies("export")
+    run.check_classifies("an export")
     if to == "onnx":
         _check_packages()
     if reconstruction and not reconstructs(run.network):

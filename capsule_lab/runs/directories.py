@@ -138,7 +138,7 @@ def choose_directory(
             f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
         )
     fingerprint = config_hash(config)
-    known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
+    known, _, shared = os.environ.get(protocol.RUN, "").partition(":")
     if not is_first_process() and known == fingerprint:
         return Path(shared)
     chosen = own_directory(config)

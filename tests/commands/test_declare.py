@@ -1,0 +1,171 @@
+"""What a command declares: options with a sentence each, types, and what a table needs."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from annotated_types import Ge, Lt
+from omegaconf import OmegaConf
+
+from capsule_lab import commands
+from capsule_lab.commands.declare import command
+from capsule_lab.config.check_options import check_keys, check_options, check_required
+from capsule_lab.config.compose import compose
+from capsule_lab.config.declaration import MISSING, Count, Group, Options, Paths, Seed, Weights
+from capsule_lab.config.signatures import described, kinds_of
+from capsule_lab.errors import ConfigError
+from tests.helpers.commands import interpreter
+
+
+class Inner(Options):
+    resume: bool = False
+    """Continue."""
+
+
+class Example(Options):
+    ckpt: Weights
+    """The network."""
+    images: Paths
+    """Pictures."""
+    source: Weights | None = None
+    """Another
+    network."""
+    to: Literal["table", "json"] = "table"
+    """The format."""
+    top: Count = 3
+    """How many."""
+    seed: Seed | None = None
+    """The seed."""
+    anything: Any = None
+    """Not checked."""
+    run: Inner = Inner()
+    """How it is stored."""
+    data: Group
+
+
+@pytest.fixture
+def example() -> Any:
+    """A command that is not in a file; ``list`` has no groups."""
+    return command("list", Example)(lambda options: None)
+
+
+def test_options_are_declared_with_key_default_and_sentence(example: Any) -> None:
+    own = example.own_options
+    assert [*own] == ["ckpt", "images", "source", "to", "top", "seed", "anything", "run.resume"]
+    assert own["ckpt"].default == own["images"].default == MISSING
+    assert (own["top"].default, own["source"].default, own["run.resume"].default) == (
+        3,
+        None,
+        False,
+    )
+    assert own["source"].description == "Another network."
+    assert [option.key for option in example.required] == ["ckpt", "images"]
+    assert example.paths == ["images"]
+    assert example.other_weights == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ckpt=3", "ckpt is 3; expected a run, a file or the name of ready weights"),
+        ("ckpt=''", "ckpt is an empty text; expected a run, a file or the name of ready weights"),
+        ("source=3", "source is 3; expected a run, a file or the name of ready weights, or null"),
+        ("to=xml", "to is 'xml'; expected 'table' or 'json'"),
+        ("top=0", "top is 0; expected a whole number, 1 or more"),
+        ("top=true", "top is True; expected a whole number, 1 or more"),
+        ("seed=-1", "seed is -1; expected a whole number, 0 to 4294967295, or null"),
+        (
+            "seed=4294967296",
+            "seed is 4294967296; expected a whole number, 0 to 4294967295, or null",
+        ),
+        ("run.resume=3", "run.resume is 3; expected true or false"),
+        ("run=3", "run is 3; expected options such as run.resume=…"),
+        ("topp=3", "topp does not exist; did you mean top? "),
+        ("run.resum=true", "run.resum does not exist; did you mean run.resume? "),
+    ],
+)
+def test_wrong_option_is_one_sentence(example: Any, override: str, message: str) -> None:
+    config = OmegaConf.from_dotlist(["ckpt=a", "run.resume=false", override])
+    with pytest.raises(ConfigError) as caught:
+        check_options(config, example)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("override", ["top=3", "seed=0", "anything=[1,{a: 2}]", "data={a: 1}"])
+def test_right_option_is_accepted(example: Any, override: str) -> None:
+    check_options(OmegaConf.from_dotlist(["ckpt=a", "run.resume=false", override]), example)
+
+
+def test_required_option_that_is_not_given_is_one_sentence(example: Any) -> None:
+    expected = "a run, a file or the name of ready weights"
+    with pytest.raises(ConfigError, match=rf"^ckpt is missing; expected ckpt=<{expected}>$"):
+        check_required(OmegaConf.create({"ckpt": MISSING, "images": "a.png"}), example)
+    with pytest.raises(
+        ConfigError, match=r"^images is missing; expected images=<files or folders>$"
+    ):
+        check_required(OmegaConf.create({"ckpt": "a", "images": MISSING}), example)
+
+
+def test_options_are_read_from_a_configuration() -> None:
+    config = OmegaConf.create({"ckpt": "a", "images": "b", "top": 4, "run": {"resume": True}})
+    options = Example.read(config)
+    assert (options.ckpt, options.top, options.run.resume, options.data) == ("a", 4, True, None)
+    assert options.config is config
+
+
+def test_words_of_types() -> None:
+    assert described(kinds_of(Annotated[int, Ge(2)] | None)) == "a whole number, 2 or more, or null"
+    assert described(kinds_of(Annotated[int, Ge(0), Lt(8)])) == "a whole number, 0 to 7"
+    assert described(kinds_of(list[int] | None)) == "a list of whole numbers or null"
+    assert kinds_of(Any) == kinds_of(Path) == []
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_every_option_of_every_command_has_a_sentence(name: str) -> None:
+    declared = commands.load(name)
+    assert declared.name == name
+    for option in declared.own_options.values():
+        assert option.description.endswith((".", ")")), option.key
+        assert option.description[:1].isupper() or ":" in option.description, option.key
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_defaults_are_those_of_the_composed_configuration(name: str) -> None:
+    config = compose(commands.load(name))
+    for option in commands.load(name).own_options.values():
+        if option.default == MISSING:
+            parent, _, key = option.key.rpartition(".")
+            node = OmegaConf.select(config, parent) if parent else config
+            assert OmegaConf.is_missing(node, key)
+    check_keys(config, commands.load(name))
+
+
+def test_a_command_that_measures_declares_what_a_table_needs() -> None:
+    found = commands.measuring()
+    assert {"evaluate"} <= {*found}
+    (tests,) = [each for each in found.values() if "test" in each.measures.metrics]
+    assert tests.name == "evaluate", "a row without by: is measured as training tests"
+    metrics = [name for each in found.values() for name in each.measures.metrics]
+    assert len(metrics) == len({*metrics}), "a column names one command"
+
+
+def test_unknown_command_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"^'trian' is not a command; did you mean train\?"):
+        commands.load("trian")
+    with pytest.raises(ConfigError, match=r"^3 is not a command; "):
+        commands.compose(3)  # type: ignore[arg-type]
+
+
+def test_a_declaration_does_not_change(example: Any) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        example.name = "other"
+
+
+@pytest.mark.integration
+@pytest.mark.whole
+@pytest.mark.parametrize("module", ["capsule_lab.train", "capsule_lab.commands.train"])
+def test_commands_of_older_records_run(tmp_path: Path, module: str) -> None:
+    ended = interpreter("-m", module, "--version", cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("capsule-lab ")
