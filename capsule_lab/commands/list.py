@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
+from capsule_lab.config import presets
 from capsule_lab.config.declaration import Count, Options
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
@@ -67,7 +68,16 @@ def main(options: ListOptions) -> None:
         lines.append("* lowest validation error of runs with the same data")
     if shared:
         lines.append(f"all runs have {shlex.join(shared)}")
+    lines += _differences([described[directory] for directory in matching])
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
+
+
+def _differences(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each option of these runs that differs from its paper."""
+    lines: dict[str, None] = {}
+    for each in overrides:
+        lines |= dict.fromkeys(presets.differences_of_overrides(each))
+    return [*lines]
 
 
 def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.markup import escape
 
+from capsule_lab.config import presets
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
 from capsule_lab.runs.results import (
     PAUSED,
@@ -30,6 +31,8 @@ def summary(
     proposals: Sequence[str] = (),
 ) -> str:
     """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
+
+    A network, routing or experiment that differs from its paper has a line that says how.
 
     Args:
         result: result of ``train`` in ``directory``.
@@ -59,6 +62,7 @@ def summary(
         outcome,
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
+        *(f"paper       {escape(line)}" for line in presets.differences(chosen)),
         f"data        {escape(describe_data(result['provenance']))}",
         f"trained     {result['steps']} of {result['planned_steps']} steps{seen} in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
