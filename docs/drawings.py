@@ -160,13 +160,18 @@ def drawing(layers: list[Layer], title: str) -> str:
             shapes.append(
                 f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>'
             )
-    return _svg(
+    return svg(
         len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes
     )
 
 
-def _svg(width: float, height: float, title: str, shapes: list[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+def svg(
+    width: float, height: float, title: str, shapes: list[str], *, is_fixed: bool = False
+) -> str:
+    """Return an SVG, as wide as its page, or of a fixed size, so that its text is as large as that of the page."""
+    size = f' width="{width:.0f}" height="{height:.0f}"' if is_fixed else ""
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}{size} role="img">'
     paper = f'<rect class="paper" width="{width:.0f}" height="{height:.0f}"/>'
     return "\n".join(
         [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes, "</svg>", ""]
@@ -213,7 +218,7 @@ def votes() -> str:
         shapes.append(
             f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>'
         )
-    return _svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
+    return svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
 
 
 def _matrix(degrees: float, right: float, down: float) -> Tensor:
