@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capsule_lab import commands
-from capsule_lab.config import folders
+from capsule_lab import __version__, commands
+from capsule_lab.config import folders, presets
 from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system.environment import package_version
@@ -62,7 +60,7 @@ def _list() -> None:
     for group in folders.groups():
         title = f"[bold]{group}[/]"
         for option, comments in folders.described_options(group).items():
-            options.append((title, option, _headline(comments)))
+            options.append((title, option, _described(comments)))
             title = ""
     console.print(_table("\noptions: capsule-lab train group=option any.key=value …", options))
     tables = []
@@ -79,11 +77,15 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
     return table
 
 
-def _headline(comments: Iterable[str]) -> str:
-    """Return the first sentence of the comments at the head of a file, up to an indented line."""
-    text = " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
-    sentence = re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0]  # not at J. Hui
-    return escape(sentence.removesuffix("."))
+def _headline(comments: Sequence[str]) -> str:
+    """Return the first sentence of the comments at the head of a file."""
+    return escape(presets.sentences(comments)[0])
+
+
+def _described(comments: Sequence[str]) -> str:
+    """Return the first sentence, and the one about the difference from the paper if there is one."""
+    difference = presets.differs(comments)
+    return _headline(comments) + (f"; [dim]{escape(difference)}[/]" if difference else "")
 
 
 if __name__ == "__main__":

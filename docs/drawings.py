@@ -176,17 +176,21 @@ def drawing(layers: list[Layer], title: str) -> str:
             )
         for line, text in enumerate(layer.lines):
             style = ("b", "", "s", "s", "s")[line]
-            shapes.append(_text(style, x, 132 + 17 * line, text))
-    most_lines = max(len(layer.lines) for layer in layers)
-    return _svg(len(layers) * step, 122 + 17 * most_lines, title, shapes)
+            shapes.append(
+                f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>'
+            )
+    return svg(
+        len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes
+    )
 
 
-def _text(style: str, x: int, y: int, text: str) -> str:
-    return f'<text class="{style}" x="{x}" y="{y}" text-anchor="middle">{text}</text>'
-
-
-def _svg(width: float, height: float, title: str, shapes: list[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+def svg(
+    width: float, height: float, title: str, shapes: list[str], *, is_fixed: bool = False
+) -> str:
+    """Return an SVG, as wide as its page, or of a fixed size, so that its text is as large as that of the page."""
+    size = f' width="{width:.0f}" height="{height:.0f}"' if is_fixed else ""
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}{size} role="img">'
     paper = f'<rect class="paper" width="{width:.0f}" height="{height:.0f}"/>'
     lines = [head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", paper, *shapes]
     return "\n".join([*lines, "</svg>", ""])
@@ -224,9 +228,13 @@ def votes() -> str:
                 )
         apart = float((cast["rectangle"] - cast["triangle"])[:2, 2].norm())
         x = 90 + 260 * number
-        shapes.append(_text("b", x, 190, f"votes for a {whole}"))
-        shapes.append(_text("s", x, 207, f"{apart:.0f} pixels apart"))
-    return _svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
+        shapes.append(
+            f'<text class="b" x="{x}" y="190" text-anchor="middle">votes for a {whole}</text>'
+        )
+        shapes.append(
+            f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>'
+        )
+    return svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
 
 
 def _matrix(degrees: float, right: float, down: float) -> Tensor:

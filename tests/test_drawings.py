@@ -1,14 +1,14 @@
-"""The drawings of the documentation are those of the code."""
+"""The drawings of the documentation are those of the code, and its charts those of the records."""
 
 import xml.etree.ElementTree as ET
 
-from docs import drawings
+from docs import charts, drawings
 
 
-def test_files_are_those_of_the_configurations() -> None:
-    made = dict(drawings.drawings())
+def test_files_are_those_of_the_configurations_and_records() -> None:
+    made = dict(drawings.drawings()) | dict(charts.charts())
     files = {path.name: path.read_text() for path in drawings.FOLDER.glob("*.svg")}
-    assert files == made, "python -m docs.drawings writes them anew"
+    assert files == made, "python -m docs.drawings and python -m docs.charts write them anew"
     for text in made.values():
         ET.fromstring(text)  # ours
 

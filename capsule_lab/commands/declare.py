@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import folders
+from capsule_lab import __version__
+from capsule_lab.config import folders, presets
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check
 from capsule_lab.config.check_options import check_options, check_required
@@ -141,6 +142,8 @@ class RunnableCommand(Command):
                 f"  {group}: {', '.join(folders.options_of(group))}" for group in sorted(groups)
             ]
             lines.append("")
+        if different := _different_presets(groups):
+            lines += ["== Not as in the paper ==", *different, ""]
         if self.own_options:
             lines.append("== Options: key=value ==")
             for option in self.own_options.values():
@@ -148,6 +151,16 @@ class RunnableCommand(Command):
                 lines.append(f"  {option.key}{default}: {option.description}")
             lines.append("")
         return "\n".join(lines).replace("$", "$$")  # Hydra treats it as a template
+
+
+def _different_presets(groups: Iterable[str]) -> list[str]:
+    """Return a line for each network and routing that differs from its paper, if the command has these groups."""
+    lines = []
+    for group in sorted({"model", "routing"} & {*groups}):
+        for option, comments in folders.described_options(group).items():
+            if difference := presets.differs(comments):
+                lines.append(f"  {group}={option} {difference}")
+    return lines
 
 
 def _as_typed(value: Any) -> str:

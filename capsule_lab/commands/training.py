@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab import runs
+from capsule_lab.config import presets
 from capsule_lab.errors import PauseError
 from capsule_lab.system import protocol
 from capsule_lab.system.environment import command_line
@@ -93,6 +94,8 @@ class Training:
                 f", continuing {self.checkpoint}" if self.checkpoint else "",
             )
             log.info("overrides of the defaults: %s", shlex.join(self.overrides) or "none")
+            for difference in presets.differences_of_overrides(self.overrides):
+                log.info("%s", difference)
             self.log_batch()
             callbacks.log_run_facts(self.trainer.loggers, self.config, self.data.provenance)
             failed = True

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.markup import escape
 
+from capsule_lab.config import presets
 from capsule_lab.runs.directories import attempts, config_hash, own_directory
 from capsule_lab.runs.results import (
     PAUSED,
@@ -31,6 +32,8 @@ def summary(
 ) -> str:
     """Return the last lines of the command: errors, network, data, duration, directory, and suggested commands.
 
+    A network, routing or experiment that differs from its paper has a line that says how.
+
     Args:
         result: result of ``train`` in ``directory``.
         chosen: the chosen option of each group, such as ``model`` and ``routing``.
@@ -42,6 +45,7 @@ def summary(
         _outcome(result),
         *_times(result.get("time_to_accuracy", {})),
         f"network     {chosen['model']}{routing}",
+        *(f"paper       {escape(line)}" for line in presets.differences(chosen)),
         f"data        {escape(describe_data(result['provenance']))}",
         f"trained     {_training(result)}; {result['parameters']:,} parameters",
         f"run         {escape(str(as_typed(directory)))}",

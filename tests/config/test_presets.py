@@ -1,0 +1,88 @@
+"""Every preset says whether it is as in its paper, and commands show the ones that differ."""
+
+import re
+
+import pytest
+
+from capsule_lab.config import presets
+from capsule_lab.config.folders import conf_dir, head, options_of
+from capsule_lab.runs import directories
+from tests.helpers.commands import NO_PICTURES, TINY, Cli
+from tests.helpers.tables import call
+
+FILES = {
+    f"{group}={file.relative_to(conf_dir() / group).with_suffix('').as_posix()}": file
+    for group in ("model", "routing", "loss", "schedule", "experiment")
+    for file in sorted((conf_dir() / group).rglob("*.yaml"))
+}
+CHOICE = re.compile(r"(\w+)=([\w/]+)")
+FORM = re.compile(
+    r"As in the (paper|authors' code)\b.*"
+    r"|From no capsule paper: .+"
+    r"|Differs from the paper: .+; the paper's own: (.+)"
+    r"|Differs from the authors' code: .+; their own: (.+)"
+)
+
+
+@pytest.mark.parametrize("preset", FILES)
+def test_preset_says_whether_it_is_as_in_the_paper(preset: str) -> None:
+    sentence = presets.relation(head(FILES[preset]))
+    form = FORM.fullmatch(sentence)
+    assert form, (
+        f"{FILES[preset]} says {sentence!r}; expected a sentence of capsule_lab.config.presets"
+    )
+    own = form[2] or form[3]
+    if own and own != "not here":
+        assert CHOICE.search(own)
+        assert preset not in own.split()
+    for group, option in CHOICE.findall(sentence):
+        assert option in options_of(group)
+
+
+def test_summary_of_a_preset_remains_its_first_sentence() -> None:
+    for name, file in FILES.items():
+        comments = head(file)
+        assert presets.sentences(comments)[0] != presets.relation(comments), name
+
+
+@pytest.mark.parametrize(
+    ("comments", "expected"),
+    [
+        (["A network.", "Differs from the paper: small; the paper's own: model=a."],
+         "differs from the paper: small; the paper's own: model=a"),
+        (["Of J. Hui. Differs from the paper:", "2.5 times as wide; the paper's own: not here. Slow.", "  more"],
+         "differs from the paper: 2.5 times as wide; the paper's own: not here"),
+        (["A network. As in the paper."], ""),
+        (["A network of somebody else."], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_difference_is_one_sentence_of_the_head(comments: list[str], expected: str) -> None:
+    assert presets.differs(comments) == expected
+
+
+def test_run_names_the_differences_of_its_network_routing_and_experiment() -> None:
+    chosen = {"model": "em_caps", "routing": "em", "experiment": None, "loss": "exponential"}
+    network, routing = presets.differences(chosen)
+    assert network.startswith("model=em_caps differs from the paper: three convolutions")
+    assert network.endswith("; the paper's own: model=em_caps_paper")
+    assert routing.endswith("; the paper's own: routing=em_paper")
+    overrides = ["model=em_caps", "routing.iterations=2", "seed=1", "routing=em"]
+    assert presets.differences_of_overrides(overrides) == [network, routing]
+    of_the_paper = {"model": "em_caps_paper", "routing": "dynamic", "experiment": "mine"}
+    assert presets.differences(of_the_paper) == []
+
+
+def test_run_log_list_help_and_overview_name_the_papers_own(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    line = presets.differences({"model": "capsnet_slim"})[0]
+    assert line.endswith("; the paper's own: model=capsnet")
+    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", *NO_PICTURES]
+    assert f"\npaper       {line}\n" in cli("train", *TINY, *short, "model=capsnet_slim").out
+    (record,) = directories.root().glob("*/train.log")
+    assert f"{line}\n" in record.read_text()
+    assert cli("list").out.splitlines()[-1] == line
+    assert f"\n  {line}\n" in cli("train", "--help").out
+    assert line.removeprefix("model=capsnet_slim ") in call("", "--help").out
