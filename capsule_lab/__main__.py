@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capsule_lab import __version__, commands
+from capsule_lab import commands
 from capsule_lab.config import folders, presets
 from capsule_lab.config.arguments import own_folders
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest

@@ -67,7 +67,7 @@ def texts(file: Path) -> Iterator[str]:
 def upper_names(text: str, own_floor: int) -> list[str]:
     """What a text of a module on this floor names above it."""
     dotted = {*DOTTED.findall(text)} - ENTRY_POINTS
-    above = [name for name in dotted if (floor_of(name) or 0) < own_floor]
+    above = [name for name in dotted if floor_of(name) is not None and floor_of(name) < own_floor]
     if own_floor > floors()["capsule_lab.commands"]:
         words = {text, *re.findall(r"\b(?:attack|analyse|explorer)\b", text)}
         above += words & {*commands.names()} - OTHER_MEANINGS.keys()

@@ -20,7 +20,6 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import __version__
 from capsule_lab.config import folders, presets
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from capsule_lab.config import presets
 from capsule_lab.config.declaration import Count, Options
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
-from capsule_lab.system.terminal import aligned, differences
+from capsule_lab.system.terminal import differences
 
 HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
 _OPTIONAL = ("last written", "val error")
