@@ -176,12 +176,13 @@ def drawing(layers: list[Layer], title: str) -> str:
             )
         for line, text in enumerate(layer.lines):
             style = ("b", "", "s", "s", "s")[line]
-            shapes.append(
-                f'<text class="{style}" x="{x}" y="{132 + 17 * line}" text-anchor="middle">{text}</text>'
-            )
-    return svg(
-        len(layers) * step, 122 + 17 * max(len(layer.lines) for layer in layers), title, shapes
-    )
+            shapes.append(_text(style, x, 132 + 17 * line, text))
+    most_lines = max(len(layer.lines) for layer in layers)
+    return svg(len(layers) * step, 122 + 17 * most_lines, title, shapes)
+
+
+def _text(style: str, x: int, y: int, text: str) -> str:
+    return f'<text class="{style}" x="{x}" y="{y}" text-anchor="middle">{text}</text>'
 
 
 def svg(
@@ -228,12 +229,8 @@ def votes() -> str:
                 )
         apart = float((cast["rectangle"] - cast["triangle"])[:2, 2].norm())
         x = 90 + 260 * number
-        shapes.append(
-            f'<text class="b" x="{x}" y="190" text-anchor="middle">votes for a {whole}</text>'
-        )
-        shapes.append(
-            f'<text class="s" x="{x}" y="207" text-anchor="middle">{apart:.0f} pixels apart</text>'
-        )
+        shapes.append(_text("b", x, 190, f"votes for a {whole}"))
+        shapes.append(_text("s", x, 207, f"{apart:.0f} pixels apart"))
     return svg(720, 216, "Votes of a rectangle and a triangle for a house and for a boat", shapes)
 
 

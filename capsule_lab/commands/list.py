@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from capsule_lab.config import presets
 from capsule_lab.config.declaration import Count, Options
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
-from capsule_lab.system.terminal import differences
+from capsule_lab.system.terminal import aligned, differences
 
 HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
 _OPTIONAL = ("last written", "val error")
@@ -54,7 +54,7 @@ def main(options: ListOptions) -> None:
         lines.append("* lowest validation error of runs with the same data")
     if shared:
         lines.append(f"all runs have {shlex.join(shared)}")
-    lines += _differences([described[directory] for directory in matching])
+    lines += _differences([run.overrides for run in matching])
     console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
 
@@ -66,7 +66,38 @@ def _differences(overrides: Sequence[Sequence[str]]) -> list[str]:
     return [*lines]
 
 
-def _best(results: Mapping[Path, Mapping[str, Any]]) -> set[Path]:
+class _Listed(NamedTuple):
+    """A run directory with its overrides and its metrics, which are empty until it ends."""
+
+    directory: Path
+    overrides: list[str]
+    metrics: Mapping[str, Any]
+
+
+def _matching(text: str) -> list[_Listed]:
+    """Return the runs whose directory or overrides contain the text, the most recent last."""
+    found = []
+    for file in sorted(runs.directories.root().glob("*/config.yaml"), key=_written):
+        directory = file.parent
+        overrides = runs.directories.read_overrides(directory)
+        if text in f"{directory.name} {shlex.join(overrides)}":
+            metrics = runs.results.read_metrics(directory) or {}
+            found.append(_Listed(directory, overrides, metrics))
+    return found
+
+
+def _lines(rows: Sequence[list[str]], width: int | None) -> list[str]:
+    """Return the lines of the table; without optional columns where it would be wider than the terminal."""
+    lines = aligned([HEADINGS, *rows])
+    for left_out in _OPTIONAL:
+        if width is not None and max(map(len, lines)) > width:
+            for row in rows:
+                row[HEADINGS.index(left_out)] = ""
+            lines = aligned([HEADINGS, *rows])
+    return lines
+
+
+def _best(listed: Sequence[_Listed]) -> set[Path]:
     """Return the runs with the lowest validation error of their data, where there are several to choose from."""
     errors: dict[str, dict[Path, float]] = defaultdict(dict)
     for directory, _, metrics in listed:
