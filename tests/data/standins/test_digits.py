@@ -1,7 +1,14 @@
+import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
 from capsule_lab.data.sources import tensor_hash
-from capsule_lab.data.standins.digits import standin_digits
+from capsule_lab.data.standins.digits import _read_digits, standin_digits
+
+
+def test_file_of_digits_is_that_of_scikit_learn():
+    pixels, labels = load_digits(return_X_y=True)
+    assert np.array_equal(_read_digits(), np.column_stack([pixels, labels]))
 
 
 def test_standin_has_the_form_of_mnist_with_digits_in_a_box_of_20_pixels():
