@@ -205,8 +205,6 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
     Raises:
         DataError: if the picture is blank.
     """
-    from scipy import ndimage  # slow to import
-
     grey = _grey(picture)
     grey.thumbnail((_LARGEST, _LARGEST), Image.Resampling.BOX)
     pixels = np.asarray(grey, dtype=np.float64) / 255
@@ -221,19 +219,19 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
             "the picture is blank, or its digit has too little contrast; expected one dark digit on light paper, or a "
             "light one on dark: draw it with more contrast, or give its polarity, dark_on_light or light_on_dark"
         )
-    strokes, number = ndimage.label(pixels > _INK * pixels.max(), np.ones((3, 3)))
-    sizes = ndimage.sum_labels(np.ones_like(pixels), strokes, np.arange(number + 1))
+    strokes = connected(pixels > _INK * pixels.max())
+    sizes = np.bincount(strokes.ravel())
     sizes[0] = 0
-    ink = np.isin(strokes, np.flatnonzero(sizes > _SPECK * sizes.max()))
-    pixels = np.where(
-        ndimage.binary_dilation(ink, iterations=2), pixels, 0
-    )  # 2: the soft edge of a stroke
-    box = ndimage.find_objects(ink.astype(np.int64))[0]
-    cropped = Image.fromarray((pixels[box] * (255 / pixels.max())).round().astype(np.uint8))
+    ink = (sizes > _SPECK * sizes.max())[strokes]
+    pixels = np.where(dilated(dilated(ink)), pixels, 0)  # twice: the soft edge of a stroke
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    box = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    cropped = Image.fromarray((box * (255 / pixels.max())).round().astype(np.uint8))
     scale = DIGIT_BOX / max(cropped.size)
     width, height = (max(1, round(side * scale)) for side in cropped.size)
     small = np.asarray(cropped.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
-    centre = ndimage.center_of_mass(small)
+    positions = np.indices(small.shape)
+    centre = (small * positions).sum(axis=(1, 2)) / small.sum()
     starts = [
         round((DIGIT_SIZE - 1) / 2 - middle) for middle in centre
     ]  # -1: positions are middles of pixels
@@ -244,6 +242,27 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
     digit = np.zeros((1, DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
     digit[0, top : top + height, left : left + width] = (small * (255 / small.max())).round()
     return torch.from_numpy(digit)
+
+
+def connected(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return a positive number for each pixel of the mask, the same for pixels that touch, also at corners; else 0."""
+    numbers = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
+    while True:
+        windows = torch.from_numpy(numbers).double()[None]
+        largest = torch.nn.functional.max_pool2d(windows, 3, stride=1, padding=1)[0].long().numpy()
+        spread = np.where(mask, largest, 0)
+        # a number is the position of a pixel, which by now may have a larger one: long strokes need few turns
+        spread = np.append(0, spread)[spread]
+        if np.array_equal(spread, numbers):
+            return numbers
+        numbers = spread
+
+
+def dilated(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the pixels of the mask and those above, below and beside them."""
+    wider = np.pad(mask, 1)
+    beside = wider[1:-1, :-2] | wider[1:-1, 2:]
+    return mask | beside | wider[:-2, 1:-1] | wider[2:, 1:-1]
 
 
 def _grey(picture: Image.Image) -> Image.Image:
