@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,10 +97,7 @@ class LearningDiagnostics(Callback):
                 **{f"relative_step_{name}": value for name, value in steps.items()},
             }
             self.rows.append({"step": self.step, **row})
-            import pandas as pd  # takes a moment, and few runs measure
-
-            text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
-            write_text(Path(trainer.default_root_dir) / "learning.csv", text)
+            write_text(Path(trainer.default_root_dir) / "learning.csv", _as_csv(self.rows))
             for logger in trainer.loggers:
                 logger.log_metrics(
                     {f"learning/{name}": value for name, value in row.items()}, logged_step(trainer)
@@ -116,6 +116,19 @@ class LearningDiagnostics(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = state_dict["rows"]
+
+
+def _as_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return a row for each measurement; a field without a number is empty."""
+    names: dict[str, None] = {}  # in the order of the first measurement
+    for row in rows:
+        names |= dict.fromkeys(row)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: value for name, value in row.items() if not math.isnan(value)})
+    return text.getvalue()
 
 
 class VarianceFloor(Callback):
