@@ -14,6 +14,7 @@ from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstru
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import (
     MLflow,
+    TensorBoard,
     Trackio,
     WeightsAndBiases,
     close_loggers,
@@ -34,6 +35,6 @@ __all__ = [
     "AtEqualError", "AtomicCheckpointIO", "AveragedWeights", "BestCheckpoint", "ConfusionMatrix", "DrawnPairs",
     "EmbedConfig", "LastCheckpoint", "LearningDiagnostics", "MLflow", "MetricsTable", "NonFiniteError",
     "NonFiniteGuard", "NotLearning", "ProgressBar", "ProgressLines", "Reconstructions", "RoutingStats", "StepMetrics",
-    "TimeToAccuracy", "Trackio", "VarianceFloor", "WeightsAndBiases", "close_loggers", "log_run_facts", "pause_at",
-    "progress_callback", "weights_reached", "with_names",
+    "TensorBoard", "TimeToAccuracy", "Trackio", "VarianceFloor", "WeightsAndBiases", "close_loggers", "log_run_facts",
+    "pause_at", "progress_callback", "weights_reached", "with_names",
 ]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import scipy.special
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from capsule_lab.data.loader import Index, InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
+from capsule_lab.system.extras import require
 from capsule_lab.types import Batch
 
 _PARTNER, _SHARE = (
@@ -48,6 +48,9 @@ class WithPartners(InMemory):
 
 def shares_of(alpha: float) -> Float[Tensor, " share"]:
     """Compute equally probable quantiles of Beta(alpha, alpha): shares of the first of two mixed images."""
+    require("data.mixup", "data", "scipy")
+    import scipy.special
+
     probabilities = (torch.arange(_SHARES, dtype=torch.float64) + 0.5) / _SHARES
     return torch.from_numpy(scipy.special.betaincinv(alpha, alpha, probabilities.numpy())).float()
 

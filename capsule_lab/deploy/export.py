@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -24,13 +23,13 @@ from capsule_lab.networks.base import AbstractNetwork, reconstructs
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.runs.files import json_text, writing
 from capsule_lab.runs.trust import BUILT
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import atomically
 
 Format = Literal["onnx", "torch_export", "safetensors"]
 
 BATCHES = (1, 7, 64)  # ours: one image, a number that divides nothing, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _RECORDED = (
     *BUILT,
     "seed",
@@ -94,7 +93,8 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         reconstruction: whether programs also return a reconstruction, see ``ExportedNetwork``.
 
     Raises:
-        ConfigError: if the packages for ONNX are missing, or there is no decoder.
+        MissingPackageError: if the packages for ONNX are missing.
+        ConfigError: if there is no decoder.
         RunError: if the network cannot be exported, or if the program differs from it; no file is left then.
     """
     record = record_of(run)
@@ -103,10 +103,8 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
             runs.checkpoints.write_safetensors(out, run.network.state_dict(), record)
         return 0.0
     run.check_classifies("export")
-    if to == "onnx" and (missing := [name for name in _PACKAGES if find_spec(name) is None]):
-        raise ConfigError(
-            f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
-        )
+    if to == "onnx":
+        require("to=onnx", "export", "onnx", "onnxscript", "onnxruntime")
     if reconstruction and not reconstructs(run.network):
         raise ConfigError(
             f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false"

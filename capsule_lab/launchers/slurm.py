@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import submitit
-
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.launchers import Job, environment_for
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol, slurm
+from capsule_lab.system.extras import require
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +37,7 @@ class SlurmLauncher:
     """
 
     def __init__(self, submitit_folder: str, **options: Any) -> None:
+        require("launcher=slurm", "slurm", "submitit")
         self.folder, self.options = submitit_folder, options
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
@@ -45,6 +45,8 @@ class SlurmLauncher:
 
         It is the error if the job left no result. Only SLURM has the exit statuses.
         """
+        import submitit
+
         logging.getLogger("submitit").setLevel(
             logging.ERROR
         )  # it warns where SLURM has no accounting
@@ -87,6 +89,8 @@ class SlurmLauncher:
 
 def become(command: list[str], environment: Mapping[str, str]) -> None:
     """Replace this process of a job by the command, which then receives SLURM's signals directly."""
+    import submitit
+
     log_file = str(submitit.JobEnvironment().paths.stdout)
     local_rank = os.environ.get("SLURM_LOCALID", "0")  # Lightning's name for the same number
     variables = {protocol.LOG: log_file, "LOCAL_RANK": local_rank}

@@ -5,19 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.callbacks import loggers
-from tests.helpers.commands import Cli, python
-
-
-def test_without_trackio_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
-    ended = cli("train", "logger=trackio", "debug=smoke", "data.source=standin")
-    assert (ended.status, Path("runs").exists()) == (2, False)
-    assert (
-        "logger=trackio needs trackio, which is not installed: pip install 'capsule-lab[trackio]'"
-        in ended.err
-    )
-
+from tests.helpers.commands import python
 
 READ = """
 import json
