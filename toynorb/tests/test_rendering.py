@@ -3,12 +3,10 @@
 import functools
 import hashlib
 import itertools
-import json
 
 import numpy as np
 import pytest
 
-from capsule_lab.data.standins.toynorb_files import render_files
 from toynorb import AZIMUTHS, ELEVATIONS, LIGHTINGS
 from toynorb.camera import view
 from toynorb.rendering import pixels, render, shade
@@ -38,16 +36,6 @@ def test_pixels_have_the_recorded_hashes():
     for category, known in enumerate(SHA256):
         images = render(category, 0, [1], [2], range(6), size=16)
         assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == known, category
-
-
-@pytest.mark.slow  # half a minute: the whole set
-def test_whole_set_has_the_recorded_hash(tmp_path):
-    render_files(tmp_path / "set", size=48)
-    record = json.loads((tmp_path / "set" / "provenance.json").read_text())
-    assert record["sha256"] == {
-        "training": "c533a029f33db23dee34dfd9db11d222ee44b28f71fe959f8ceb4b6e31e42404",
-        "testing": "db44d68ed3ca2949083ee4c24644570b9a71426a4fb9c0d68b51b4084735fbd2",
-    }
 
 
 def test_image_does_not_depend_on_the_others():
