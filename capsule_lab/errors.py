@@ -29,6 +29,10 @@ class DeviceError(CapsuleLabError, ValueError):
     """GPUs that this machine does not have or cannot assign."""
 
 
+class MissingPackageError(CapsuleLabError, ValueError):
+    """A package that is not installed, of an extra; the message has the command that installs it."""
+
+
 class RunError(CapsuleLabError, ValueError):
     """A run directory or checkpoint that cannot be used."""
 

@@ -1,98 +1,186 @@
-"""The wheel holds every file of the source tree, and works without the source tree."""
+"""The wheels hold every file of their source trees, and work without them, each in an environment of its own."""
 
 import json
 import re
 import shutil
+import subprocess
+import sysconfig
+import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import ROOT, Ended, interpreter
+from tests.helpers.commands import ROOT, Ended, environment_of_a_command, interpreter
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = ["capsule_lab", "conf", "hydra_plugins", "sweeps", "toynorb"]
-PACKED = (".py", ".yaml", ".html", ".css", ".js", ".json", ".safetensors", ".npz", "py.typed")
+SOURCES = {
+    "capsule_lab": ["capsule_lab", "conf", "hydra_plugins", "sweeps"],
+    "capsule_studies": ["capsule_studies"],
+    "toynorb": ["toynorb"],
+}
+"""Folders in each wheel; that of the same name has the ``pyproject.toml``, except for ``capsule_lab``."""
+OF_THE_STUDIES = ["analyse", "attack", "explorer"]
+INSTALLED = Path(sysconfig.get_path("purelib"))
+FOR_TOYNORB = ["jaxtyping", "llvmlite", "numba", "numpy", "numpy.libs", "wadler_lindig"]
 
 
-def sources() -> dict[str, Path]:
-    """Every file of the source tree by its name in the wheel."""
+def sources_of(name: str) -> dict[str, Path]:
+    """The sources of the files in a wheel: all but tests, caches and what builds it."""
     found = {}
-    for folder in FOLDERS:
-        for path in (ROOT / folder).rglob("*"):
-            if path.name.endswith(PACKED):
-                name = path.relative_to(ROOT).as_posix()
-                found[re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", name)] = path
+    for folder in SOURCES[name]:
+        for file in (ROOT / folder).rglob("*"):
+            path = file.relative_to(ROOT)
+            is_left_out = {"tests", "__pycache__"} & {*path.parts} or path.name == "pyproject.toml"
+            if file.is_file() and not is_left_out:
+                found[re.sub("^(conf|sweeps)/", r"capsule_lab/\1/", path.as_posix())] = file
     return found
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the source tree, without network."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels by package, built from a copy of the source tree, without network."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, source)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    target = tmp_path_factory.mktemp("wheel")
-    ended = interpreter(
-        "-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH=""
-    )
-    assert ended.status == 0, ended.out + ended.err
-    (built,) = target.iterdir()
-    return built
+    target = tmp_path_factory.mktemp("wheels")
+    for name, folders in SOURCES.items():
+        for folder in folders:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
+        project = source if name == "capsule_lab" else source / name
+        command = ["-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
+        ended = interpreter(*command, cwd=project, PYTHONPATH="")
+        assert ended.status == 0, ended.out + ended.err
+    return {name: next(target.glob(f"{name}-*.whl")) for name in SOURCES}
+
+
+Environment = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked wheel, which is an installation without scripts."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+def environment(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """A function that makes an environment with some wheels, and packages of this one; returns its packages' folder.
+
+    Without ``others``, it has all packages of this one, except for those of this checkout.
+    """
+
+    def make(*names: str, others: list[str] | None = None) -> Path:
+        folder = tmp_path_factory.mktemp("environment")
+        venv.create(folder, with_pip=False)
+        (packages,) = folder.glob("lib/*/site-packages")
+        for path in INSTALLED.iterdir():
+            package = path.name.partition("-")[0]
+            is_of_checkout = path.suffix == ".pth" or package in SOURCES
+            if not is_of_checkout if others is None else package in others:
+                (packages / path.name).symlink_to(path)
+        for name in names:
+            with zipfile.ZipFile(wheels[name]) as archive:
+                archive.extractall(packages)
+        return packages
+
+    return make
 
 
-def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
-    """Run ``python *arguments`` with the unpacked wheel on its path instead of the source tree."""
-    return interpreter("-P", *arguments, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
+def run(packages: Path, cwd: Path, *arguments: str, **variables: str) -> Ended:
+    """Run ``python *arguments`` in the environment that has this folder of packages."""
+    ended = subprocess.run(
+        [str(packages.parents[2] / "bin" / "python"), *arguments],
+        cwd=cwd,
+        env=environment_of_a_command(PYTHONPATH="", COLUMNS="160", **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
-    expected = sources()
-    for name, source in expected.items():
-        assert (unpacked / name).read_bytes() == source.read_bytes(), name
-    paths = [path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()]
-    names = {path.as_posix() for path in paths if not path.parts[0].endswith(".dist-info")}
-    assert names == expected.keys()
+def commands_of(overview: str) -> list[str]:
+    """The commands in the output of ``capsule-lab``."""
+    return re.findall(r"^  capsule-lab (\w+) ", overview, re.MULTILINE)
 
 
-def test_metadata_of_the_wheel_has_name_license_and_script(unpacked: Path) -> None:
-    (info,) = unpacked.glob("*.dist-info")
+@pytest.fixture(scope="module")
+def core(environment: Environment) -> Path:
+    """The packages of an environment with ``capsule_lab`` alone."""
+    return environment("capsule_lab")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_of_the_wheel_are_those_of_the_source(
+    name: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    expected = {inside: file.read_bytes() for inside, file in sources_of(name).items()}
+    with zipfile.ZipFile(wheels[name]) as archive:
+        files = [each for each in archive.namelist() if ".dist-info/" not in each]
+        found = {each: archive.read(each) for each in files}
+    assert sorted(found) == sorted(expected)
+    assert [each for each in found if found[each] != expected[each]] == []
+
+
+def test_metadata_of_the_wheel_has_name_license_and_script(core: Path) -> None:
+    (info,) = core.glob("capsule_lab-*.dist-info")
     metadata = (info / "METADATA").read_text().splitlines()
-    for line in ("Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"):
-        assert line in metadata
+    license_line = "License-Expression: Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0"
+    assert {"Name: capsule-lab", "Requires-Python: >=3.11", license_line} - {*metadata} == set()
     assert "capsule-lab = capsule_lab.__main__:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
+    (digits,) = (info / "licenses" / "capsule_lab").rglob("LICENSE")
+    assert "Creative Commons Attribution 4.0" in digits.read_text()
 
 
-def test_commands_of_the_wheel_find_its_own_options_and_tables(
-    unpacked: Path, tmp_path: Path
+def test_core_alone_finds_its_own_commands_options_and_tables(
+    environment: Environment, tmp_path: Path
 ) -> None:
-    added = shutil.copytree(unpacked, tmp_path / "wheel") / "capsule_lab"
+    packages = environment("capsule_lab")
+    added = packages / "capsule_lab"
     (added / "conf" / "logger" / "only_here.yaml").write_text("# Found in the wheel.\nmine: 123\n")
     (added / "sweeps" / "only_here_too.yaml").write_text("# A table of the wheel.\n")
-    ended = installed(added.parent, tmp_path, "-m", "capsule_lab")
+    ended = run(packages, tmp_path, "-m", "capsule_lab")
     assert (ended.status, ended.err) == (0, "")
+    names = [path.stem for path in (ROOT / "conf").glob("[!_]*.yaml")]
+    assert commands_of(ended.out) == sorted(names)
     assert re.search(r"only_here\s+Found in the wheel", ended.out)
     assert re.search(r"only_here_too\s+A table of the wheel", ended.out)
-    command = ("-m", "capsule_lab", "train", "logger=only_here", "--cfg", "job")
-    ended = installed(added.parent, tmp_path, *command)
+    arguments = ("-m", "capsule_lab", "train", "logger=only_here", "--cfg", "job")
+    ended = run(packages, tmp_path, *arguments)
     assert (ended.status, ended.err) == (0, "")
     assert "  mine: 123" in ended.out.splitlines()
+    ended = run(packages, tmp_path, "-m", "capsule_lab", "attack", "ckpt=a")
+    assert ended.status == 2
+    assert "attack is not a command" in ended.err
 
 
-def test_plugins_of_the_wheel_are_discovered(unpacked: Path, tmp_path: Path) -> None:
+def test_studies_add_their_commands_and_options(environment: Environment, tmp_path: Path) -> None:
+    packages = environment("capsule_lab", "capsule_studies")
+    ended = run(packages, tmp_path, "-m", "capsule_lab")
+    assert (ended.status, ended.err) == (0, "")
+    names = [path.stem for path in (ROOT / "conf").glob("[!_]*.yaml")]
+    assert commands_of(ended.out) == sorted([*names, *OF_THE_STUDIES])
+    assert re.search(r"^ *attack +\w+ ", ended.out, re.MULTILINE), "options are functions"
+    for name, option in [("attack", "attack=pgd"), ("analyse", "what=votes")]:
+        ended = run(packages, tmp_path, "-m", "capsule_lab", name, option, "--cfg", "job")
+        assert (ended.status, ended.err) == (0, "")
+        assert "_target_: capsule_studies." in ended.out
+
+
+def test_toynorb_alone_renders(environment: Environment, tmp_path: Path) -> None:
+    packages = environment("toynorb", others=FOR_TOYNORB)
+    script = (
+        "import toynorb; print(toynorb.__file__);"
+        "images = toynorb.render(0, 4, [0], [0], [0], [-1], size=8); print(images.shape, images.std() > 1)"
+    )
+    # compiling takes longer than such an image; the interpreter warns that hashes overflow
+    ended = run(packages, tmp_path, "-W", "ignore", "-c", script, NUMBA_DISABLE_JIT="1")
+    assert (ended.status, ended.err) == (0, "")
+    file, rendered = ended.out.splitlines()
+    assert file == str(packages / "toynorb" / "__init__.py")
+    assert rendered == "(1, 1, 1, 1, 8, 8) True"
+
+
+def test_plugins_of_the_wheel_are_discovered(core: Path, tmp_path: Path) -> None:
     """Hydra 1.3 discovers plugins by namespace, Hydra 1.4 by entry points."""
     script = """
 import json, sys
@@ -103,9 +191,12 @@ points = [point.load() for point in distribution("capsule-lab").entry_points if 
 file = sys.modules["capsule_lab"].__file__
 print(json.dumps([file, namespace, [f"{point.__module__}.{point.__name__}" for point in points]]))
 """
-    ended = installed(unpacked, tmp_path, "-c", script)
+    ended = run(core, tmp_path, "-c", script)
     assert (ended.status, ended.err) == (0, "")
     file, namespace, entry_points = json.loads(ended.out)
-    assert file == str(unpacked / "capsule_lab" / "__init__.py")
-    assert entry_points == ["hydra_plugins.capsule_lab_plugins.GridSweeper"]
-    assert [name for name in namespace if "capsule_lab" in name] == entry_points
+    assert file == str(core / "capsule_lab" / "__init__.py")
+    plugins = [
+        f"hydra_plugins.capsule_lab_plugins.{name}" for name in ("ExtensionFolders", "GridSweeper")
+    ]
+    assert sorted(entry_points) == plugins
+    assert sorted(name for name in namespace if "capsule_lab" in name) == plugins

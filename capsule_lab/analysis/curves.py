@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import logging
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
@@ -95,7 +96,21 @@ def _width_in_legend(label: str) -> float:
     return float(text.get_extents().width) / 72
 
 
-def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
+class Curves(dict[str, npt.NDArray[np.float64]]):
+    """Columns of a ``metrics.csv`` by name, one of them ``step``; NaN where a row has no number."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no row."""
+        return len(self["step"]) == 0
+
+    def numbers(self, name: str) -> list[float]:
+        """Return the numbers in a column, without the rows that have none; empty if there is no such column."""
+        column = self.get(name, np.empty(0))
+        return column[~np.isnan(column)].tolist()
+
+
+def read_curves(metrics: Path, sha256: str | None = None) -> Curves:
     """Read a ``metrics.csv``, and check its sha256 if it is given.
 
     If the file is missing, or damaged, which causes a warning, the table is empty with a column ``step``.
@@ -104,31 +119,34 @@ def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
         return _checked(read_regular(metrics, inside=metrics.parent), sha256)
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # ValueError: also of pandas and of the decoding
+    except (OSError, ValueError, csv.Error) as error:  # ValueError: also of the decoding
         reason = getattr(error, "strerror", None) or one_line(error)
         log.warning("%s is damaged (%s) and counts as missing", metrics, reason)
-    return pd.DataFrame({"step": []})
+    return Curves(step=np.empty(0))
 
 
-def _checked(content: bytes, sha256: str | None) -> pd.DataFrame:
+def _checked(content: bytes, sha256: str | None) -> Curves:
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise ValueError("its checksum differs from that in metrics.json")
-    table = pd.read_csv(io.BytesIO(content))
-    numeric = all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes)
-    if not numeric or "step" not in table:
-        raise ValueError("expected numeric columns, one of them step")
+    names, *rows = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+    if "step" not in names or any(len(row) != len(names) for row in rows):
+        raise ValueError("expected rows of equal length with a column step")
+    table = Curves()
+    for name, *texts in zip(names, *rows, strict=True):
+        table[cleaned(name)] = np.array([float(text or "nan") for text in texts])
     steps = table["step"]
-    if not steps.is_monotonic_increasing or not steps.between(0, _LAST_STEP).all():
+    if (np.diff(steps) < 0).any() or not ((steps >= 0) & (steps <= _LAST_STEP)).all():
         raise ValueError("its steps are not ascending numbers from 0")
-    return table.rename(columns=cleaned)
+    return table
 
 
-def finite_rows(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+def finite_rows(table: Curves, *columns: str) -> Curves:
     """Return the rows with a number in each of the columns that can be drawn, and the step; without a column, none."""
+    chosen = ["step", *columns]
     if not {*columns} <= {*table}:
-        return table[:0]
-    rows = table[["step", *columns]]
-    return rows[(rows.abs() < LARGEST).all(axis=1)]
+        return Curves({name: np.empty(0) for name in chosen})
+    drawable = np.all([np.abs(table[name]) < LARGEST for name in chosen], axis=0)
+    return Curves({name: table[name][drawable] for name in chosen})
 
 
 def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
@@ -153,7 +171,7 @@ def training_curves(metrics: Path) -> Figure:
     quantities = ["loss", *(of_poses or ["error"])]
     if of_poses:
         axes[1].set(ylabel=of_poses[quantities[1]], yscale="linear")
-    elif not {"train/error", "val/error"} & {*table.columns}:  # a network without classes and poses
+    elif not {"train/error", "val/error"} & {*table}:  # a network without classes and poses
         axes[1].set_visible(False)
     for axis, quantity in zip(axes, quantities, strict=True):
         _draw(axis, table, f"train/{quantity}_step", "C0-", "train, a few steps", alpha=0.35)
@@ -187,7 +205,7 @@ def layer_curves(metrics: Path) -> Figure:
         rows = finite_rows(table, MEAN + layer, STD + layer, DEAD + layer)
         steps = rows["step"] + 1
         mean, std = rows[MEAN + layer], rows[STD + layer]
-        low, high = (mean - std).clip(0), (mean + std).clip(upper=1)
+        low, high = (mean - std).clip(min=0), (mean + std).clip(max=1)
         colour = COLOURS[number % len(COLOURS)]
         style = {"color": colour, "markersize": 3, "label": layer.replace("_", " ")}
         activation.plot(steps, mean, "o-", **style)
@@ -240,15 +258,13 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _draw(
-    axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0
-) -> None:
+def _draw(axis: Axes, table: Curves, name: str, style: str, label: str, alpha: float = 1.0) -> None:
     rows = finite_rows(table, name)
     if rows.empty:
         return
     steps = rows["step"] + 1
     (line,) = axis.plot(steps, rows[name], style, markersize=3, label=label, alpha=alpha)
-    if len(rows) == 1:
+    if len(steps) == 1:
         line.set_marker("o")  # a line of one point is invisible
 
 

@@ -14,6 +14,7 @@ from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstru
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import (
     MLflow,
+    TensorBoard,
     WeightsAndBiases,
     close_loggers,
     log_run_facts,
@@ -49,6 +50,7 @@ __all__ = [
     "Reconstructions",
     "RoutingStats",
     "StepMetrics",
+    "TensorBoard",
     "TimeToAccuracy",
     "VarianceFloor",
     "WeightsAndBiases",

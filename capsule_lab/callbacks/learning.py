@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,10 +101,7 @@ class LearningDiagnostics(Callback):
         self.before = {}
 
     def _write(self, trainer: L.Trainer) -> None:
-        import pandas as pd  # takes a moment, and few runs measure
-
-        text = pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n")
-        write_text(_table(trainer), text)
+        write_text(_table(trainer), _as_csv(self.rows))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.rows and trainer.is_global_zero:
@@ -125,6 +125,20 @@ def _table(trainer: L.Trainer) -> Path:
 def _weights(module: L.LightningModule) -> dict[str, Tensor]:
     parameters = cast(Any, module).network.named_parameters()
     return {name: parameter.detach() for name, parameter in parameters}
+
+
+def _as_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return a row for each measurement; a field without a number is empty."""
+    names: dict[str, None] = {}  # in the order of the first measurement
+    for row in rows:
+        names |= dict.fromkeys(row)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        numbers = {name: value for name, value in row.items() if not math.isnan(value)}
+        writer.writerow(numbers)
+    return text.getvalue()
 
 
 class VarianceFloor(Callback):

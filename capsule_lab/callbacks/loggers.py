@@ -7,13 +7,12 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
@@ -21,6 +20,7 @@ from capsule_lab.config.composition import to_container
 from capsule_lab.errors import one_line
 from capsule_lab.lit.lightning_internals import drop_anonymous
 from capsule_lab.runs.directories import hash_in
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import atomically, read_regular
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,14 @@ class WeightsAndBiases(WandbLogger):
         drop_anonymous(self)
 
 
+class TensorBoard(TensorBoardLogger):
+    """Logs a run to TensorBoard's files in its directory. The options are those of ``TensorBoardLogger``."""
+
+    def __init__(self, save_dir: str, **options: Any) -> None:
+        require("logger=tensorboard", "tensorboard", "tensorboard")
+        super().__init__(save_dir, **options)
+
+
 class MLflow(MLFlowLogger):
     """Logs a run to an MLflow server. A resumed run continues there: ``mlflow_run`` in its directory has its id.
 
@@ -131,10 +139,7 @@ class MLflow(MLFlowLogger):
         group: str | None = None,
         job_type: str | None = None,
     ) -> None:
-        if find_spec("mlflow") is None:
-            raise ValueError(
-                "logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'"
-            )
+        require("logger=mlflow", "mlflow", "mlflow")
         _check_server(tracking_uri)
         self.file = Path(save_dir) / "mlflow_run"
         self.continues = self.file.is_file()

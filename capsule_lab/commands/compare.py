@@ -13,7 +13,8 @@ from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config import plain_yaml
 from capsule_lab.config.declaration import Options
-from capsule_lab.errors import ConfigError, RunError, one_line, printable
+from capsule_lab.errors import ConfigError, MissingPackageError, RunError, one_line, printable
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import expanded, read_regular
 from capsule_lab.system.terminal import aligned
 
@@ -159,6 +160,10 @@ def _test(first: _Compared, second: _Compared) -> str:
     if data[0] != data[1] or not np.array_equal(one.label, other.label):
         return "no test: the runs were tested on different images"
     if one.cluster is None:
+        try:
+            require("McNemar's test", "report", "scipy")
+        except MissingPackageError as error:
+            return f"no test: {error}"
         answer = mcnemar(one.wrong, other.wrong)
     else:  # several images of one object are no independent images
         errors = one.wrong[None] * 100.0, other.wrong[None] * 100.0

@@ -16,6 +16,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import Count, Options
 from capsule_lab.config.folders import options_of
 from capsule_lab.errors import ConfigError, RunError, suggest
+from capsule_lab.system.extras import require
 from capsule_lab.system.signals import interruptible
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def _name_unused(data: Any, folder: Path) -> None:
 
 def _render(options: DatasetOptions) -> None:
     """Render the stand-in for smallNORB, and draw an overview of it."""
+    require("name=toynorb", "toynorb", "toynorb")
     import toynorb
     from capsule_lab.data.download import data_directory
     from capsule_lab.data.standins import toynorb_files

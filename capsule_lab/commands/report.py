@@ -16,6 +16,7 @@ from capsule_lab.commands.declare import command
 from capsule_lab.commands.tables import TableOptions, selected_table
 from capsule_lab.config.check_options import check_effect
 from capsule_lab.errors import printable
+from capsule_lab.system.extras import require
 from capsule_lab.tables.arguments import for_hydra
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ReportOptions(TableOptions):
 )
 def main(options: ReportOptions) -> None:
     """Print the table, and write it as Markdown, CSV, LaTeX and HTML, with its figures."""
+    require("report", "report", "jinja2", "pandas", "scipy")
     from capsule_lab import runs
     from capsule_lab.tables.comparisons import compared, plan
     from capsule_lab.tables.summary import summarise

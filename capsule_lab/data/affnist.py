@@ -23,7 +23,8 @@ from capsule_lab.data.standins.affnist import (
 )
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import to_unit_interval
-from capsule_lab.errors import MissingDataError
+from capsule_lab.errors import MissingDataError, MissingPackageError
+from capsule_lab.system.extras import require
 from capsule_lab.types import Batch, DataSpec
 
 AFFINE = "affine"  # name of the further validation set
@@ -37,6 +38,10 @@ class AffNISTFiles(PublishedFiles):
     path = files.NAME
     file_names = f"{files.ARCHIVE} or {files.FILE}"
     sha256: dict[str, str]
+
+    def find(self) -> None:
+        require("the reader of affNIST's files", "data", "scipy")
+        super().find()
 
     def is_here(self) -> bool:
         return self.folder.is_dir() and any(self.folder.iterdir())
@@ -72,10 +77,10 @@ class _RealSource(AbstractSource):
         self.digits.find()
         try:
             self.affine.find()
-        except MissingDataError as error:
+        except (MissingDataError, MissingPackageError) as error:
             if not self.fallback:
                 raise
-            raise MissingDataError(
+            raise type(error)(
                 f"{error}. Until then, runs train on real MNIST and test on {STANDIN_NAME} made from its test digits"
             ) from error
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.special
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from capsule_lab.data.loader import Index, InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
+from capsule_lab.system.extras import require
 from capsule_lab.types import Batch
 
 # streams of the random draws, above those of any transformation; see random_bits
@@ -46,6 +46,9 @@ class WithPartners(InMemory):
 
 def shares_of(alpha: float) -> Float[Tensor, " share"]:
     """Compute equally probable quantiles of Beta(alpha, alpha): shares of the first of two mixed images."""
+    require("data.mixup", "data", "scipy")
+    import scipy.special
+
     probabilities = (np.arange(_SHARES) + 0.5) / _SHARES
     quantiles = scipy.special.betaincinv(alpha, alpha, probabilities)
     return torch.from_numpy(quantiles).float()

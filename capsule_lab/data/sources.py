@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from capsule_lab.data.download import fetch, verify
 from capsule_lab.data.loader import Images
-from capsule_lab.errors import DataError, MissingDataError
+from capsule_lab.errors import DataError, MissingDataError, MissingPackageError
+from capsule_lab.system.extras import require
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class AbstractSource(ABC):
 
         Raises:
             MissingDataError: if the images are missing and cannot be downloaded or rendered.
+            MissingPackageError: if the download, or the reader of these files, needs a package of an extra.
             DataError: if files exist but are incomplete or damaged.
         """
 
@@ -78,6 +80,7 @@ class PublishedFiles(AbstractSource):
     def find(self) -> None:
         if self.is_complete():
             return
+        require(f"the download of {self.name}", "data", "pooch")
         problem = fetch(self.folder, self.download)
         if problem is not None or not self.is_complete():
             where = str(self.folder)
@@ -98,18 +101,18 @@ def choose_source(
     """Return ``real`` or ``standin``, after finding its images; log a warning if it is the stand-in.
 
     ``option`` is ``"auto"``, ``"real"`` or ``"standin"``; ``name`` is the data set's class, for messages. Raise a
-    ``MissingDataError`` if the real images are missing, and there is no stand-in or ``option`` is ``"real"``; a
+    ``MissingDataError`` or ``MissingPackageError`` of ``find`` if there is no stand-in or ``option`` is ``"real"``; a
     ``DataError`` if files are damaged, or ``option`` is ``"standin"`` and there is no stand-in.
     """
     reason = "data.source is standin"
     if option != "standin":
         try:
             real.find()
-        except MissingDataError as error:
+        except (MissingDataError, MissingPackageError) as error:
             if option == "real":
                 raise
             if standin is None:
-                raise MissingDataError(f"{error}. {name} has no stand-in") from error
+                raise type(error)(f"{error}. {name} has no stand-in") from error
             reason = str(error)
         else:
             return real

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from capsule_lab.data.stratified import Indices, stratified_split
 from capsule_lab.errors import check_number
 
 Validation = Literal["first", "stratified", "none"]
 Viewpoints = Literal["full", "azimuth", "elevation"]
-Indices = npt.NDArray[np.int64]
 
 FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smallNORB's info files
     "azimuth": (30, 32, 34, 0, 2, 4),  # x 10 degrees
@@ -58,12 +58,7 @@ def split_validation(
             )
         return everything[size:], everything[:size]
     _check_share(labels, size, share, option)
-    from sklearn.model_selection import train_test_split  # slow import
-
-    train, held_out = train_test_split(
-        everything, test_size=size, stratify=labels, random_state=seed
-    )
-    return np.sort(train), np.sort(held_out)
+    return stratified_split(labels, len(labels) - size, seed)
 
 
 def _check_share(labels: npt.NDArray[np.int64], size: int, share: Fraction, option: str) -> None:
@@ -97,12 +92,8 @@ def take_stratified(
     if smaller_side < len(counts) or counts.min() < 2:  # too few for every class
         order = np.random.default_rng(seed).permutation(len(indices))
         return np.sort(indices[order[:size]])
-    from sklearn.model_selection import train_test_split  # slow import
-
-    kept, _ = train_test_split(
-        indices, train_size=size, stratify=labels[indices], random_state=seed
-    )
-    return np.sort(kept)
+    kept, _ = stratified_split(labels[indices], size, seed)
+    return np.sort(indices[kept])
 
 
 def split_by_instance(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import scipy.io
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
+from capsule_lab.system.extras import require
 from capsule_lab.types import DataSpec
 
 NAME = "SVHN"
@@ -37,7 +37,13 @@ class SVHNFiles(PublishedFiles):
         for file, md5 in self.checksums.items():
             download_file(file, f"md5:{md5}", (SERVER,), scratch)
 
+    def find(self) -> None:
+        require("the reader of SVHN's files", "data", "scipy")
+        super().find()
+
     def load(self, *, train: bool) -> Images:
+        import scipy.io  # of the extra data
+
         path = self.folder / f"{'train' if train else 'test'}_32x32.mat"
         with reading(path, self.name):
             content = scipy.io.loadmat(path, variable_names=("X", "y"))

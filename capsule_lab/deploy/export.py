@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -24,13 +23,13 @@ from capsule_lab.networks.base import AbstractNetwork, reconstructs
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.runs.files import json_text, writing
 from capsule_lab.runs.trust import BUILT
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import atomically
 
 Format = Literal["onnx", "torch_export", "safetensors"]
 
 BATCHES = (1, 7, 64)  # ours: one image, an odd number, a usual batch
 TOLERANCE = 1e-5  # ours: float32 in another order of sums differs by 1e-6
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # parts of the configuration that a file keeps; the others name folders of the machine that trained the network
 _RECORDED = (*BUILT, "seed", "trainer")
 
@@ -98,7 +97,8 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         reconstruction: whether programs also return a reconstruction, see ``ExportedNetwork``.
 
     Raises:
-        ConfigError: if the packages for ONNX are missing, or there is no decoder.
+        MissingPackageError: if the packages for ONNX are missing.
+        ConfigError: if there is no decoder.
         RunError: if the network cannot be exported, or if the program differs from it; no file is left then.
     """
     record = record_of(run)
@@ -108,7 +108,7 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
         return 0.0
     run.check_classifies("an export")
     if to == "onnx":
-        _check_packages()
+        require("to=onnx", "export", "onnx", "onnxscript", "onnxruntime")
     if reconstruction and not reconstructs(run.network):
         raise ConfigError(
             f"reconstruction=true, but {run.checkpoint} has no decoder; expected reconstruction=false"
@@ -138,14 +138,6 @@ def export(run: runs.Run, to: Format, out: Path, *, reconstruction: bool = False
                 f"{TOLERANCE}: the file is removed, use to=safetensors"
             )
     return difference
-
-
-def _check_packages() -> None:
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"to=onnx needs {', '.join(missing)}; expected them installed: pip install 'capsule-lab[export]'"
-        )
 
 
 def _metadata(record: dict[str, Any], out: Path) -> dict[str, str]:

@@ -7,14 +7,16 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import submitit
+from typing import TYPE_CHECKING, Any
 
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.launchers import Job, environment_for
 from capsule_lab.runs import lock
 from capsule_lab.system import protocol, slurm
+from capsule_lab.system.extras import require
+
+if TYPE_CHECKING:
+    import submitit
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class SlurmLauncher:
     """
 
     def __init__(self, submitit_folder: str, **options: Any) -> None:
+        require("launcher=slurm", "slurm", "submitit")
         self.folder = submitit_folder
         self.options = options
 
@@ -61,6 +64,8 @@ class SlurmLauncher:
         return failures
 
     def _submit(self, jobs: Sequence[Job]) -> list[submitit.Job[None]]:
+        import submitit
+
         parameters = {}
         for name, value in self.options.items():
             parameters[name if name in _UNPREFIXED else f"slurm_{name}"] = value
@@ -78,6 +83,8 @@ class SlurmLauncher:
 
 def become(command: list[str], environment: Mapping[str, str]) -> None:
     """Replace this process of a job by the command, which then receives SLURM's signals directly."""
+    import submitit
+
     log_file = str(submitit.JobEnvironment().paths.stdout)
     local_rank = os.environ.get("SLURM_LOCALID", "0")  # Lightning's name for the same number
     variables = {protocol.LOG: log_file, "LOCAL_RANK": local_rank}

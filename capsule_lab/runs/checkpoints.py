@@ -16,6 +16,7 @@ from capsule_lab.runs.directories import directory_of, find_checkpoint
 from capsule_lab.runs.files import json_text
 from capsule_lab.runs.trust import check_record, refuses_pickles
 from capsule_lab.system.environment import package_version
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import atomically, open_regular
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def read_any(path: Path) -> dict[str, Any]:
 
 def write_safetensors(path: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Write the weights of a network with its record, in plain containers, as JSON in the metadata."""
+    require(f"writing {path.name}", "weights", "safetensors")
     from safetensors.torch import save  # imports torch
 
     # copies: weights in another memory order or with shared memory cannot be written
@@ -123,6 +125,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
     Raise a ``RunError`` if it is damaged, has a header of more than 1 MB, or was not written by ``write_safetensors``.
     """
+    require(f"reading {path.name}", "weights", "safetensors")
     from safetensors import safe_open
 
     try:

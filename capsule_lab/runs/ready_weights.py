@@ -14,6 +14,7 @@ from typing import Any
 
 from capsule_lab.errors import RunError, one_line, suggest
 from capsule_lab.runs.files import sha256
+from capsule_lab.system.extras import require
 from capsule_lab.system.files import expanded
 
 INDEX = Path(__file__).with_name("ready") / "index.json"
@@ -69,6 +70,7 @@ def _another_file(path: Path, name: str, has: str, wanted: str) -> RunError:
 
 def _download(name: str, entry: Mapping[str, Any]) -> Path:
     """Return the file in the user's cache, downloaded if it is not there; pooch compares its SHA-256."""
+    require(f"the download of the weights {name}", "weights", "pooch")
     import pooch  # here, since other runs need no HTTP
 
     from capsule_lab.data.download import download_file  # imports Lightning

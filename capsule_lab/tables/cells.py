@@ -265,10 +265,9 @@ class TrainingCell(Cell):
         from capsule_lab.analysis.curves import (
             LARGEST,
             read_curves,
-        )  # imports pandas and matplotlib, for a second
+        )  # imports matplotlib, for a second
 
-        curves = read_curves(directory / "metrics.csv", result.get("curves"))
-        values = curves[metric].dropna().tolist() if metric in curves else []
+        values = read_curves(directory / "metrics.csv", result.get("curves")).numbers(metric)
         if not values:
             raise TableError(
                 f"{directory} has no {metric} in its metrics.csv; expected a metric such as train/error"

@@ -24,7 +24,7 @@ def test_whole_file_is_read(metrics: Path) -> None:
     for sha256 in (None, hashlib.sha256(CONTENT).hexdigest()):
         table = curves.read_curves(metrics, sha256)
         assert list(table["step"]) == [3, 3, 7]
-        assert list(table["val/loss"].dropna()) == [0.5]
+        assert table.numbers("val/loss") == [0.5]
     assert curves.read_curves(metrics.with_name("missing.csv")).empty
 
 

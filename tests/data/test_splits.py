@@ -2,8 +2,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from sklearn.model_selection import train_test_split
 
 from capsule_lab.data.splits import index_hash, split_validation, take_stratified
+from capsule_lab.data.stratified import stratified_split
 
 MNIST_LABELS = np.arange(60_000, dtype=np.int64) * 7 % 10  # 6,000 of each class, as nearly in MNIST
 UNEVEN = np.repeat(np.arange(4, dtype=np.int64), [50, 30, 15, 5])
@@ -86,3 +88,16 @@ def test_take_stratified_depends_on_size_and_seed(size):
     assert len(np.unique(one)) == size
     assert np.array_equal(one, again)
     assert np.array_equal(one, other) is (size == 100)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_stratified_split_is_that_of_scikit_learn(seed):
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(2, 200, size=generator.integers(2, 9))
+    labels = generator.permutation(np.repeat(3 * np.arange(len(counts)), counts))
+    size = int(generator.integers(len(counts), len(labels) - len(counts) + 1))
+    expected = train_test_split(
+        np.arange(len(labels)), train_size=size, stratify=labels, random_state=seed
+    )
+    for ours, theirs in zip(stratified_split(labels, size, seed), expected, strict=True):
+        assert np.array_equal(ours, np.sort(theirs))

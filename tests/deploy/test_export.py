@@ -1,6 +1,7 @@
 """Exported programs equal the network at every size of the batch."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from capsule_lab import runs
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.deploy import export as module
 from capsule_lab.deploy.export import ExportedNetwork, export
-from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.errors import MissingPackageError, RunError
 from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import CapsNet, EfficientCapsNet
 from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting
@@ -130,9 +131,10 @@ def test_a_fixed_batch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_missing_packages_are_named(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    message = r"needs onnx, onnxscript, onnxruntime; .* pip install 'capsule-lab\[export\]'"
-    with pytest.raises(ConfigError, match=message):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    message = r'needs onnx, onnxscript, onnxruntime; .* pip install "capsule-lab\[export\]"'
+    with pytest.raises(MissingPackageError, match=message):
         export(runs.open(trained.directory), "onnx", tmp_path / "a.onnx")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.io
 import torch
 
 from capsule_lab.data.download import download_file, reading, sha256, verify
@@ -85,6 +84,8 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     ``opened`` is the file, open in binary mode, if it is in a zip. Raise a ``DataError`` if it is truncated, is not a
     MATLAB file, or lacks a field with the right shape and type.
     """
+    import scipy.io  # of the extra data
+
     with reading(path, NAME):
         content = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])
         struct = content[_VARIABLE][0, 0]

@@ -233,30 +233,27 @@ def as_digit(picture: Image.Image, polarity: Polarity = "auto") -> UInt8[Tensor,
 
 def _box_around_ink(pixels: npt.NDArray[np.float64]) -> Bytes:
     """Return the smallest box around the strokes, without specks; the brightest pixel becomes 255."""
-    from scipy import ndimage  # slow to import
-
-    strokes, number = ndimage.label(pixels > _INK * pixels.max(), np.ones((3, 3)))
-    sizes = ndimage.sum_labels(np.ones_like(pixels), strokes, np.arange(number + 1))
+    strokes = connected(pixels > _INK * pixels.max())
+    sizes = np.bincount(strokes.ravel())
     sizes[0] = 0  # the background
-    kept = np.flatnonzero(sizes > _SPECK * sizes.max())
-    ink = np.isin(strokes, kept)
-    with_soft_edge = ndimage.binary_dilation(ink, iterations=2)  # 2: width of the edge of a stroke
+    ink = (sizes > _SPECK * sizes.max())[strokes]
+    with_soft_edge = dilated(dilated(ink))  # twice: the width of the edge of a stroke
     pixels = np.where(with_soft_edge, pixels, 0)
-    box = ndimage.find_objects(ink.astype(np.int64))[0]
+    rows = np.flatnonzero(ink.any(axis=1))
+    columns = np.flatnonzero(ink.any(axis=0))
+    box = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     scale = 255 / pixels.max()
-    return (pixels[box] * scale).round().astype(np.uint8)
+    return (box * scale).round().astype(np.uint8)
 
 
 def _centred(digit: Bytes) -> Bytes:
     """Scale a digit to the box of MNIST's digits, and put its centre of mass in the middle of an image."""
-    from scipy import ndimage
-
     picture = Image.fromarray(digit)
     scale = DIGIT_BOX / max(picture.size)
     width = max(1, round(picture.width * scale))
     height = max(1, round(picture.height * scale))
     small = np.asarray(picture.resize((width, height), Image.Resampling.BOX), dtype=np.float64)
-    row, column = ndimage.center_of_mass(small)
+    row, column = (small * np.indices(small.shape)).sum(axis=(1, 2)) / small.sum()
     top = _start(row, height)
     left = _start(column, width)
     image = np.zeros((DIGIT_SIZE, DIGIT_SIZE), dtype=np.uint8)
@@ -269,6 +266,27 @@ def _start(centre: float, side: int) -> int:
     middle = (DIGIT_SIZE - 1) / 2  # -1: positions are middles of pixels
     start = round(middle - centre)
     return min(max(start, 0), DIGIT_SIZE - side)
+
+
+def connected(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return a positive number for each pixel of the mask, the same for pixels that touch, also at corners; else 0."""
+    numbers = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
+    while True:
+        windows = torch.from_numpy(numbers).double()[None]
+        largest = torch.nn.functional.max_pool2d(windows, 3, stride=1, padding=1)[0].long().numpy()
+        spread = np.where(mask, largest, 0)
+        # a number is the position of a pixel, which by now may have a larger one: long strokes need few turns
+        spread = np.append(0, spread)[spread]
+        if np.array_equal(spread, numbers):
+            return numbers
+        numbers = spread
+
+
+def dilated(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the pixels of the mask and those above, below and beside them."""
+    wider = np.pad(mask, 1)
+    beside = wider[1:-1, :-2] | wider[1:-1, 2:]
+    return mask | beside | wider[:-2, 1:-1] | wider[2:, 1:-1]
 
 
 def _grey(picture: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The stand-in for MNIST: scikit-learn's bundled handwritten digits, in MNIST's format.
+"""The stand-in for MNIST: the handwritten digits that scikit-learn bundles, in MNIST's format.
 
 These are 1797 digits of 8x8 pixels in 17 grey levels, written by 13 people (the test part of UCI's Optical Recognition
 of Handwritten Digits), upsampled to MNIST's 20x20 box inside 28x28. They are ordered by writer: the last fifth, which
@@ -8,7 +8,6 @@ serves as the test set, comes from people with hardly any digits in the training
 from __future__ import annotations
 
 import functools
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ STANDIN_NAME = "stand-in for MNIST: scikit-learn's 1797 handwritten digits, 8x8 
 _TEST_SHARE = 5  # ours: one in five is a test image
 _BOX = 20  # LeCun 1998: MNIST's digits are fitted into a 20x20 box
 _MARGIN = 4  # (28 - 20) / 2
-_PIXELS = 8  # width and height of scikit-learn's digits
-_GREYS = 16  # scikit-learn's largest pixel
+_PIXELS = 8  # width and height of the digits
+_GREYS = 16  # their largest pixel
 
 
 class StandinDigits(AbstractSource):
@@ -48,7 +47,7 @@ class StandinDigits(AbstractSource):
 @functools.cache
 def standin_digits(*, train: bool) -> Images:
     """Return the training or test images, ``(n, 1, 28, 28)`` uint8; read-only, because they are cached."""
-    pixels, labels = np.split(_digits_of_scikit_learn(), [_PIXELS**2], axis=1)
+    pixels, labels = np.split(_read_digits(), [_PIXELS**2], axis=1)
     images = torch.from_numpy(pixels).float() / _GREYS
     images = images.view(-1, 1, _PIXELS, _PIXELS)
     box = transforms.resize(
@@ -62,13 +61,6 @@ def standin_digits(*, train: bool) -> Images:
     return everything.subset(range(cut) if train else range(cut, number))
 
 
-def _digits_of_scikit_learn() -> npt.NDArray[np.float64]:
-    """Return ``sklearn.datasets.load_digits(as_frame=False)`` as rows of 64 pixels and a label.
-
-    The file is read without scikit-learn, whose import takes a tenth of the time of a short run.
-    """
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    return np.loadtxt(file, delimiter=",")
+def _read_digits() -> npt.NDArray[np.float64]:
+    """Return ``sklearn.datasets.load_digits(as_frame=False)`` as rows of 64 pixels and a label."""
+    return np.loadtxt(Path(__file__).parent / "uci_digits" / "digits.csv.gz", delimiter=",")

@@ -11,6 +11,7 @@ from capsule_lab.data.formats.smallnorb import SIZE, Part, load_part
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.errors import DataError
+from capsule_lab.system.extras import require
 
 StandIn = Literal["full", "small"]
 
@@ -41,6 +42,7 @@ class RenderedToys(AbstractSource):
         self.record: dict[str, Any] = {}
 
     def find(self) -> None:
+        require("the stand-in for smallNORB", "toynorb", "toynorb")
         from capsule_lab.data.standins import toynorb_files  # here, as it imports numba
 
         path = self.folder / "provenance.json"

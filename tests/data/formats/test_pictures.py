@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from scipy import ndimage
 
 from capsule_lab import data
 from capsule_lab.data.folder_packing import read_pixels
 from capsule_lab.data.formats import pictures
-from capsule_lab.data.formats.pictures import as_digit, opaque, open_picture
+from capsule_lab.data.formats.pictures import as_digit, connected, dilated, opaque, open_picture
 from capsule_lab.errors import DataError
 
 
@@ -267,3 +268,24 @@ def test_large_jpeg_is_reduced_while_it_is_decoded(
     assert open_picture(tmp_path / "a.jpg", 28).size == (100, 100)
     with pytest.raises(DataError, match="expected at most 0 million"):
         open_picture(tmp_path / "a.jpg")
+
+
+def snake(size: int) -> np.ndarray:
+    """One stroke that fills every other row."""
+    mask = np.zeros((size, size), dtype=bool)
+    mask[::2] = True
+    mask[1::4, -1] = mask[3::4, 0] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [np.random.default_rng(seed).random((25, 40)) < seed / 10 for seed in range(1, 10)]
+    + [snake(60), np.zeros((3, 4), dtype=bool)],
+)
+def test_strokes_are_those_of_scipy(mask: np.ndarray) -> None:
+    strokes, expected = connected(mask), ndimage.label(mask, np.ones((3, 3)))[0]
+    pairs = np.unique([strokes.ravel(), expected.ravel()], axis=1)
+    assert [len(np.unique(numbers)) for numbers in pairs] == [pairs.shape[1]] * 2
+    assert np.array_equal(strokes > 0, mask)
+    assert np.array_equal(dilated(mask), ndimage.binary_dilation(mask))

@@ -1,8 +1,16 @@
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from capsule_lab.data.sources import tensor_hash
-from capsule_lab.data.standins.digits import standin_digits
+from capsule_lab.data.standins.digits import _read_digits, standin_digits
+
+
+def test_file_of_digits_is_that_of_scikit_learn():
+    pixels, labels = load_digits(return_X_y=True)
+    assert np.array_equal(_read_digits(), np.column_stack([pixels, labels]))
+
 
 BOX = [False] * 4 + [True] * 20 + [False] * 4
 

@@ -213,3 +213,13 @@ def test_second_process_waits_for_the_first(tmp_path, asked, caplog, monkeypatch
     assert not second.is_alive()
     assert len(asked) == 50
     assert names(tmp_path) == ["set"]
+
+
+@pytest.mark.slow  # half a minute: the whole set
+def test_whole_set_has_the_recorded_hash(tmp_path):
+    files.render_files(tmp_path / "set", size=48)
+    record = json.loads((tmp_path / "set" / "provenance.json").read_text())
+    assert record["sha256"] == {
+        "training": "c533a029f33db23dee34dfd9db11d222ee44b28f71fe959f8ceb4b6e31e42404",
+        "testing": "db44d68ed3ca2949083ee4c24644570b9a71426a4fb9c0d68b51b4084735fbd2",
+    }
