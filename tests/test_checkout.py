@@ -63,7 +63,7 @@ def test_sweeper_and_version_are_found_without_installation(packages: Path) -> N
         f"{ROOT}/capsule_lab/__init__.py",
         None,
         capsule_lab.__version__,
-        ["hydra_plugins.capsule_lab_plugins"],
+        ["hydra_plugins.capsule_lab_plugins"] * 2,
     ]
     assert json.loads(ended.out) == expected
 

@@ -19,6 +19,7 @@ OTHER_MEANINGS = {
     "figures": "a folder of a run directory",
     "evaluate": "a key of a row of a table",
     "dataset": "what other programs call the key data",
+    "export": "an extra of the installation",
 }
 """Names of commands that mean something else below."""
 ENTRY_POINTS = {"capsule_lab.commands", "capsule_lab.functions"}

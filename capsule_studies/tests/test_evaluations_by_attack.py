@@ -10,7 +10,7 @@ from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.summary import best_runs, summarise
 from capsule_studies.attack_tables import _over_seeds
 from tests.helpers.commands import Cli
-from tests.helpers.tables import ATTACKED, contents, names, write_evaluation, write_run
+from tests.helpers.tables import ATTACKED, contents, write_evaluation, write_run
 
 COLUMNS = {
     "clean": {"label": "clean, error %"},
@@ -47,7 +47,7 @@ def test_column_shows_only_rows_with_its_metric(file: Path) -> None:
     table = read(file)
     shown = {}
     for column in table.columns:
-        shown[column.name] = names(filter(column.shows, table.rows))
+        shown[column.name] = [row.name for row in table.rows if table.commands.show(row, column)]
     assert shown == {
         "clean": ["one", "other"],
         "attacked_0.1": ["white_box", "transfer"],
@@ -66,12 +66,11 @@ def test_transfer_waits_for_both_runs_and_takes_the_other_as_source(file: Path) 
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    program = "python -m capsule_studies.commands.attack"
-    assert transfer.command.startswith(f"{program} ckpt={directory / best} ")
+    assert transfer.command.startswith(f"capsule-lab attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     # a hash does not depend on the path of the runs
     assert transfer.evaluate[-1] == f"source={other.fingerprint}"
-    assert transfer.job.arguments == ("-m", "capsule_studies.commands.attack", *transfer.overrides)
+    assert transfer.job.arguments == ("-m", "capsule_lab", "attack", *transfer.overrides)
 
 
 TWIN = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}

@@ -9,9 +9,9 @@ from annotated_types import Ge, Lt
 from omegaconf import OmegaConf
 
 from capsule_lab import commands
-from capsule_lab.commands import compose
 from capsule_lab.commands.declare import command
 from capsule_lab.config.check_options import check_keys, check_options, check_required
+from capsule_lab.config.compose import compose
 from capsule_lab.config.declaration import MISSING, Count, Group, Options, Paths, Seed, Weights
 from capsule_lab.config.signatures import described, kinds_of
 from capsule_lab.errors import ConfigError

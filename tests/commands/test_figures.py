@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from capsule_lab import runs
 from capsule_lab.analysis import curves
 from capsule_lab.commands import compose
-from capsule_lab.commands.figures import draw, figure
+from capsule_lab.commands.figures import FiguresOptions, draw, figure
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import RunError
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
@@ -41,7 +41,7 @@ OF_TWO_DIGITS = [
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
     config = compose("figures", [f"run={run}", *overrides])
-    return dict(draw(runs.open(run), config))
+    return dict(draw(runs.open(run), FiguresOptions.read(config)))
 
 
 def labels_of(lines: Iterable[Line2D]) -> list[str]:

@@ -21,7 +21,7 @@ from capsule_lab import runs
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.commands import compose, proposals
 from capsule_lab.commands import declare as command
-from capsule_lab.commands.train import main, summary, train
+from capsule_lab.commands.train import summary, train
 from capsule_lab.commands.training import Training
 from capsule_lab.config import build
 from capsule_lab.config.composition import to_container
@@ -422,9 +422,8 @@ def test_run_with_train_test_none_is_not_tested(tiny: Tiny, tmp_path: Path) -> N
     shown = summary(result, run.directory, CHOSEN, proposals(run))
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
-    assert shown.endswith("python -m capsule_lab train seed=1 routing=uniform")
-    shown = summary(result, tmp_path / "without checkpoints", CHOSEN, [])
-    assert "capsule_lab analyse" not in shown
+    assert shown.endswith("capsule-lab train seed=1 routing=uniform")
+    assert not any("analyse" in line for line in proposals(run._replace(has_weights=False)))
     shown = summary(result, tmp_path / "run", CHOSEN)
     assert "try next" not in shown, "a run of a sweep proposes no commands"
 
@@ -601,14 +600,6 @@ def test_two_processes_train_like_one(
     assert result["test"]["error"] == one["test"]["error"]
     assert result["val"] == pytest.approx(one["val"], rel=1e-4)
     assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=1e-4)
-
-
-def test_calling_main_outside_of_hydra_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    initialized = "hydra.core.hydra_config.HydraConfig.initialized"
-    monkeypatch.setattr(initialized, staticmethod(lambda: False))
-    message = r"^main\(\) must be started by Hydra; in a notebook call train\(compose\("
-    with pytest.raises(ConfigError, match=message):
-        main.__wrapped__(compose("train", TINY))
 
 
 def test_log_is_printed_without_a_handler(

@@ -189,7 +189,7 @@ def test_shipped_files_are_described_and_small() -> None:
     for name, entry in SHIPPED.items():
         parameters = runs.open(name).network.parameters()
         assert sum(weight.numel() for weight in parameters) == entry["parameters"]
-        overrides = entry["command"].removeprefix("capsule-lab train ")
+        overrides = entry["command"].removeprefix("python -m capsule_lab.train ")
         cells = [
             f"`{name}`",
             "" if entry["error"] is None else f"{entry['error']:.2f} %",

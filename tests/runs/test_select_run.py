@@ -101,7 +101,7 @@ def test_resuming_starts_a_new_run_if_the_real_data_has_arrived(
         chosen.append(directory)
         return {}
 
-    monkeypatch.setattr("capsule_lab.train.train", fake_train)
+    monkeypatch.setattr("capsule_lab.commands.train._train", fake_train)
     assert cli("train", *command).status == 0
     assert chosen == ([] if finished else [earlier])
     arrive()

@@ -42,8 +42,8 @@ def test_table_expands_to_a_cell_for_each_row_and_seed(cells) -> None:
 @pytest.mark.parametrize("number", [0, 3])
 def test_fingerprint_is_the_hash_of_the_composed_command(cells, number: int) -> None:
     cell = cells[number]
-    program, option, module, *overrides = shlex.split(cell.command)
-    assert [program, option, module] == ["python", "-m", "capsule_lab", "train"]
+    program, name, *overrides = shlex.split(cell.command)
+    assert [program, name] == ["capsule-lab", "train"]
     assert hash_of(overrides) == cell.fingerprint
 
 
@@ -143,7 +143,7 @@ def test_wrong_override_names_its_row(table_file) -> None:
 def test_cell_without_a_run_is_missing(cells) -> None:
     assert statuses(cells) == ["missing"] * 4
     assert all(cell.log is None for cell in cells)
-    _, _, *overrides = cells[0].job.arguments
+    _, _, _, *overrides = cells[0].job.arguments
     expected = [*cells[0].overrides, "train.resume=true"]
     assert overrides == expected, "another sweep may have trained it"
 
@@ -204,7 +204,7 @@ def test_failed_cell_has_the_error_and_the_log(cells, monkeypatch: pytest.Monkey
 
 def test_run_of_several_processes_is_given_its_directory(table_file) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    _, _, *overrides = cell.job.arguments
+    _, _, _, *overrides = cell.job.arguments
     directory = Path("runs").absolute() / f"mine-one-{cell.fingerprint}"
     assert overrides[-2] == f"train.directory='{directory}'"
     assert hash_of(overrides) == cell.fingerprint

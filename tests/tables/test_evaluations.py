@@ -58,7 +58,7 @@ def test_evaluation_uses_the_weights_that_the_run_tested(
     directory = write_run(expand(read(file))[0], weights_tested=tested)
     _, _, cell, _ = expand(read(file))
     overrides = [f"ckpt={directory / name}", "trainer.accelerator=cpu", "+data.eval_images=50"]
-    assert cell.command == shlex.join(["python", "-m", "capsule_lab", "evaluate", *overrides])
+    assert cell.command == shlex.join(["capsule-lab", "evaluate", *overrides])
     config = compose("evaluate", overrides)
     assert config.data.eval_images == 50
     assert config.trainer.accelerator == "cpu"
