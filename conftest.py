@@ -27,6 +27,7 @@ from tests.helpers.commands import (
     Trained,
 )
 from tests.helpers.compositions import composed_from_parts
+from tests.helpers.extensions import HAS_STUDIES, OF_STUDIES
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
 """Folders of tests that write no files and run no commands."""
@@ -257,6 +258,8 @@ def cli(
     monkeypatch.setenv("COLUMNS", "300")  # else rich wraps lines at 80 columns
 
     def call(command: str, *arguments: str) -> Ended:
+        if command in OF_STUDIES and not HAS_STUDIES:
+            pytest.skip(f"{command} is a command of capsule-studies, which is not installed")
         monkeypatch.setattr(sys, "argv", [command, *arguments])
         monkeypatch.delenv("CAPSULE_LAB_RUN", raising=False)
         capsys.readouterr()

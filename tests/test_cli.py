@@ -18,6 +18,7 @@ from capsule_lab.config.folders import conf_dir, default_options, file_of, group
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
+from tests.helpers.extensions import needs_studies
 from tests.helpers.tables import call
 
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
@@ -78,6 +79,7 @@ DOCUMENTED = sorted(
 )
 
 
+@needs_studies
 @pytest.mark.whole  # experiments, tables and commands are composed elsewhere, too
 def test_every_documented_command_composes() -> None:
     wrong, composed = [], set()
@@ -104,6 +106,7 @@ def test_no_command_of_a_page_has_two_comments(page: Path) -> None:
         assert comments.setdefault(command, comment) == comment, command
 
 
+@needs_studies
 def test_documented_targets_and_modules_exist() -> None:
     for command in DOCUMENTED:
         program, *words = command.split()
@@ -113,6 +116,7 @@ def test_documented_targets_and_modules_exist() -> None:
             assert words == [] or words[0] in names()
 
 
+@needs_studies
 def test_commands_that_a_finished_run_proposes_compose(trained: Trained) -> None:
     proposed = proposals(FinishedRun(trained.result, trained.directory, True, CHOSEN, TINY))
     composed = [
@@ -282,6 +286,7 @@ def test_make_refuses_the_environment_of_another_clone(venv: Path) -> None:
     assert not (venv / "bin").exists()
 
 
+@needs_studies
 def test_make_help_lists_every_target() -> None:
     others = "help setup plan bench gpu docs claims costs test test-all campaign fuzz lint clean"
     assert targets() == [*names(), *others.split()]

@@ -19,6 +19,7 @@ import capsule_lab
 from capsule_lab.commands import names
 from capsule_lab.config.folders import file_of, groups, head, options_of
 from tests.helpers import switches
+from tests.helpers.extensions import needs_studies
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "results").rglob("*.md"))
@@ -205,6 +206,7 @@ def test_readme_has_at_most_1200_words() -> None:
     assert len(text.split()) <= 1200
 
 
+@needs_studies
 def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     text = (ROOT / "README.md").read_text()
     (table,) = re.findall(r"^## Commands\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)

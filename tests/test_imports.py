@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import capsule_lab
+import capsule_lab.routing
 from capsule_lab.commands import module_of, names
 from capsule_lab.commands.tables import read_table as read
 from capsule_lab.tables.expand import expand

@@ -11,6 +11,7 @@ import pytest
 
 from capsule_lab import commands
 from tests.helpers.commands import ROOT
+from tests.helpers.extensions import HAS_STUDIES
 
 OF_TESTS = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
 DOTTED = re.compile(r"\b(?:benchmarks|capsule_lab|capsule_studies|hydra_plugins)(?:\.\w+)+")
@@ -95,7 +96,7 @@ def test_names_of_upper_floors_would_be_found() -> None:
     assert upper_names("capsule_studies.attacks", config) == ["capsule_studies.attacks"]
     assert upper_names("capsule_lab.runs.open_run", config) == ["capsule_lab.runs.open_run"]
     assert upper_names("predict", config) == ["predict"]
-    assert upper_names("use analyse with what=poses", config) == ["analyse"]
+    assert not HAS_STUDIES or upper_names("use analyse with it", config) == ["analyse"]
     assert upper_names("capsule_lab.routing.EMRouting", config) == []
     assert upper_names("train", config) == []
 

@@ -40,7 +40,7 @@ def test_first_argument_names_the_command(
             call("", "trian"),
             2,
             "",
-            "trian is not a command; did you mean train? Options: analyse, ",
+            "trian is not a command; did you mean train? Options: ",
         ),
         (
             call("", "model=capsnet"),

@@ -31,8 +31,8 @@ def test_arguments_are_converted_to_those_of_hydra(monkeypatch: pytest.MonkeyPat
         "train data.directory=a~b": "data.directory=a~b",
         "evaluate data.path=x data.size=8 seed=1": "+data.path=x +data.size=8 seed=1",
         "evaluate data.path=x data=folder": "data.path=x data=folder",
-        "analyse data=null data.path=x +data.size=8": "+data.path=x +data.size=8",
-        "attack data.path=~/x -m": "-m +data.path='/home/me/x'",
+        "evaluate data=null data.path=x +data.size=8": "+data.path=x +data.size=8",
+        "evaluate data.path=~/x -m": "-m +data.path='/home/me/x'",
     }.items():
         command, *arguments = typed.split()
         assert prepared(arguments, load(command)) == expected.split()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from capsule_lab.commands import compose, load, names
+from capsule_lab.commands import compose, load, measuring, names
 from capsule_lab.config.folders import default_options, options_of
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Cli, Trained
@@ -113,7 +113,7 @@ def test_option_without_effect_is_refused(cli: Cli, trained: Trained, words: str
     assert REFUSED[words] in one_sentence(cli(command, *arguments))
 
 
-@pytest.mark.parametrize("command", ["analyse", "attack", "evaluate"])
+@pytest.mark.parametrize("command", measuring())
 def test_recorded_commands_have_no_option_without_effect(command: str, tmp_path: Path) -> None:
     """Only the Trainer's options: the others need the weights."""
     start = re.compile(rf"[. ]{command} ")

@@ -13,6 +13,7 @@ from capsule_lab.commands.train import summary, train
 from capsule_lab.config.declaration import FinishedRun
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import Cli
+from tests.helpers.extensions import HAS_STUDIES
 from tests.helpers.training import interrupted_and_resumed, weights
 
 ON_PAIRS = ["data=mnist_pairs", "data.source=standin", "trainer.accelerator=cpu"]
@@ -69,7 +70,8 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     lines = summary(result, directory, chosen, proposed)
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "test error" not in lines
-    assert "capsule-lab analyse" in lines, "and not another routing, which it has not"
+    assert "routing=uniform" not in lines, "it has no routing"
+    assert ("capsule-lab analyse" in lines) is HAS_STUDIES
     assert runs.open(directory).network.capsules == 4  # type: ignore[attr-defined]
 
 

@@ -22,6 +22,7 @@ from capsule_lab.tables.comparisons import compared
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli, Trained
+from tests.helpers.extensions import needs_studies
 from tests.helpers.tables import (
     ATTACKED,
     RESULT,
@@ -29,6 +30,8 @@ from tests.helpers.tables import (
     write_evaluation,
     write_table,
 )
+
+pytestmark = needs_studies  # the table has an attack
 
 SECRET = "TOPSECRET-0123456789"
 IN_BASE64 = base64.b64encode(SECRET.encode()).decode()[:16]

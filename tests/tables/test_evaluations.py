@@ -15,6 +15,7 @@ from capsule_lab.system import protocol
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Cli
+from tests.helpers.extensions import needs_studies
 from tests.helpers.tables import names, write_evaluation, write_run
 
 TRAINED = {"name": "trained", "overrides": []}
@@ -106,6 +107,7 @@ def test_evaluation_takes_the_devices_of_training(table_file) -> None:
     assert cell.training.job.config.trainer.devices == 2
 
 
+@needs_studies
 def test_networks_trained_in_different_precisions_are_not_mixed_in_a_column(table_file) -> None:
     attacked = {"name": "attacked", "of": "trained", "by": "attack", "evaluate": ["attack=fgsm"]}
     file = table_file(rows=[TRAINED, attacked], columns={"it": {"metric": "attack/0.1/accuracy"}})

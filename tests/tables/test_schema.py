@@ -13,6 +13,7 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import select
 from capsule_lab.tables.schema import Published
+from tests.helpers.extensions import needs_studies
 from tests.helpers.tables import names
 from tests.helpers.tiers import whole_but
 
@@ -45,6 +46,7 @@ def _size(cell: TrainingCell) -> int:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+@needs_studies
 def test_head_of_a_shipped_table_names_command_cost_and_expectation(name: str) -> None:
     head = read(name).head
     assert f"make sweep table={name}" in head
@@ -76,6 +78,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("place", "expected"), PUBLISHED.items(), ids=map(str, PUBLISHED))
+@needs_studies
 def test_published_values_are_those_of_the_papers(
     place: tuple[str, str], expected: list[float | None]
 ) -> None:
