@@ -65,7 +65,7 @@ class AllParents(WindowNormaliser):
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
-        images = len(log_here)
+        images = log_here.shape[0]  # not len: a program for other batch sizes is exported
         log_largest = log_here.new_full((images, windows.child_count), -torch.inf)
         log_largest = log_largest.scatter_reduce(
             1, child.expand(images, -1), log_here.detach(), "amax"

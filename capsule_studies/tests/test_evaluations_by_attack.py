@@ -141,7 +141,7 @@ def test_table_with_attacks_is_swept_and_reported(cli: Cli, file: Path, tmp_path
     assert transfer.result["source"] == str(other.directory / "checkpoints" / "best.ckpt")
     (best,) = best_runs(found)
     assert best.cell.row.name in ("one", "other")
-    assert [*figures_by_command(found)] == ["attacks"]
+    assert [*figures_by_command(read(file), found)] == ["attacks"]
 
     ended = cli("report", f"table={file}", "out=.")
     assert ended.status == 0, ended.err

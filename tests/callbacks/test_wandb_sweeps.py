@@ -78,7 +78,7 @@ def test_every_value_makes_another_run(sweep: dict[str, Any]) -> None:
     hashes = []
     for chosen in varied(sweep):
         command = command_of(sweep, chosen)
-        start, overrides = command[:4], command[4:]
+        start, overrides = command[:5], command[5:]
         assert start == ["/usr/bin/env", "python", "-m", "capsule_lab", "train"]
         config = compose("train", overrides)
         check(config)

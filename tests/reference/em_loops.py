@@ -495,9 +495,10 @@ def shipped() -> dict[str, dict[str, Any]]:
     """``conf/routing/em*.yaml`` without the options that the contract varies."""
     from tests.reference.em_bridge import PRESETS, class_preset, preset
 
-    rows = {}
+    rows = {
+        name: dict(preset(name)) for name in PRESETS
+    }  # the order decides how switches are paired
     for name in PRESETS:
-        rows[name] = dict(preset(name))
         rows[f"{name}-classes"] = class_preset(name)
     for row in rows.values():
         del row["iterations"], row["backend"]

@@ -52,7 +52,7 @@ def test_configurations_that_differ_in_values_share_a_composition(table_file, mo
     columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
     rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]
     file = table_file(rows=rows, columns=columns)
-    counted = Mock(wraps=compose)
+    counted = Mock(wraps=expand_module.compose)
     monkeypatch.setattr(expand_module, "_composed", inspect.unwrap(expand_module._composed))
     monkeypatch.setattr(expand_module, "compose", counted)
     shared: dict = {}

@@ -232,8 +232,8 @@ def test_page_works_in_a_browser(browser: Any, file: Path, digits: Digits) -> No
     # sixteen grey values in an address
     assert restored.pop("scores") == pytest.approx(scores, abs=0.1)
     assert restored == state
-    assert opened.requests == [file.as_uri()]
-    assert again.requests == [f"{file.as_uri()}#{address}"]
+    for each in (opened, again):  # some browsers leave out what follows the #
+        assert [request.partition("#")[0] for request in each.requests] == [file.as_uri()]
     assert opened.problems == again.problems == []
     assert page.locator("#bars .bar").first.text_content().startswith("</script><b>")
 
