@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,9 @@ def sweep(*more: str) -> list[str]:
     ]
 
 
-def says(text: str, *cells: Cell) -> list[bool]:
-    """Whether the log of each cell contains a text."""
-    return [text in Path(cell.log).read_text() for cell in cells]
+def says(text: str, *logs: Path) -> list[bool]:
+    """Whether each log contains a text."""
+    return [text in log.read_text() for log in logs]
 
 
 def epochs(log: str) -> list[str]:
@@ -91,26 +91,32 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
     with start(*command, cwd=tmp_path) as process:
         try:
             wait_for(lambda: all(map(held, every)), process)
+            # while they run: a finished cell has the log of its run, not that of its job
+            logs = {cell.name: Path(cell.log) for cell in every}
+            of_others = [logs[cell.name] for cell in others]
             os.kill(held(killed)["pid"], signal.SIGKILL)
             pre_empt(cpus=6)
-            wait_for(lambda: any(says("SIGTERM: stopping", *others)), process)
-            late = [cell for cell in others if not all(says("SIGTERM: stopping", cell))]
+            wait_for(lambda: any(says("SIGTERM: stopping", *of_others)), process)
+            late = [
+                cell for cell in others if says("SIGTERM: stopping", logs[cell.name]) == [False]
+            ]
+            of_late = [logs[cell.name] for cell in late]
             for cell in late:
                 let_time_run_out(held(cell)["job"])
             uninterrupted = directly(late[0], tmp_path)  # while nothing else computes
-            wait_for(lambda: all(says("SIGUSR1: stopping", *late)), process)
+            wait_for(lambda: all(says("SIGUSR1: stopping", *of_late)), process)
             wait_for(lambda: start_what_waits() or process.poll() is not None, process)
             out, err = process.communicate()
         finally:
             process.kill()
     assert process.returncode == 2
-    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", out + err + logs_of(every)
+    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", out + err + texts_of(logs.values())
     message = r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err"
     assert re.search(message, err), err
     assert statuses(cells(overrides)) == ["failed", "done", "done", "done"]
     assert len(late) == 2
-    for cell in others:
-        expect_requeued(cell)
+    for log in of_others:
+        expect_requeued(log)
 
     (killed_in,) = names(killed.directories)
     before = contents(tmp_path)
@@ -131,18 +137,16 @@ def test_table_is_finished_though_jobs_are_killed_preempted_and_out_of_time(tmp_
     assert HELD_AT % (result["steps"] / result["epochs"]) != 0, "it was stopped within an epoch"
 
 
-def logs_of(cells: list[Cell]) -> str:
+def texts_of(logs: Iterable[Path]) -> str:
     """What all jobs wrote, for a failure."""
     texts = []
-    for cell in cells:
-        log = Path(cell.log)
+    for log in logs:
         texts += [log.read_text(), log.with_suffix(".err").read_text()]
     return "\n".join(texts)
 
 
-def expect_requeued(cell: Cell) -> None:
+def expect_requeued(log: Path) -> None:
     """Check that a run of four epochs was stopped in the second, and continued there."""
-    log = Path(cell.log)
     assert f"at step {HELD_AT}, saved in" in log.with_suffix(".err").read_text()
     before, _, after = log.read_text().partition("is requeued")
     assert epochs(before) == ["epoch 1"]
