@@ -121,11 +121,7 @@ _PROGRAM: list[str] = []
 
 
 def _as_typed(arguments: Iterable[str]) -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = [Path(sys.argv[0]).name]
-    if spec:
-        start = ["python", "-m", spec.name.removesuffix(".__main__")]
-    return shlex.join([*start, *arguments])
+    return shlex.join([*(_PROGRAM or [Path(sys.argv[0]).name]), *arguments])
 
 
 @functools.cache
