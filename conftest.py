@@ -94,9 +94,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", not item.stash.get(SHAPES_ARE_CHECKED, True))
 
 
+def _decorated_where_shapes_are_checked(decorate: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave a function that is defined within a call as it is, if that call's shapes are not checked.
+
+    ``decorate`` compiles two functions, which takes longer than many a routing that defines its steps.
+    """
+
+    def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
+        def decorated(function: Any) -> Any:
+            defined_in_a_call = "<locals>" in function.__qualname__
+            if defined_in_a_call and jaxtyping.config.jaxtyping_disable:
+                return function
+            return decorate(typechecker=typechecker)(function)
+
+        return decorated
+
+    return jaxtyped
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Cache compositions, which collection needs, too, and collect no garbage while the tests are imported."""
     gc.disable()
+    jaxtyping.jaxtyped = _decorated_where_shapes_are_checked(jaxtyping.jaxtyped)
     end_time = time.monotonic() + (config.option.seconds or math.inf)
     config.stash[END_TIME] = getattr(config, "workerinput", {}).get("end_time", end_time)
     parts = composed_from_parts()

@@ -55,7 +55,7 @@ def composed_from_parts() -> AbstractContextManager[None]:
     merged: dict[str, bytes] = {}
 
     def load_once(file: Any) -> Any:
-        name = Path(getattr(file, "name", file))
+        name = Path(file if isinstance(file, (str, Path)) else file.name)
         if not any(name.is_relative_to(folder) for folder in shipped_folders()):
             return load(file)
         if name not in parsed:
