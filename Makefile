@@ -81,8 +81,8 @@ test test-all: $(READY)
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)
 
 test: ## run the tests, in minutes; PYTEST="-k resume" is handed to pytest
-test-all: TIER = -m "not slow and not slurm and not gpu" --every-shape
-test-all: ## whole fits and sweeps as well, with shapes checked in every test
+test-all: TIER = -m "not slow and not slurm and not gpu"
+test-all: ## whole fits and sweeps as well; PYTEST=--every-shape checks shapes in every test
 
 campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps
 	@set -f; OMP_NUM_THREADS=1 $(RUN) -m tests.campaign $(OVERRIDES)

@@ -100,7 +100,10 @@ def _decorated_where_shapes_are_checked(decorate: Callable[..., Any]) -> Callabl
     ``decorate`` compiles two functions, which takes longer than many a routing that defines its steps.
     """
 
-    def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
+    def jaxtyped(*context: str, typechecker: Any = None) -> Any:
+        if context:
+            return decorate(*context)
+
         def decorated(function: Any) -> Any:
             defined_in_a_call = "<locals>" in function.__qualname__
             if defined_in_a_call and jaxtyping.config.jaxtyping_disable:
@@ -153,14 +156,9 @@ def tests_that_ran(reports: dict[str, list[Any]]) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests and their imports from garbage collection."""
-    gc.collect()
+    """Exclude the collected tests and their imports from garbage collection, also from that at the end."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -132,6 +132,7 @@ PYTHON = [
 ]
 
 
+@pytest.mark.whole
 def test_documented_python_runs(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,12 @@
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from docs import charts, drawings
 
 
+@pytest.mark.whole
 def test_files_are_those_of_the_configurations_and_records() -> None:
     made = dict(drawings.drawings()) | dict(charts.charts())
     files = {path.name: path.read_text() for path in drawings.FOLDER.glob("*.svg")}

@@ -196,6 +196,7 @@ print(sorted(missing))
 """
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_routings_layers_and_networks_compute_with_torch_jaxtyping_and_numpy_alone() -> None:
     """One line on stderr reports the missing numba; votes are then summed by matrix products.

@@ -162,6 +162,7 @@ def test_core_alone_finds_its_own_commands_options_and_tables(
     assert "attack is not a command" in ended.err
 
 
+@pytest.mark.whole
 def test_studies_add_their_commands_and_options(environment: Environment, tmp_path: Path) -> None:
     packages = environment("capsule_lab", "capsule_studies")
     ended = run(packages, tmp_path, "-m", "capsule_lab")
@@ -175,6 +176,7 @@ def test_studies_add_their_commands_and_options(environment: Environment, tmp_pa
         assert "_target_: capsule_studies." in ended.out
 
 
+@pytest.mark.whole
 def test_toynorb_alone_renders(environment: Environment, tmp_path: Path) -> None:
     packages = environment("toynorb", others=FOR_TOYNORB)
     script = (

@@ -105,6 +105,7 @@ def test_pending_claims_have_no_record() -> None:
             effects.effect_of(claim)
 
 
+@pytest.mark.whole
 def test_a_second_computation_gives_the_same_verdicts() -> None:
     """``tests/reference/claim_verdicts.py`` uses numpy and scipy only, and the values of runs."""
     expected = verdicts()
@@ -116,6 +117,7 @@ def test_a_second_computation_gives_the_same_verdicts() -> None:
     assert [each.p_of_smaller for each in JUDGED] == pytest.approx(smaller, rel=0.01, abs=1e-4)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(
     not plans.has_history(), reason="needs the history of the repository, which this clone lacks"
 )

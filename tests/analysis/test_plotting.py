@@ -141,7 +141,10 @@ NOTE = "First line.\nA second one, " + "long " * 20
         (1, "", (60, 20), "as 5, 88 %"),
     ],
 )
-@pytest.mark.parametrize("heading", ["", "a run with a long name: 128 images of the data"])
+@pytest.mark.parametrize(
+    "heading",
+    ["a run with a long name: 128 images of the data", pytest.param("", marks=pytest.mark.whole)],
+)
 def test_no_text_is_cut_off_or_overlaps(
     tmp_path: Path, columns: int, caption: str, shape: tuple[int, int], below: str, heading: str
 ) -> None:

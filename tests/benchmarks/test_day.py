@@ -61,6 +61,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.whole
 def test_steps_that_fail_or_take_too_long_do_not_stop_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("after", ["ends", "hangs"])
 def test_step_whose_time_ends_may_save_before_it_is_killed(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

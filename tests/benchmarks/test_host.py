@@ -70,7 +70,8 @@ def test_refused_before_anything_is_built(
         host.main(configuration("host", override.split()))
 
 
-@pytest.mark.parametrize("model", ["capsnet", pytest.param("em_caps", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("model", ["capsnet", "em_caps"])
 def test_rows_tables_and_file(
     model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ FROM_THE_BEGINNING = ("null", [1, 4])
 FROM_THE_MIDDLE = ("1/2 run", [2, 5])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("start", "stops"), whole_but([FROM_THE_BEGINNING, FROM_THE_MIDDLE], FROM_THE_MIDDLE)
 )

@@ -70,6 +70,7 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
     assert texts(figures["segmentation"])[-1].endswith("of the 64 images looked at")
 
 
+@pytest.mark.whole
 def test_options_choose_images_and_classes(trained: Trained) -> None:
     for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
         sheet_classes = f"sheet_classes={classes}".replace(" ", "")
@@ -168,6 +169,7 @@ def test_command_logs_figures_to_tensorboard(cli: Cli, a_copy: Path) -> None:
     assert (a_copy / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.whole
 def test_command_draws_only_curves_and_predictions_of_a_cnn(cli: Cli, tmp_path: Path) -> None:
     smoke = ["debug=smoke", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
     assert cli("train", *TINY_CNN, *smoke).status == 0

@@ -14,6 +14,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "overrides",
     [

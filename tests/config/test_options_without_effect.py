@@ -13,6 +13,7 @@ from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Cli, Trained
 from tests.helpers.messages import one_sentence
 from tests.helpers.records import records
+from tests.helpers.tiers import whole_but
 
 OTHERS = [name for name in names() if name not in ("train", "report", "sweep")]
 """Commands that do not hand other keys on to the runs of a table; ``config.check`` has the keys of ``train``."""
@@ -53,7 +54,9 @@ def test_every_option_is_read_by_the_code_of_its_command(command: str) -> None:
     assert command == "dataset" or unread == []
 
 
-@pytest.mark.parametrize("name", ["toynorb", *options_of("data")])
+@pytest.mark.parametrize(
+    "name", whole_but(["toynorb", *options_of("data")], "toynorb", "folder", "mnist", "multimnist")
+)
 @pytest.mark.parametrize(
     "option", ["path=there", "size=9", "workers=2", "source=standin", "directory=there"]
 )

@@ -161,6 +161,7 @@ def close(*locks: dict[str, int] | None) -> None:
             os.close(descriptor)
 
 
+@pytest.mark.whole
 def test_runs_that_wait_for_a_place_do_not_start_after_the_deadline(
     tmp_path: Path, config: DictConfig, shown: list[str]
 ) -> None:

@@ -79,7 +79,7 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     ("model", "quantity"),
     [
         ([*SMALL, *AFFINE], "matrix_error_unchanged"),
-        (["model=pair_autoencoder", *ON_PAIRS], "mean_image"),
+        pytest.param(["model=pair_autoencoder", *ON_PAIRS], "mean_image", marks=pytest.mark.whole),
     ],
 )
 def test_other_networks_on_pairs(model: list[str], quantity: str, tmp_path: Path) -> None:

@@ -73,7 +73,13 @@ def test_each_digit_is_decoded_and_compared_with_itself(
 
 
 @pytest.mark.parametrize(
-    "model", [TINY_CAPSNET, [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]]
+    "model",
+    [
+        TINY_CAPSNET,
+        pytest.param(
+            [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"], marks=pytest.mark.whole
+        ),
+    ],
 )
 def test_a_run_reports_pairs_and_single_labels(
     tmp_path: Path, model: list[str], tiny: Tiny

@@ -42,7 +42,9 @@ CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
     "arguments",
     [
         [CONFIG_DIR, *TINY_CAPSNET, "routing=mine", "routing.iterations=2"],
-        [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"],
+        pytest.param(
+            [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"], marks=pytest.mark.whole
+        ),
         # without a configuration folder: the options are those that both take
         [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting"]
         + [

@@ -49,14 +49,16 @@ ONE_BATCH = ["trainer.limit_test_batches=1", "data.eval_batch_size=16"]
     [
         (["trainer.limit_test_batches=2", "data.eval_batch_size=16"], 32, "32 of 359"),
         (["trainer.limit_test_batches=0.5", "data.eval_batch_size=16"], 176, "176 of 359"),
-        (["data.eval_images=40"], 40, "40 of 359"),
+        pytest.param(["data.eval_images=40"], 40, "40 of 359", marks=pytest.mark.whole),
         (["data.eval_images=40", *ONE_BATCH], 16, "16 of 359"),
         (
             ["data=multimnist", "data.test_pairs=60", "data.val_pairs=16", *ONE_BATCH],
             16,
             "16 pairs of 359",
         ),
-        (["data=affnist", *ONE_BATCH], 16, "16 versions of 16 of 359"),
+        pytest.param(
+            ["data=affnist", *ONE_BATCH], 16, "16 versions of 16 of 359", marks=pytest.mark.whole
+        ),
     ],
 )
 def test_limited_test_is_recorded(
@@ -128,6 +130,7 @@ def test_resumed_run_counts_the_images_of_all_its_processes(
     assert result["epochs"] == trained.result["epochs"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "function", "values"),
     [

@@ -58,6 +58,7 @@ def options(folder: Path) -> list[str]:
     return [*TINY_CAPSNET, *TINY_DATA, *data, f"data.path={folder}", "trainer.max_epochs=1"]
 
 
+@pytest.mark.whole
 def test_any_name_of_a_class_is_trained_drawn_opened_and_predicted(
     tmp_path: Path, cli: Cli
 ) -> None:

@@ -1,3 +1,4 @@
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from tests.helpers.tiers import whole_but
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
 
 QUICK = ("smoke", "hinton2018_viewpoints")
+shipped = functools.cache(read)
+"""Reads a shipped table once."""
 
 
 @pytest.mark.parametrize("name", whole_but(SHIPPED, *QUICK))
 def test_every_cell_of_a_shipped_table_is_valid(name: str) -> None:
-    cells = expand(select(read(name), seeds=[0]))
+    cells = expand(select(shipped(name), seeds=[0]))
     runs = set()
     for cell in cells:
         if isinstance(cell, EvaluationCell):
@@ -48,7 +51,7 @@ def _size(cell: TrainingCell) -> int:
 @pytest.mark.parametrize("name", SHIPPED)
 @needs_studies
 def test_head_of_a_shipped_table_names_command_cost_and_expectation(name: str) -> None:
-    head = read(name).head
+    head = shipped(name).head
     assert f"make sweep table={name}" in head
     for part in ("Command:", "Cost:", "Expected:"):
         assert part in head
@@ -83,7 +86,7 @@ def test_published_values_are_those_of_the_papers(
     place: tuple[str, str], expected: list[float | None]
 ) -> None:
     name, column = place
-    table = read(name)
+    table = shipped(name)
     (shown,) = [other for other in table.columns if other.name == column]
     means = []
     for row in table.rows:
