@@ -31,6 +31,8 @@ class Process:
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         number = next(_numbers)
         self.files = [folder / f"{number}.out", folder / f"{number}.err"]
+        for file in self.files:
+            file.touch()  # the process may be killed before it opens them
         context = multiprocessing.get_context("fork")
         self.child = context.Process(target=self._run, args=(function, folder))
         self.child.start()
