@@ -74,10 +74,11 @@ def test_every_command_refuses_in_one_line_and_writes_nothing(
 
 
 @pytest.mark.whole
-def test_traceback_is_shown_only_with_hydra_full_error(tmp_path: Path) -> None:
-    misspelt = ("-m", "capsule_lab", "train", "trainer.max_epoch=3")
-    one_sentence(interpreter(*misspelt, cwd=tmp_path))
-    assert "Traceback" in interpreter(*misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1").err
+def test_traceback_is_shown_only_with_hydra_full_error(cli: Cli, tmp_path: Path) -> None:
+    misspelt = ["train", "trainer.max_epoch=3"]
+    one_sentence(cli(*misspelt))
+    ended = interpreter("-m", "capsule_lab", *misspelt, cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    assert "Traceback" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -49,7 +49,15 @@ def run_of(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("to", whole_but(["onnx", "torch_export"], "torch_export"))
-@pytest.mark.parametrize("name", whole_but(NETWORKS, "capsnet"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "capsnet",
+        pytest.param("efficient", marks=pytest.mark.whole),
+        pytest.param("em", marks=pytest.mark.whole),
+        pytest.param("em_normalised", marks=pytest.mark.slow),
+    ],
+)
 def test_programs_equal_the_network(
     name: str, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

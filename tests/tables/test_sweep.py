@@ -221,7 +221,11 @@ def test_repeated_sweep_runs_only_unfinished_cells(
 
 @pytest.mark.whole
 @pytest.mark.integration
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name)
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
+    ids=lambda signum: signum.name,
+)
 def test_runs_save_a_checkpoint_and_end_with_their_sweep(
     table_file, tmp_path: Path, signum: signal.Signals
 ) -> None:
