@@ -44,7 +44,7 @@ def _main(arguments: Sequence[str]) -> None:
             _list()
     elif "=" in first or first.startswith(("-", "~")):
         raise ConfigError(
-            f"{first} is not a command; put a command before it, such as capsule-lab train {first}"
+            f"{first} is not a command; put a command before it, such as capsule-lab train {first.lstrip('-')}"
         )
     else:
         raise ConfigError(f"{first} is not a command; {suggest(first, commands.names())}")

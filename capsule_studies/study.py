@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from capsule_lab import runs
-from capsule_lab.commands.evaluate import open_checked
+from capsule_lab.commands.evaluate import open_run
 from capsule_lab.commands.figures import keep_figures
 from capsule_lab.config.check import check, check_trainer_of_evaluation
 from capsule_lab.config.composition import to_container
-from capsule_lab.config.declaration import Command, Group, Options, Seed, Trusted, Weights
+from capsule_lab.config.declaration import Group, Options, Seed, Trusted, Weights
 from capsule_studies.names import name_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class StudyOutput(NamedTuple):
 
 def run_study(
     config: DictConfig,
-    command: Command,
     group: str,
     folder: str,
     find: Callable[[StudyInput], StudyResult],
@@ -101,7 +100,7 @@ def run_study(
     from capsule_studies.subject import OF_PAIRS
 
     name = name_of(config[group])
-    run = open_checked(config, command)
+    run = open_run(config)
     trainer = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None)
     device = trainer.strategy.root_device
     options = to_container(config).get("data") or {}

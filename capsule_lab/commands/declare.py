@@ -100,6 +100,7 @@ class RunnableCommand(Command):
                 with interruptible():
                     check_options(config, self)
                     check_required(config, self)
+                    self.check(config)
                     self._run(self.options.read(config))
             except Exception as error:  # Hydra would print a traceback
                 self._exit_if_user_error(error)

@@ -17,11 +17,10 @@ from rich.markup import escape
 from capsule_lab import runs
 from capsule_lab.commands.declare import command
 from capsule_lab.config.check import check, check_trainer_of_evaluation
-from capsule_lab.config.check_options import check_options, check_required
+from capsule_lab.config.check_options import check_options
 from capsule_lab.config.compose import compose
 from capsule_lab.config.composition import to_container
 from capsule_lab.config.declaration import (
-    Command,
     Group,
     Measurement,
     Options,
@@ -118,22 +117,20 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 
 def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path, runs.Run]:
     """Evaluate with options of ``conf/evaluate.yaml``; return result, path for it, and run. Writes nothing."""
-    run = open_checked(config, main)
+    run = open_run(config)
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
     return result, result_file(run, config.split, data, result), run
 
 
-def open_checked(config: DictConfig, command: Command) -> runs.Run:
-    """Check the configuration of a command that measures weights, then open the run of ``config.ckpt``.
+def open_run(config: DictConfig) -> runs.Run:
+    """Open the run of ``config.ckpt``, for a command that measures weights.
 
     A ``seed`` that is not given becomes the seed of training; other data may need one.
     """
     from capsule_lab.config import build  # torch and Lightning
 
-    check_required(config, command)
     build.quiet_lightning_logs()
-    command.check(config)
     run = runs.open(config.ckpt, trust=config.trust)
     is_of_other_data = "_target_" in (config.get("data") or {})
     is_used = is_of_other_data or config.get("untrained")

@@ -79,7 +79,8 @@ def main(options: PredictOptions) -> None:
         images = torch.stack([*seen.values()])
         predictions = dict(zip(seen, predictor(images), strict=True))
     write = {"table": _print_table, "json": _print_json, "csv": _print_csv}[options.to]
-    write(predictions, options.top)
+    if predictions or options.to != "table":
+        write(predictions, options.top)
     if options.sheet and seen:
         _draw(seen, predictions, expanded(options.sheet))
     for reason in unreadable:

@@ -88,7 +88,6 @@ def main(options: TrainOptions) -> None:
     in_sweep = protocol.LOG in environ
     resume_requested = options.train.resume
     config = _resumed(options.config)
-    check_training(config)
     hydra = HydraConfig.get()
     overrides = _without(hydra.overrides.task, "launcher=", "train.resume=")
     with (
@@ -185,7 +184,7 @@ def train(
 def _train(
     config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float
 ) -> dict[str, Any]:
-    """Train with a checked configuration, which does not change from here on."""
+    """Train with a checked configuration; the names of its loggers are completed, then it is read-only."""
     from capsule_lab import callbacks
     from capsule_lab.commands.training import Training
 

@@ -57,10 +57,9 @@ class Training:
         self.tests_at_limit = (
             self.config.train.test == "last" and own_deadline == deadline < math.inf
         )
-        with build.constructing("data"):
-            self.data.setup(
-                "fit"
-            )  # may download or render for minutes, so mistakes are found before
+        build.check_accelerator(self.config.trainer)
+        with build.constructing("data"):  # may download or render for minutes
+            self.data.setup("fit")
         self.checkpoint = runs.checkpoints.checkpoint_to_resume(
             self.config, directory, self.data.provenance
         )

@@ -121,6 +121,18 @@ def build_without_weights(config: DictConfig) -> Any:
         return build_module(config, spec)
 
 
+def check_accelerator(trainer: DictConfig) -> None:
+    """Raise a ``ConfigError`` if ``trainer.accelerator`` asks for a GPU and this machine has none."""
+    from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+
+    asks_for_gpu = trainer.get("accelerator") in ("gpu", "cuda")
+    if asks_for_gpu and not (CUDAAccelerator.is_available() or MPSAccelerator.is_available()):
+        raise ConfigError(
+            f"trainer.accelerator is {trainer.accelerator}, but torch finds no GPU here; expected auto or cpu, or a "
+            "torch that is built for the driver of this machine"
+        )
+
+
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
     """Build the Trainer with its callbacks and loggers, which write below ``directory``."""
     # slow to import; --help does not need it

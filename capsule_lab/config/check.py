@@ -9,7 +9,7 @@ from typing import Any, cast
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.folders import conf_dir, options_of
+from capsule_lab.config.folders import conf_dir, groups, options_of
 from capsule_lab.config.hints import key_meant
 from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
@@ -89,6 +89,9 @@ def _check_argument(key: str, value: Any, argument: Parameter) -> None:
         value is None and argument.default is None
     )  # of signatures such as name: str = None
     is_instantiated = isinstance(value, DictConfig) and "_target_" in value
+    group = key.rpartition(".")[2]
+    if isinstance(value, str) and group in groups() and value in options_of(group):
+        raise ConfigError(f"{key} is {value}, the name of an option; expected {group}={value}")
     if not (is_default or is_instantiated):
         check_value(key, value, argument.annotation, _IN_WORDS.get(key, ""))
 

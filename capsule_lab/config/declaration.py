@@ -172,7 +172,8 @@ class Command:
         name: its name, also that of ``conf/<name>.yaml``, which has its help text and its configuration groups.
         options: its options.
         function: is called with the options, and returns the record of a result or ``None``.
-        check: raises a ``ConfigError`` if a composed configuration cannot work, before anything long begins.
+        check: raises a ``ConfigError`` if a composed configuration cannot work. It is called before the function,
+            by a table before it launches anything, and by ``-m`` for all runs before the first.
         first: the option that a word without a key probably is, as in ``capsule-lab evaluate runs/…``.
         for_hydra: converts the arguments of the command line to arguments for Hydra.
         measures: what it measures, if tables can have it in a row.

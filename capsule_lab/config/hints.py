@@ -44,6 +44,9 @@ def key_meant(name: str, config: DictConfig | None = None) -> str | None:
 
 def hint(key: str, config: DictConfig) -> str:
     """Suggest a key for ``key``, which ``config`` lacks; list its siblings, and state whether it can be added."""
+    if shared := _shared(key, config):
+        part, elsewhere = shared
+        return f"{part} is that of {elsewhere}; set {elsewhere}{key.removeprefix(part)}"
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
         parent, _, name = parent.rpartition(".")
@@ -59,3 +62,18 @@ def hint(key: str, config: DictConfig) -> str:
         return f"{listed} (+{key}=… adds it)"
     close = closest(name, map(str, node))
     return f"did you mean {prefix}{close}? {listed}" if close else listed
+
+
+def _shared(key: str, config: DictConfig) -> tuple[str, str] | None:
+    """Return the part of ``key`` that is an interpolation such as ``${routing}``, and the key that it stands for."""
+    names = key.split(".")
+    for number in range(1, len(names)):
+        path, name = ".".join(names[: number - 1]), names[number - 1]
+        node = OmegaConf.select(config, path) if path else config
+        if not isinstance(node, DictConfig) or name not in node:
+            return None
+        if OmegaConf.is_interpolation(node, name):
+            text = OmegaConf.to_container(node, resolve=False)[name]  # type: ignore[call-overload,index]
+            is_plain = text.startswith("${") and ":" not in text
+            return (".".join(names[:number]), text[2:-1].lstrip(".")) if is_plain else None
+    return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.errors import RunError, one_line, suggest
+from capsule_lab.errors import RunError, closest, one_line, suggest
 from capsule_lab.runs.files import sha256
 from capsule_lab.system.extras import require
 from capsule_lab.system.files import expanded
@@ -43,7 +43,11 @@ def locate(path: str | Path) -> Path:
     found = expanded(path)
     if found.exists():
         return found
-    known = suggest(str(path), entries) if entries else "this version has no ready weights"
+    known = f"expected a path that exists, or one of {', '.join(entries)}"
+    if not entries:
+        known = "this version has no ready weights"
+    elif closest(str(path), entries):
+        known = suggest(str(path), entries)
     raise RunError(
         f"{path} is neither the name of ready weights nor a run directory or file; {known}"
     )

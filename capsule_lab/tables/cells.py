@@ -39,6 +39,7 @@ class SeededConfig:
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
+        self._seeded = config.copy()
         self._first = self._resolved(0)
         self._keys = list(_differing(self._first, self._resolved(1)))
 
@@ -50,7 +51,7 @@ class SeededConfig:
 
     def container(self, seed: int) -> dict[str, Any]:
         """Return ``to_container`` of the configuration; only values that depend on the seed are resolved again."""
-        self.config.seed = seed
+        self._seeded.seed = seed
         container: dict[str, Any] = {**self._first}
         for path in self._keys:
             *parents, name = path
@@ -58,12 +59,12 @@ class SeededConfig:
             for key in parents:
                 node[key] = {**node[key]}
                 node = node[key]
-            node[name] = OmegaConf.select(self.config, ".".join(path))
+            node[name] = OmegaConf.select(self._seeded, ".".join(path))
         return container
 
     def _resolved(self, seed: int) -> dict[str, Any]:
-        self.config.seed = seed
-        return to_container(self.config)
+        self._seeded.seed = seed
+        return to_container(self._seeded)
 
 
 def _differing(

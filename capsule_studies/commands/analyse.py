@@ -86,7 +86,7 @@ def main(options: AnalyseOptions) -> dict[str, Any]:
 
 def analyse(config: DictConfig) -> StudyOutput:
     """Answer a question about a run's network, and about the same network before training; see ``study.run_study``."""
-    return run_study(config, main, "what", "analyses", _find)
+    return run_study(config, "what", "analyses", _find)
 
 
 def _find(setting: StudyInput) -> StudyResult:

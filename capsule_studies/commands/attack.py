@@ -163,7 +163,7 @@ def main(options: AttackOptions) -> dict[str, Any]:
 
 def attack(config: DictConfig) -> StudyOutput:
     """Run the attack of a configuration of ``conf/attack.yaml``; see ``study.run_study``."""
-    return run_study(config, main, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
+    return run_study(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
 
 
 def _attacked(setting: StudyInput) -> StudyResult:
