@@ -32,50 +32,76 @@ class Training:
     def __init__(
         self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float
     ) -> None:
-        import lightning as L
-
         from capsule_lab import callbacks
         from capsule_lab.config import build
-        from capsule_lab.runs import memory
         from capsule_lab.system import environment
 
+        self.config = config
+        self.directory = directory
+        self.overrides = [*overrides]
         runs.directories.check_links(directory)
         environment.commit()  # of the code imported now: the files may change during training
         build.quiet_lightning_logs()
-        self.directory, self.overrides = directory, [*overrides]
-        self.data = build.build_data(config)
-        if runs.trust.refuses_pickles(config.get("trust")):
-            runs.check_has_no_pickles(self.data)
-        L.seed_everything(config.seed, workers=True, verbose=False)
-        self.config = config
-        memory.check_weights(self.config, self.data.spec)
-        self.module = build.build_module(self.config, self.data.spec)
-        left_of_sweep = float(os.environ.get(protocol.DEADLINE, math.inf)) - time.time()
-        own_deadline = start_time + build.time_limit(self.config.trainer)
-        deadline = min(own_deadline, time.monotonic() + left_of_sweep)
-        # not at the end of a sweep's budget, after which its next command continues
-        self.tests_at_limit = (
-            self.config.train.test == "last" and own_deadline == deadline < math.inf
-        )
-        build.check_accelerator(self.config.trainer)
-        with build.constructing("data"):  # may download or render for minutes
-            self.data.setup("fit")
-        self.checkpoint = runs.checkpoints.checkpoint_to_resume(
-            self.config, directory, self.data.provenance
-        )
-        self.embed = callbacks.EmbedConfig(
-            self.config, self.data.provenance, self.data.spec, self.data.input_form
-        )
-        self.trainer = build.build_trainer(self.config, directory, self.embed)
-        build.check_together(self.trainer, self.module, self.data)
-        last = directory / "checkpoints" / "last.ckpt"
-        runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
-        memory.log_need(self.config, self.module, self.data.spec, self.trainer)
-        if deadline < math.inf:
-            callbacks.pause_at(self.trainer, deadline, completes_test=self.tests_at_limit)
+        self._build_module()
+        deadline = self._deadline(start_time)
+        self._load_data()
+        self._build_trainer(deadline)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)
         if self.timer:
             self.timer.since = start_time
+
+    def _build_module(self) -> None:
+        """Build the DataModule, whose specification a network needs, and the LightningModule."""
+        import lightning as L
+
+        from capsule_lab.config import build
+        from capsule_lab.runs import memory
+
+        self.data = build.build_data(self.config)
+        if runs.trust.refuses_pickles(self.config.get("trust")):
+            runs.check_has_no_pickles(self.data)
+        L.seed_everything(self.config.seed, workers=True, verbose=False)
+        memory.check_weights(self.config, self.data.spec)
+        self.module = build.build_module(self.config, self.data.spec)
+
+    def _deadline(self, start_time: float) -> float:
+        """Return when training pauses, in seconds of ``time.monotonic``: at its own limit, or that of its sweep."""
+        from capsule_lab.config import build
+
+        left_of_sweep = float(os.environ.get(protocol.DEADLINE, math.inf)) - time.time()
+        own_deadline = start_time + build.time_limit(self.config.trainer)
+        deadline = min(own_deadline, time.monotonic() + left_of_sweep)
+        is_own = own_deadline == deadline < math.inf
+        # not at the end of a sweep's budget, after which its next command continues
+        self.tests_at_limit = self.config.train.test == "last" and is_own
+        return deadline
+
+    def _load_data(self) -> None:
+        """Load the images, which may be downloaded or rendered for minutes: mistakes are found before."""
+        from capsule_lab.config import build
+
+        build.check_accelerator(self.config.trainer)
+        with build.constructing("data"):
+            self.data.setup("fit")
+
+    def _build_trainer(self, deadline: float) -> None:
+        """Build the Trainer, and check that it can train this module on these data and save it."""
+        from capsule_lab import callbacks
+        from capsule_lab.config import build
+        from capsule_lab.runs import memory
+
+        data = self.data
+        self.checkpoint = runs.checkpoints.checkpoint_to_resume(
+            self.config, self.directory, data.provenance
+        )
+        self.embed = callbacks.EmbedConfig(self.config, data.provenance, data.spec, data.input_form)
+        self.trainer = build.build_trainer(self.config, self.directory, self.embed)
+        build.check_together(self.trainer, self.module, data)
+        last = self.directory / "checkpoints" / "last.ckpt"
+        runs.check_will_open(self.embed.record(self.trainer), self.module.network, last)
+        memory.log_need(self.config, self.module, data.spec, self.trainer)
+        if deadline < math.inf:
+            callbacks.pause_at(self.trainer, deadline, completes_test=self.tests_at_limit)
 
     def run(self) -> dict[str, Any]:
         """Train, test, and write ``metrics.json``; see ``train``."""

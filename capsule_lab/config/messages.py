@@ -1,6 +1,6 @@
 """One-line messages for mistakes of the user, also those that Hydra reports with a traceback.
 
-Only this file reads the text of two errors of Hydra 1.3.
+Only this file reads the text of errors of Hydra 1.3 and OmegaConf 2.3.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ def _of_hydra(
         node = str(error).rpartition("full_key: ")[2].strip()
         reason = one_line(error.__cause__)
         return reason if not node or node in reason else f"{node}: {reason}"
+    absent = re.match("Interpolation key '([^']+)' not found", str(error))
+    if absent and command and isinstance(error, OmegaConfBaseException):
+        return (
+            f"{error.full_key or 'a value'} refers to {absent[1]}, which {command.name} does not have; expected "
+            f"another value, or the key {absent[1]} in conf/{command.name}.yaml"
+        )
     found = re.match("Could not override '([^'=]+)'", str(error))
     if found and command and isinstance(error, HydraException):
         return _unknown_key(found[1], command, overrides)
