@@ -125,19 +125,21 @@ def test_class_routing_is_that_of_the_preset_em() -> None:
 
 
 @pytest.mark.parametrize("cost", INITIAL)
-def test_initial_values_follow_the_cost(cost: Any) -> None:
+def test_initial_values_follow_the_cost_unless_given(cost: Any) -> None:
     expected = INITIAL[cost]
     module = EMRouting(PARENTS, 16, cost=cost)
     assert module.beta_u.tolist() == pytest.approx([expected["beta_u"]] * PARENTS)
     assert module.beta_a.tolist() == pytest.approx([expected["beta_a"]] * PARENTS)
     assert module.options["inverse_temperature"] == expected["inverse_temperature"]
+    given = EMRouting(PARENTS, 16, cost=cost, beta_u=0.75, beta_a=-80.0)
+    assert given.beta_u.tolist() == [0.75] * PARENTS
+    assert given.beta_a.tolist() == [-80.0] * PARENTS
 
 
-@pytest.mark.parametrize(("shared", "betas"), [(False, PARENTS), (True, 1)])
-def test_initial_values_that_are_given(shared: bool, betas: int) -> None:
-    module = EMRouting(PARENTS, 16, beta_u=0.75, beta_a=-80.0, shared_betas=shared)
-    assert module.beta_u.tolist() == [0.75] * betas
-    assert module.beta_a.tolist() == [-80.0] * betas
+def test_parents_may_share_their_betas() -> None:
+    module = EMRouting(PARENTS, 16, beta_u=0.75, beta_a=-80.0, shared_betas=True)
+    assert module.beta_u.tolist() == [0.75]
+    assert module.beta_a.tolist() == [-80.0]
 
 
 @pytest.mark.parametrize("of", [bridge.preset, bridge.class_preset])
