@@ -28,6 +28,7 @@ CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
 TOP = {path.name for path in ROOT.iterdir() if path.name[0] not in "._"} - {"runs"}
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])")
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
 
 
@@ -87,15 +88,18 @@ def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
             file = (page.parent / target).resolve() if target else page
             if not file.exists():
                 yield number, f"no file {link}"
-            elif anchor and anchor not in anchors_of(file):
-                yield number, f"{link} has no such heading{closest(anchor, anchors_of(file))}"
+                continue
+            known = anchors_of(file) if anchor else set()
+            if anchor and anchor not in known:
+                yield number, f"{link} has no such heading{closest(anchor, known)}"
 
 
 def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
     """`folder/file.py`, `folder/*.yaml` and `folder/file.py::name`, from the root of the repository."""
     for number, content in in_backticks(page):
         path, *names = content.split("::")
-        if "/" not in path or path.split("/")[0] not in TOP or re.search(r"[<>…{} ]", path):
+        top, slash, _ = path.partition("/")
+        if not slash or top not in TOP or re.search(r"[<>…{} ]", path):
             continue
         files = sorted(ROOT.glob(path.rstrip("/")))
         if not files:
@@ -111,20 +115,24 @@ def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
 def wrong_modules(page: Path) -> Iterator[tuple[int, str]]:
     """`capsule_lab.x.y` can be imported."""
     for number, content in in_backticks(page):
-        if re.fullmatch(r"capsule_lab(\.\w+)+", content):
-            try:
-                pkgutil.resolve_name(content)
-            except (ImportError, AttributeError) as error:
-                yield number, f"{content}: {error}"
+        if not re.fullmatch(r"capsule_lab(\.\w+)+", content):
+            continue
+        try:
+            pkgutil.resolve_name(content)
+        except (ImportError, AttributeError) as error:
+            yield number, f"{content}: {error}"
 
 
 def wrong_options(page: Path) -> Iterator[tuple[int, str]]:
     """`group=option` is an option of `conf/group`, or of a template."""
     templates = {path.stem for path in (ROOT / "tests" / "templates").glob("*/conf/*/*.yaml")}
     for number, content in in_backticks(page):
-        for group, option in re.findall(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])", content):
-            if group in groups() and option not in {*options_of(group), *templates, "none", "null"}:
-                yield number, f"{group}={option}{closest(option, options_of(group))}"
+        for group, option in OPTION.findall(content):
+            if group not in groups():
+                continue
+            known = options_of(group)
+            if option not in {*known, *templates, "none", "null"}:
+                yield number, f"{group}={option}{closest(option, known)}"
 
 
 @pytest.mark.parametrize("wrong", [wrong_links, wrong_paths, wrong_modules, wrong_options])
