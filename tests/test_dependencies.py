@@ -46,7 +46,7 @@ EXTRAS = {extra: names(lines) for extra, lines in CORE["optional-dependencies"].
 OF_THE_USER = EXTRAS.keys() - {"dev", "docs"}
 
 
-def tested_versions() -> dict[str, str]:
+def versions_tested() -> dict[str, str]:
     found = {}
     for line in (ROOT / "tested-versions.txt").read_text().splitlines():
         name, _, version = line.partition("==")
@@ -55,7 +55,7 @@ def tested_versions() -> dict[str, str]:
     return found
 
 
-TESTED = tested_versions()
+TESTED = versions_tested()
 
 
 def sources(package: str) -> Iterator[tuple[Path, ast.Module]]:

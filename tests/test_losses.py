@@ -18,8 +18,8 @@ from capsule_lab.losses import margin_loss, reconstruction_loss, spread_loss
 from tests.reference.loops import margin_loss_loops
 
 # The unit test of the authors' official code: several classes may be present, lengths may be anything.
-AUTHORS_LABELS = torch.tensor([[0.0, 0, 1], [1, 1, 1]]).double()
-AUTHORS_LENGTHS = torch.tensor([[-0.3, 0.3, 0.9], [1.2, 0.5, -0.5]]).double()
+AUTHORS_LABELS = torch.tensor([[0.0, 0, 1], [1, 1, 1]], dtype=torch.float64)
+AUTHORS_LENGTHS = torch.tensor([[-0.3, 0.3, 0.9], [1.2, 0.5, -0.5]], dtype=torch.float64)
 LABELS = torch.tensor([0, 9, 5, 5])
 IMAGES = torch.zeros(1, 1, 2, 2)
 exact: dict[str, float] = {"rtol": 1e-12, "atol": 0}

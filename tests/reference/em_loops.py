@@ -205,6 +205,14 @@ def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) ->
 # --------------------------------------------------------------------------------------------- the procedure
 
 
+def edges_of_parents(parents: list[Parent], edges: list[Edge]) -> list[list[int]]:
+    """Indices of the edges of each parent."""
+    indices: list[list[int]] = [[] for _ in parents]
+    for e, edge in enumerate(edges):
+        indices[edge.parent].append(e)
+    return indices
+
+
 def log_weights_of(edges: list[Edge], last: Record) -> list[float]:
     """E-step before its normalisation: ``ln (a_j p_j)`` of each edge."""
     log_weights = []
@@ -252,9 +260,7 @@ def em_routing_graph(
     """
     couplings = initial_couplings(parents, edges, initial)
     dim = len(edges[0].vote)
-    edges_of: list[list[int]] = [[] for _ in parents]
-    for e, edge in enumerate(edges):
-        edges_of[edge.parent].append(e)
+    edges_of = edges_of_parents(parents, edges)
 
     poses = zeros(len(parents), dim)
     iterations: list[Record] = []
@@ -268,9 +274,8 @@ def em_routing_graph(
         variances = []
         for j in range(len(parents)):  # M-step
             votes = [edges[e].vote for e in edges_of[j]]
-            weights = []  # R_ij <- R_ij a_i
-            for e in edges_of[j]:
-                weights.append(couplings[e] * children[edges[e].child].activation)
+            # R_ij <- R_ij a_i
+            weights = [couplings[e] * children[edges[e].child].activation for e in edges_of[j]]
             mass = sum(weights) + mass_epsilon
             fitted = gaussian(votes, weights, mass, poses[j], damping, min_variance)
             masses.append(mass)
