@@ -26,13 +26,13 @@ OPTIONS = [(group, option) for group in groups() for option in options_of(group)
 
 def commands_in(text: str) -> list[str]:
     """The commands of capsule_lab in shell blocks, without comments."""
-    blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [
-        shlex.join(shlex.split(line, comments=True))
-        for block in blocks
-        for line in block.splitlines()
-    ]
-    return [line for line in lines if line.startswith(("make ", "capsule-lab"))]
+    found = []
+    for block in re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            command = shlex.join(shlex.split(line, comments=True))
+            if command.startswith(("make ", "capsule-lab")):
+                found.append(command)
+    return found
 
 
 def jobs_of(command: str) -> list[tuple[str, list[str]]]:
@@ -48,41 +48,49 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     if name in ("sweep", "report"):
         rest = load(name).for_hydra(rest)
     given = get_args_parser().parse_args(rest)
-    return [
-        (name, overrides)
-        for overrides in (combinations(given.overrides) if given.multirun else [given.overrides])
-    ]
+    jobs = combinations(given.overrides) if given.multirun else [given.overrides]
+    return [(name, overrides) for overrides in jobs]
 
 
-HEADS = [
-    *(
-        match[1]
-        for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
-        for match in re.finditer(
-            r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE
-        )
-    ),
-    *(
-        line.strip().partition("    ")[0]
-        for command in names()
-        for line in head(file_of(command))
-        if line.startswith("  capsule-lab ")
-    ),
-]
+IN_A_HEAD = re.compile(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", re.MULTILINE)
+
+
+def commands_in_heads() -> list[str]:
+    """The commands of experiments and tables, and the examples of commands."""
+    found = []
+    for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")]):
+        found += IN_A_HEAD.findall(path.read_text())
+    for command in names():
+        for line in head(file_of(command)):
+            if line.startswith("  capsule-lab "):
+                found.append(line.strip().partition("    ")[0])
+    return found
+
+
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "results").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-DOCUMENTED = sorted(
-    {*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))}
-)
+
+
+def documented_commands() -> list[str]:
+    found = {*HEADS}
+    for page in PAGES:
+        found |= {*commands_in(page.read_text())}
+    return sorted(found)
+
+
+HEADS = commands_in_heads()
+DOCUMENTED = documented_commands()
 
 
 @needs_studies
 @pytest.mark.whole  # experiments, tables and commands are composed elsewhere, too
 def test_every_documented_command_composes() -> None:
-    wrong, composed = [], set()
+    wrong = []
+    composed = set()
     for command in DOCUMENTED:
         values: set[str] = set()
         for name, overrides in jobs_of(command):
@@ -95,7 +103,10 @@ def test_every_documented_command_composes() -> None:
             except ConfigError as error:
                 wrong.append(f"{command}: {error}")
     assert not wrong, "\n".join(wrong)
-    assert {name for command in HEADS for name, _ in jobs_of(command)} == {*names()}
+    of_heads = set()
+    for command in HEADS:
+        of_heads |= {name for name, _ in jobs_of(command)}
+    assert of_heads == {*names()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -1,6 +1,7 @@
 """The cost in the head of each experiment is the one of the records in ``results/``; ``make costs`` prints them."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,10 @@ COST = Cost(26.4 * 3600, 59.0 * 3600, 2, ("a.json", "b.csv"))
 RECORDS = "on two CPU cores (results/a.json, results/b.csv)"
 TEXT = f"26 to 59 hours {RECORDS}"
 _OF_TIME = r"\b(hours?|days?|weeks?|months?)\b"
+_RECORDED = re.compile(r"\d+( to \d+)? \w+ on (one|two) CPU cores? \(results/[^)]*\)")
+_WITHOUT_RECORD = re.compile(
+    rf"{_OF_TIME}[^.;:]*\bGPU|GPU[^.;:]*{_OF_TIME}|\b(weeks|months)\b",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +33,11 @@ def test_cost_in_a_head_is_that_of_the_records(experiment: str) -> None:
 
 
 def test_cost_is_written_in_whole_units() -> None:
+    short = Cost(90.0, 90.0, 1, ("a.json",))
+    long = Cost(4e5, 4e5, 1, ("a.json",))
     assert COST.text == TEXT
-    assert Cost(90.0, 90.0, 1, ("a.json",)).text == "2 minutes on one CPU core (results/a.json)"
-    assert Cost(4e5, 4e5, 1, ("a.json",)).text == "5 days on one CPU core (results/a.json)"
+    assert short.text == "2 minutes on one CPU core (results/a.json)"
+    assert long.text == "5 days on one CPU core (results/a.json)"
 
 
 @pytest.mark.parametrize(
@@ -56,18 +63,23 @@ def test_wrong_cost_is_reported(cost: Cost | None, text: str, expected: str) -> 
 
 @pytest.mark.parametrize(
     ("experiment", "steps"),
-    [("sabour2017/mnist", 300_000), ("mnist_hour", 9372), ("hinton2011/stereo", 1800)],
+    [
+        ("sabour2017/mnist", 300_000),
+        ("mnist_hour", 9372),
+        ("hinton2011/stereo", 1800),
+    ],
 )
 def test_steps_are_those_of_the_schedule(experiment: str, steps: int) -> None:
     """The last two are the steps in the records of these experiments."""
-    assert steps_of(compose("train", [f"experiment={experiment}"])) == steps
+    config = compose("train", [f"experiment={experiment}"])
+    assert steps_of(config) == steps
 
 
 HEADS = sorted([*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").rglob("*.yaml")])
 
 
 @pytest.mark.parametrize("file", HEADS, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_no_head_has_a_cost_of_gpus_or_long_times_without_a_record(file) -> None:
+def test_no_head_has_a_cost_of_gpus_or_long_times_without_a_record(file: Path) -> None:
     text = " ".join(head(file))
-    costs = re.sub(r"\d+( to \d+)? \w+ on (one|two) CPU cores? \(results/[^)]*\)", "", text)
-    assert not re.search(rf"{_OF_TIME}[^.;:]*\bGPU|GPU[^.;:]*{_OF_TIME}|\b(weeks|months)\b", costs)
+    without_recorded = _RECORDED.sub("", text)
+    assert not _WITHOUT_RECORD.search(without_recorded)

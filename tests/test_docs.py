@@ -28,6 +28,7 @@ CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RESULTS, *DOCS]
 PAGES = [*sorted(CURRENT), ROOT / "CHANGELOG.md"]  # the changelog also names what was removed
 TOP = {path.name for path in ROOT.iterdir() if path.name[0] not in "._"} - {"runs"}
 FENCED = re.compile(r"^```[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])")
 PITFALL_FIELDS = ("Mistake", "Effect", "Right", "Threads", "Tests")
 
 
@@ -87,15 +88,18 @@ def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
             file = (page.parent / target).resolve() if target else page
             if not file.exists():
                 yield number, f"no file {link}"
-            elif anchor and anchor not in anchors_of(file):
-                yield number, f"{link} has no such heading{closest(anchor, anchors_of(file))}"
+                continue
+            known = anchors_of(file) if anchor else set()
+            if anchor and anchor not in known:
+                yield number, f"{link} has no such heading{closest(anchor, known)}"
 
 
 def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
     """`folder/file.py`, `folder/*.yaml` and `folder/file.py::name`, from the root of the repository."""
     for number, content in in_backticks(page):
         path, *names = content.split("::")
-        if "/" not in path or path.split("/")[0] not in TOP or re.search(r"[<>…{} ]", path):
+        top, slash, _ = path.partition("/")
+        if not slash or top not in TOP or re.search(r"[<>…{} ]", path):
             continue
         files = sorted(ROOT.glob(path.rstrip("/")))
         if not files:
@@ -111,20 +115,24 @@ def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
 def wrong_modules(page: Path) -> Iterator[tuple[int, str]]:
     """`capsule_lab.x.y` can be imported."""
     for number, content in in_backticks(page):
-        if re.fullmatch(r"capsule_lab(\.\w+)+", content):
-            try:
-                pkgutil.resolve_name(content)
-            except (ImportError, AttributeError) as error:
-                yield number, f"{content}: {error}"
+        if not re.fullmatch(r"capsule_lab(\.\w+)+", content):
+            continue
+        try:
+            pkgutil.resolve_name(content)
+        except (ImportError, AttributeError) as error:
+            yield number, f"{content}: {error}"
 
 
 def wrong_options(page: Path) -> Iterator[tuple[int, str]]:
     """`group=option` is an option of `conf/group`, or of a template."""
     templates = {path.stem for path in (ROOT / "tests" / "templates").glob("*/conf/*/*.yaml")}
     for number, content in in_backticks(page):
-        for group, option in re.findall(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])", content):
-            if group in groups() and option not in {*options_of(group), *templates, "none", "null"}:
-                yield number, f"{group}={option}{closest(option, options_of(group))}"
+        for group, option in OPTION.findall(content):
+            if group not in groups():
+                continue
+            known = options_of(group)
+            if option not in {*known, *templates, "none", "null"}:
+                yield number, f"{group}={option}{closest(option, known)}"
 
 
 @pytest.mark.parametrize("wrong", [wrong_links, wrong_paths, wrong_modules, wrong_options])
@@ -138,32 +146,34 @@ def test_names_in_pages_exist(wrong: Callable[[Path], Iterator[tuple[int, str]]]
 
 def test_tables_of_switches_are_those_of_the_comments() -> None:
     text = switches.PAGE.read_text()
-    assert text == switches.updated(text), (
-        "python -m tests.helpers.switches makes docs/switches.md anew"
-    )
+    expected = switches.updated(text)
+    assert text == expected, "python -m tests.helpers.switches makes docs/switches.md anew"
     for group in ("routing", "loss", "schedule", "optimizer", "data", "model"):
         assert f"<!-- options of {group} -->" in text
 
 
+DRAWING = re.compile(r"^## Layers\n.*?^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
 def test_drawn_layers_are_those_of_the_linter() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
-    (drawing,) = re.findall(
-        r"^## Layers\n.*?^```text\n(.*?)^```",
-        (ROOT / "docs" / "architecture.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (drawing,) = DRAWING.findall(page)
 
     def row(layer: str) -> str:
         names = [name.strip().removeprefix("capsule_lab.") for name in layer.split("|")]
         return " | ".join(sorted(names))
 
-    drawn = [row(re.split(r"\s{2,}", line.strip())[0]) for line in drawing.splitlines()]
+    drawn = []
+    for line in drawing.splitlines():
+        layer, *_ = re.split(r"\s{2,}", line.strip())
+        drawn.append(row(layer))
     enforced = [row(layer) for layer in layers]
     wrong = difflib.ndiff(enforced, drawn)
-    assert drawn == enforced, "\n".join(["- pyproject.toml, + docs/architecture.md", *wrong])
+    message = "\n".join(["- pyproject.toml, + docs/architecture.md", *wrong])
+    assert drawn == enforced, message
 
 
 def test_every_package_is_described_in_the_architecture_page() -> None:
@@ -192,18 +202,18 @@ def test_every_pitfall_has_all_fields() -> None:
     for title, section in PITFALLS.items():
         fields = dict(FIELD.findall(section))
         assert tuple(fields) == PITFALL_FIELDS, title
-        link_a_thread = f"{title}: link a thread, or say that none was found"
-        assert THREAD.search(fields["Threads"]) or "no thread found" in fields["Threads"], (
-            link_a_thread
-        )
-        name_a_test = f"{title}: name the test that holds it"
-        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), name_a_test
+        threads = fields["Threads"]
+        answered = THREAD.search(threads) or "no thread found" in threads
+        assert answered, f"{title}: link a thread, or say that none was found"
+        named = re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"])
+        assert named, f"{title}: name the test that holds it"
 
 
 def test_readme_has_at_most_1200_words() -> None:
     """Comments do not count."""
-    text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert len(text.split()) <= 1200
+    text = (ROOT / "README.md").read_text()
+    shown = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    assert len(shown.split()) <= 1200
 
 
 @needs_studies
@@ -211,12 +221,14 @@ def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     text = (ROOT / "README.md").read_text()
     (table,) = re.findall(r"^## Commands\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
-    assert listed == {name: head(file_of(name))[0] for name in names()}
+    expected = {name: head(file_of(name))[0] for name in names()}
+    assert listed == expected
 
 
 def test_readme_states_the_number_of_pitfalls() -> None:
     text = (ROOT / "README.md").read_text()
-    assert re.findall(r"lists (\d+) mistakes", text) == [str(len(PITFALLS))]
+    (number,) = re.findall(r"lists (\d+) mistakes", text)
+    assert int(number) == len(PITFALLS)
 
 
 def test_pages_quote_the_templates() -> None:
@@ -244,9 +256,12 @@ def test_site_has_every_page_that_its_pages_link() -> None:
     values = {ast.unparse(each.targets[0]): each.value for each in assigned}
     on_site: set[Path] = set()
     for pattern in ast.literal_eval(values["include_patterns"]):
-        on_site |= {path.resolve() for path in ROOT.glob(pattern.replace("**.", "**/*."))}
+        for path in ROOT.glob(pattern.replace("**.", "**/*.")):
+            on_site.add(path.resolve())
     missing = []
-    for page in sorted(each for each in on_site if each.suffix == ".md"):
+    for page in sorted(on_site):
+        if page.suffix != ".md":
+            continue
         for link in re.findall(r"\]\((?!https?:)([^)#\s]+\.md)", prose(page)):
             if (page.parent / link).resolve() not in on_site:
                 missing.append(f"{id_of(page)}: {link}")
@@ -257,5 +272,7 @@ def test_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == capsule_lab.__version__
     heading = r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$"
-    released = re.findall(heading, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert released[0] == (capsule_lab.__version__, str(citation["date-released"]))
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    version, date = re.findall(heading, changes, re.MULTILINE)[0]
+    assert version == capsule_lab.__version__
+    assert date == str(citation["date-released"])

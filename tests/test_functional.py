@@ -25,22 +25,27 @@ close = torch.testing.assert_close
     ],
 )
 def test_squash_equals_the_loops_and_has_its_gradient(kind: Any, loops: Any) -> None:
-    if kind is functional.squash:
-        tolerance, scales_of_gradients = 1e-12, [1e-3, 1.0, 1e3]
-    else:
-        tolerance, scales_of_gradients = 1e-10, [1.0]
+    plain = kind is functional.squash
+    tolerance = 1e-12 if plain else 1e-10
     for scale in (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e6):
-        vectors = scale * torch.randn(6, 4, dtype=torch.float64)
-        expected = torch.tensor([loops(row) for row in vectors.tolist()], dtype=torch.float64)
+        vectors = scale * torch.randn(6, 4).double()
+        rows = [loops(row) for row in vectors.tolist()]
+        expected = torch.tensor(rows, dtype=torch.float64)
         close(kind(vectors), expected, rtol=tolerance, atol=0)
+    scales_of_gradients = [1e-3, 1.0, 1e3] if plain else [1.0]
     for scale in scales_of_gradients:
-        x = (scale * torch.randn(3, 4, dtype=torch.float64)).requires_grad_()
-        assert gradcheck(kind, (x,), eps=1e-6 * scale)
+        vectors = (scale * torch.randn(3, 4).double()).requires_grad_()
+        assert gradcheck(kind, (vectors,), eps=1e-6 * scale)
+
+
+@pytest.mark.parametrize("kind", [functional.squash, functional.exponential_squash])
+def test_squash_along_another_dimension_and_with_another_epsilon(kind: Any) -> None:
     x = torch.randn(3, 4, 5)
     for dim in (0, 1, -1, -2):
-        moved = kind(x.movedim(dim, -1))
-        close(kind(x, dim=dim), moved.movedim(-1, dim))
-    assert kind(x / 10, eps=0.1).norm() < kind(x / 10).norm()
+        along_last = kind(x.movedim(dim, -1))
+        close(kind(x, dim=dim), along_last.movedim(-1, dim))
+    short = x / 10
+    assert kind(short, eps=0.1).norm() < kind(short).norm()
 
 
 def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
@@ -55,13 +60,15 @@ def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
 @pytest.mark.parametrize(
     ("name", "pose", "logit"),
     [
-        ("squash", [-15 / 26, 20 / 26], math.log(25)),  # 25 / 26 times (-3, 4) / 5
+        # 25 / 26 times (-3, 4) / 5
+        ("squash", [-15 / 26, 20 / 26], math.log(25)),
         (
             "exponential",
             [-3 * (1 - math.exp(-5)) / 5, 4 * (1 - math.exp(-5)) / 5],
             math.log(math.exp(5) - 1),
         ),
-        ("half", [-15 / 25.5, 20 / 25.5], math.log(50)),  # 25 / 25.5 times (-3, 4) / 5
+        # 25 / 25.5 times (-3, 4) / 5
+        ("half", [-15 / 25.5, 20 / 25.5], math.log(50)),
         ("relu", [0.0, 4.0], 4.0),
         ("none", [-3.0, 4.0], 5.0),
     ],
@@ -69,11 +76,13 @@ def test_exponential_squash_has_a_finite_gradient_in_float32() -> None:
 def test_squash_by_name_has_its_poses_and_logits(
     name: str, pose: list[float], logit: float
 ) -> None:
-    total = torch.tensor([[-3.0, 4.0]], dtype=torch.float64)
+    total = torch.tensor([[-3.0, 4.0]]).double()
     functions = functional.SQUASHES[name]
-    close(functions.poses(total)[0].tolist(), pose, rtol=1e-8, atol=1e-12)
+    (found,) = functions.poses(total).tolist()
+    assert found == pytest.approx(pose, rel=1e-8, abs=1e-12)
     assert functions.logits(total).item() == pytest.approx(logit, rel=1e-8)
-    assert (functions.poses(1000 * total).norm().item() <= 1) is functions.bounded
+    length_of_long = functions.poses(1000 * total).norm().item()
+    assert (length_of_long <= 1) is functions.bounded
 
 
 @pytest.mark.parametrize("name", functional.SQUASHES)
@@ -92,24 +101,38 @@ def test_squashes_are_finite_at_zero(name: str) -> None:
 
 
 def test_length_equals_the_loops_and_has_a_gradient_at_zero() -> None:
-    poses = torch.randn(2, 3, 4, dtype=torch.float64)
+    poses = torch.randn(2, 3, 4).double()
     close(functional.length(poses), length_loops(poses), rtol=1e-14, atol=0)
     zero = torch.zeros(1, 2, 3, requires_grad=True)
     functional.length(zero).sum().backward()
-    assert torch.equal(zero.grad, torch.zeros(1, 2, 3))
-    assert functional.length(torch.zeros(1, 1, 2), eps=0.25).item() == 0.5
+    assert not zero.grad.any()
+    of_zero = functional.length(torch.zeros(1, 1, 2), eps=0.25)
+    assert of_zero.item() == 0.5
 
 
-def test_dense_votes_are_products_with_the_pose_on_the_left() -> None:
-    for rows, inner, columns in [(4, 4, 4), (1, 4, 4), (1, 3, 5), (2, 3, 5), (3, 2, 1), (4, 1, 2)]:
-        poses = torch.randn(2, 3, rows * inner, dtype=torch.float64, requires_grad=True)
-        weight = torch.randn(3, inner, 2, columns, dtype=torch.float64, requires_grad=True)
-        votes = functional.dense_votes(poses, weight)
-        close(votes, votes_loops(poses, weight.transpose(2, 3)), rtol=0, atol=1e-13)
-        assert votes.transpose(1, 2).is_contiguous()  # by parent
-        assert gradcheck(functional.dense_votes, (poses, weight), fast_mode=True)
-        strided = poses.detach().transpose(0, 2).contiguous().transpose(0, 2)
-        assert torch.equal(functional.dense_votes(strided, weight), votes)
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [
+        (4, 4, 4),
+        (1, 4, 4),
+        (1, 3, 5),
+        (2, 3, 5),
+        (3, 2, 1),
+        (4, 1, 2),
+    ],
+)
+def test_dense_votes_are_products_with_the_pose_on_the_left(
+    rows: int, inner: int, columns: int
+) -> None:
+    poses = torch.randn(2, 3, rows * inner).double().requires_grad_()
+    weight = torch.randn(3, inner, 2, columns).double().requires_grad_()
+    votes = functional.dense_votes(poses, weight)
+    expected = votes_loops(poses, weight.transpose(2, 3))
+    close(votes, expected, rtol=0, atol=1e-13)
+    assert votes.transpose(1, 2).is_contiguous()  # by parent
+    assert gradcheck(functional.dense_votes, (poses, weight), fast_mode=True)
+    strided = poses.detach().transpose(0, 2).contiguous().transpose(0, 2)
+    assert torch.equal(functional.dense_votes(strided, weight), votes)
 
 
 @pytest.mark.parametrize("std", [1.0, 0.5])
@@ -119,47 +142,65 @@ def test_variance_of_votes_is_that_of_sums_of_four_products(std: float) -> None:
     It would be four times, but weights are cut at two std, which leaves 0.774 of their variance.
     """
     torch.manual_seed(0)
-    poses = torch.randn(200, 20, 16, dtype=torch.float64)
-    weight = functional.truncated_normal_(torch.empty(20, 4, 8, 4, dtype=torch.float64), std)
+    poses = torch.randn(200, 20, 16).double()
+    weight = functional.truncated_normal_(torch.empty(20, 4, 8, 4).double(), std)
     votes = functional.dense_votes(poses, weight)
-    assert weight.var().item() == pytest.approx(0.774 * std**2, rel=0.05)
-    assert (votes.var() / poses.var()).item() == pytest.approx(4 * 0.774 * std**2, rel=0.05)
+    variance_of_weight = 0.774 * std**2
+    ratio = votes.var() / poses.var()
+    assert weight.var().item() == pytest.approx(variance_of_weight, rel=0.05)
+    assert ratio.item() == pytest.approx(4 * variance_of_weight, rel=0.05)
 
 
 def test_dense_votes_refuse_poses_that_do_not_fit_the_weights() -> None:
+    poses = torch.randn(2, 3, 5)
+    weight = torch.randn(3, 4, 2, 4)
     message = "poses have 5 components and weights 4 rows; expected a multiple"
     with pytest.raises(ValueError, match=message):
-        functional.dense_votes(torch.randn(2, 3, 5), torch.randn(3, 4, 2, 4))
+        functional.dense_votes(poses, weight)
 
 
 def test_softmax_over_parents_equals_the_loops() -> None:
     """The leaky softmax drops the share of one more logit at zero."""
-    logits = torch.randn(1, 4, 3, dtype=torch.float64)
+    logits = torch.randn(1, 4, 3).double()
     for leaky in (False, True):
-        found = functional.softmax_over_parents(logits, leaky=leaky)[0]
+        (found,) = functional.softmax_over_parents(logits, leaky=leaky)
         for number, child in enumerate(logits[0].T.tolist()):
-            shares = softmax_list([*child, 0.0] if leaky else child)
-            expected = torch.tensor(shares[:4], dtype=torch.float64)
+            if leaky:
+                child.append(0.0)
+            shares = softmax_list(child)[:4]
+            expected = torch.tensor(shares, dtype=torch.float64)
             close(found[:, number], expected, rtol=1e-14, atol=0)
 
 
-def test_same_padding_is_tensorflows() -> None:
-    for size, kernel_size, stride, padding in [
+@pytest.mark.parametrize(
+    ("size", "kernel_size", "stride", "padding"),
+    [
         ((24, 24), 9, 1, (4, 4, 4, 4)),
-        ((24, 24), 9, 2, (3, 4, 3, 4)),  # an odd pixel goes right and down
+        # an odd pixel goes right and down
+        ((24, 24), 9, 2, (3, 4, 3, 4)),
         ((25, 25), 9, 2, (4, 4, 4, 4)),
         ((5, 8), 3, 2, (0, 1, 1, 1)),
-        ((4, 4), 1, 2, (0, 0, 0, 0)),  # never negative
-    ]:
-        assert functional.same_padding(size, kernel_size, stride) == padding
-        images = torch.nn.functional.pad(torch.zeros(1, 1, *size), padding)
-        kernel = torch.zeros(1, 1, kernel_size, kernel_size)
-        output = torch.nn.functional.conv2d(images, kernel, stride=stride)
-        assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
+        # never negative
+        ((4, 4), 1, 2, (0, 0, 0, 0)),
+    ],
+)
+def test_same_padding_is_tensorflows(
+    size: tuple[int, int], kernel_size: int, stride: int, padding: tuple[int, ...]
+) -> None:
+    assert functional.same_padding(size, kernel_size, stride) == padding
+    images = torch.nn.functional.pad(torch.zeros(1, 1, *size), padding)
+    kernel = torch.zeros(1, 1, kernel_size, kernel_size)
+    output = torch.nn.functional.conv2d(images, kernel, stride=stride)
+    expected = [math.ceil(side / stride) for side in size]
+    assert [*output.shape[2:]] == expected
 
 
 @pytest.mark.parametrize(
-    ("std", "expected"), [(0.05, 0.8796 * 0.05), (functional.he_std(50), (2 / 50) ** 0.5)]
+    ("std", "expected"),
+    [
+        (0.05, 0.8796 * 0.05),
+        (functional.he_std(50), math.sqrt(2 / 50)),
+    ],
 )
 def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None:
     """``he_std`` gives the variance of Keras's initialiser."""
@@ -172,11 +213,11 @@ def test_truncated_normal_is_cut_at_two_std(std: float, expected: float) -> None
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(half: torch.dtype) -> None:
-    functions: list[Callable[[Tensor], Tensor]] = [functional.squash, functional.length]
-    for function in [
-        *functions,
-        lambda poses: functional.dense_votes(poses, torch.ones(3, 4, 2, 2)),
-    ]:
+    def votes(poses: Tensor) -> Tensor:
+        return functional.dense_votes(poses, torch.ones(3, 4, 2, 2))
+
+    functions: list[Callable[[Tensor], Tensor]] = [functional.squash, functional.length, votes]
+    for function in functions:
         poses = torch.randn(2, 3, 4).to(half)
         result = function(poses)
         assert result.dtype == torch.float32
@@ -188,46 +229,56 @@ def test_autocast_is_off_inside_and_on_again_after() -> None:
     def product(x: Tensor, *, y: Tensor) -> tuple[Tensor, bool]:
         return x @ y, torch.is_autocast_enabled("cpu")
 
-    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    x = torch.randn(3, 3)
+    y = torch.randn(3, 3).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        result, inside = product(x, y=y.bfloat16())
+        result, inside = product(x, y=y)
         assert torch.is_autocast_enabled("cpu")
-        assert functional.squash(x.double()).dtype == torch.float64
+        squashed = functional.squash(x.double())
     assert not inside
-    assert torch.equal(result, x @ y.bfloat16().float())
+    assert torch.equal(result, x @ y.float())
+    assert squashed.dtype == torch.float64
 
 
 def combine_crops_loops(scores: Tensor) -> Tensor:
     """Section 6.3 of the notes on EM routing: scores are divided by their sum over classes and summed over crops."""
     combined = []
     for image in scores.tolist():
-        combined.append([0.0] * len(image[0]))
+        sums = [0.0] * len(image[0])
         for crop in image:
-            for k in range(len(crop)):
-                combined[-1][k] += crop[k] / sum(crop)
+            total = sum(crop)
+            for k, score in enumerate(crop):
+                sums[k] += score / total
+        combined.append(sums)
     return torch.tensor(combined, dtype=torch.float64)
 
 
 def test_crops_are_normalised_then_summed() -> None:
-    """Every crop counts equally, except one with scores of 0. Logits count by their softmax."""
+    """Every crop counts equally, except one with scores of 0."""
     for crops in (1, 2, 13):
         torch.manual_seed(0)
-        scores = torch.rand(3, crops, 5, dtype=torch.float64)
-        close(functional.combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
+        scores = torch.rand(3, crops, 5).double()
+        found = functional.combine_crops(scores)
+        close(found, combine_crops_loops(scores), rtol=1e-12, atol=0)
     scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
-    assert functional.combine_crops(scores).argmax(1).item() == 1
-    assert scores.sum(1).argmax(1).item() == 0
+    combined = functional.combine_crops(scores)
+    added = scores.sum(1)
+    assert combined.argmax(1).item() == 1
+    assert added.argmax(1).item() == 0
     first_is_zero = torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])
     assert functional.combine_crops(first_is_zero).tolist() == [[0.25, 0.75]]
+
+
+def test_logits_of_crops_count_by_their_softmax() -> None:
     logits = torch.randn(3, 4, 5)
-    close(
-        functional.combine_crops(logits, logits=True), functional.combine_crops(logits.softmax(2))
-    )
+    found = functional.combine_crops(logits, logits=True)
+    close(found, functional.combine_crops(logits.softmax(2)))
 
 
 def by_label(scores: list[float], labels: list[int]) -> list[int]:
     """For one image: right predictions at their labels, wrong ones at the other labels, the highest score first."""
-    highest = sorted(range(len(scores)), key=lambda k: -scores[k])[: len(labels)]
+    classes = sorted(range(len(scores)), key=lambda k: -scores[k])
+    highest = classes[: len(labels)]
     wrong = [k for k in highest if k not in labels]
     predicted = []
     for label in labels:
@@ -244,7 +295,8 @@ def test_predictions_by_label_equal_the_loops() -> None:
         labels = torch.stack(orders)[:, :several]
         images = zip(scores.tolist(), labels.tolist(), strict=True)
         expected = [by_label(*image) for image in images]
-        assert functional.predictions_by_label(scores, labels).tolist() == expected
+        found = functional.predictions_by_label(scores, labels)
+        assert found.tolist() == expected
     scores = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.9, 0.2], [0.1, 0.9, 0.8]])
     twice = torch.zeros(3, 2, dtype=torch.int64)
     found = functional.predictions_by_label(scores, twice)
@@ -262,5 +314,7 @@ def test_only_images_outside_the_unit_range_are_rescaled() -> None:
     low = pixels.amin((1, 2, 3), keepdim=True)
     high = pixels.amax((1, 2, 3), keepdim=True)
     assert standardised[0].max() < 1
-    close(functional.in_unit_range(standardised), (pixels - low) / (high - low))
-    assert not functional.in_unit_range(torch.full((1, 1, 2, 2), -3.0)).any()
+    expected = (pixels - low) / (high - low)
+    close(functional.in_unit_range(standardised), expected)
+    one_colour = torch.full((1, 1, 2, 2), -3.0)
+    assert not functional.in_unit_range(one_colour).any()

@@ -28,10 +28,10 @@ ENTRY_POINTS = {"capsule_lab.commands", "capsule_lab.functions"}
 
 
 def test_no_module_imports_from_a_test_or_a_conftest() -> None:
-    files = sorted((ROOT / "tests").rglob("*.py"))
-    wrong = [
-        file.relative_to(ROOT).as_posix() for file in files if OF_TESTS.search(file.read_text())
-    ]
+    wrong = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        if OF_TESTS.search(file.read_text()):
+            wrong.append(file.relative_to(ROOT).as_posix())
     assert wrong == [], "move what they need to tests/helpers/"
 
 
@@ -40,7 +40,8 @@ def floors() -> dict[str, int]:
     """The floor of each package and module that the import contract names; the ground floor is the largest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = [each["layers"] for each in contracts if each["name"] == "Imports only point down"]
+    by_name = {each["name"]: each for each in contracts}
+    layers = by_name["Imports only point down"]["layers"]
     found = {}
     for number, layer in enumerate(layers):
         for name in layer.split("|"):
@@ -59,17 +60,22 @@ def floor_of(module: str) -> int | None:
 
 def texts(file: Path) -> Iterator[str]:
     """The texts in a module, without those that stand alone, such as docstrings."""
-    tree = ast.parse(file.read_text())
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+    nodes = [*ast.walk(ast.parse(file.read_text()))]
+    alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if not isinstance(node, ast.Constant) or id(node) in alone:
+            continue
+        if isinstance(node.value, str):
             yield node.value
 
 
 def upper_names(text: str, own_floor: int) -> list[str]:
     """What a text of a module on this floor names above it."""
-    dotted = {*DOTTED.findall(text)} - ENTRY_POINTS
-    above = [name for name in dotted if floor_of(name) is not None and floor_of(name) < own_floor]
+    above = []
+    for name in {*DOTTED.findall(text)} - ENTRY_POINTS:
+        floor = floor_of(name)
+        if floor is not None and floor < own_floor:
+            above.append(name)
     if own_floor > floors()["capsule_lab.commands"]:
         words = {text, *re.findall(r"\b(?:attack|analyse|explorer)\b", text)}
         above += words & {*commands.names()} - OTHER_MEANINGS.keys()
@@ -83,11 +89,12 @@ def test_lower_floors_name_no_upper_one_in_a_text(package: str) -> None:
     for file in sorted((ROOT / package).rglob("*.py")):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         own_floor = floor_of(module.removesuffix(".__init__"))
-        if own_floor is not None:
-            for text in texts(file):
-                names = upper_names(text, own_floor)
-                if names:
-                    wrong.append(f"{module}: {', '.join(names)} in {text!r}")
+        if own_floor is None:
+            continue
+        for text in texts(file):
+            names = upper_names(text, own_floor)
+            if names:
+                wrong.append(f"{module}: {', '.join(names)} in {text!r}")
     assert wrong == [], "if a word means something else there, add it to OTHER_MEANINGS"
 
 
@@ -105,6 +112,7 @@ def test_environment_variables_are_named_in_one_file() -> None:
     """``capsule_lab.system.protocol`` describes what a process learns beside its command line."""
     found = set()
     for file in (ROOT / "capsule_lab").rglob("*.py"):
-        if any(re.fullmatch(r"CAPSULE_LAB_[A-Z_]+", text) for text in texts(file)):
-            found.add(file.relative_to(ROOT).as_posix())
+        for text in texts(file):
+            if re.fullmatch(r"CAPSULE_LAB_[A-Z_]+", text):
+                found.add(file.relative_to(ROOT).as_posix())
     assert found == {"capsule_lab/system/protocol.py"}

@@ -66,46 +66,59 @@ def test_margin_loss_of_labels_is_that_of_rows() -> None:
     single = torch.eye(10)[LABELS]
     several = torch.zeros(4, 10, dtype=torch.float64)
     several[:, [2, 7]] = 1
+    two_labels = torch.tensor([[2, 7]] * 4)
     assert margin_loss(scores, LABELS).equal(margin_loss(scores, single))
-    assert margin_loss(scores, torch.tensor([[2, 7]] * 4)).equal(margin_loss(scores, several))
-    assert margin_loss(torch.tensor([[0.95, 0.05, 0.0]]), torch.tensor([0])).item() == 0
+    assert margin_loss(scores, two_labels).equal(margin_loss(scores, several))
+
+
+def test_margin_loss_is_zero_beyond_the_margins() -> None:
+    scores = torch.tensor([[0.95, 0.05, 0.0]])
+    assert margin_loss(scores, torch.tensor([0])).item() == 0
 
 
 def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
     """Equation 3, averaged over the batch."""
     total = 0.0
     for row, label in zip(scores.tolist(), labels.tolist(), strict=True):
-        for i in range(len(row)):
+        for i, score in enumerate(row):
             if i != label:
-                total += max(0.0, margin - (row[label] - row[i])) ** 2
+                distance = row[label] - score
+                total += max(0.0, margin - distance) ** 2
     return total / len(scores)
 
 
 @pytest.mark.parametrize("margin", [0.2, 0.9])
 def test_spread_loss_equals_the_loops(margin: float) -> None:
-    loss = spread_loss(lengths(), LABELS, margin=margin)
-    assert loss.item() == pytest.approx(spread_loops(lengths(), LABELS, margin), abs=1e-12)
-    # a mean over ten classes too
-    other = spread_loss(lengths(), LABELS, margin=margin, reduction="official")
-    torch.testing.assert_close(other, loss / 10, **exact)
-    # a sum over four images
-    other = spread_loss(lengths(), LABELS, margin=margin, reduction="sum")
-    torch.testing.assert_close(other, 4 * loss, **exact)
+    scores = lengths()
+    expected = spread_loops(scores, LABELS, margin)
+    loss = spread_loss(scores, LABELS, margin=margin)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+    mean_over_ten_classes = spread_loss(scores, LABELS, margin=margin, reduction="official")
+    torch.testing.assert_close(mean_over_ten_classes, loss / 10, **exact)
+    sum_over_four_images = spread_loss(scores, LABELS, margin=margin, reduction="sum")
+    torch.testing.assert_close(sum_over_four_images, 4 * loss, **exact)
 
 
 def test_reconstruction_loss_is_summed_over_pixels_and_averaged_over_images() -> None:
     black = torch.zeros(3, 1, 28, 28)
-    loss = reconstruction_loss(black, black + 0.5)
+    grey = black + 0.5
+    loss = reconstruction_loss(black, grey)
     assert loss.item() == pytest.approx(0.0005 * 784 * 0.25)
-    images = torch.zeros(4, 2, 3, 3)
-    images[0] = 1
-    loss = reconstruction_loss(torch.zeros(4, 2, 3, 3), images, weight=0.1)
+    of_mean = reconstruction_loss(black, grey, weight=0.392, reduction="mean")
+    assert of_mean.item() == pytest.approx(0.392 * 0.25)
+    without_weight = reconstruction_loss(black, grey, weight=0.0)
+    assert without_weight.item() == 0
+    one_is_white = torch.zeros(4, 2, 3, 3)
+    one_is_white[0] = 1
+    loss = reconstruction_loss(torch.zeros(4, 2, 3, 3), one_is_white, weight=0.1)
     assert loss.item() == pytest.approx(0.1 * 18 / 4)
-    loss = reconstruction_loss(black, black + 0.5, weight=0.392, reduction="mean")
-    assert loss.item() == pytest.approx(0.392 * 0.25)
-    assert reconstruction_loss(images, images + 1, weight=0.0).item() == 0
+
+
+def test_reconstruction_loss_of_half_precision_is_that_of_float32() -> None:
+    images = torch.rand(4, 2, 3, 3)
     half = torch.rand(4, 2, 3, 3).bfloat16()
-    assert torch.equal(reconstruction_loss(half, images), reconstruction_loss(half.float(), images))
+    found = reconstruction_loss(half, images)
+    assert torch.equal(found, reconstruction_loss(half.float(), images))
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
@@ -114,13 +127,24 @@ def test_softmax_cross_entropy_equals_its_formula(loss: Callable[..., Tensor]) -
     scores = lengths()
     labels = torch.tensor([3, 1, 4, 1])
     rows = torch.eye(10, dtype=torch.float64)[labels]
-    for truth, options in ((rows, {}), (0.9 * rows + 0.01, {"label_smoothing": 0.1})):
-        expected = -(truth * scores.log_softmax(1)).sum(1).mean()
-        torch.testing.assert_close(loss(scores, labels, **options), expected, **exact)
-        torch.testing.assert_close(loss(scores, truth), expected, **exact)
+    smoothed = 0.9 * rows + 0.01
+    for truth, options in ((rows, {}), (smoothed, {"label_smoothing": 0.1})):
+        log_likelihoods = (truth * scores.log_softmax(1)).sum(1)
+        expected = -log_likelihoods.mean()
+        of_labels = loss(scores, labels, **options)
+        of_rows = loss(scores, truth)
+        torch.testing.assert_close(of_labels, expected, **exact)
+        torch.testing.assert_close(of_rows, expected, **exact)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
+def test_softmax_cross_entropy_of_perfect_activations_and_certain_logits(
+    loss: Callable[..., Tensor],
+) -> None:
     first = torch.tensor([0])
     perfect = loss(torch.tensor([[1.0, 0, 0, 0, 0]]), first)
-    assert perfect.item() == pytest.approx(math.log(1 + 4 / math.e)), "perfect activations lose"
+    expected = math.log(1 + 4 / math.e)
+    assert perfect.item() == pytest.approx(expected), "perfect activations lose"
     certain = torch.tensor([[-40.0, 40.0]], requires_grad=True)
     loss(certain, first).backward()
     assert certain.grad.tolist() == [[-1.0, 1.0]]
@@ -148,9 +172,12 @@ def test_l2_loss_is_half_the_sum_of_squares_of_kernels() -> None:
     assert loss.item() == pytest.approx(0.5 / 2 * squares), "biases do not count"
     loss = l2_loss([torch.ones(10, 10)])
     assert loss.item() == pytest.approx(2e-7 * 50), "the weight of the official EM code"
-    assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
+    norm = nn.BatchNorm2d(3)
+    without_kernels = l2_loss([norm.weight, torch.tensor(1.0)])
+    assert without_kernels.item() == 0
     kernel = torch.full((40, 40), 3.0)
-    assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
+    half = kernel.bfloat16()
+    assert torch.equal(l2_loss([half]), l2_loss([kernel]))
 
 
 EXPECTS: dict[Callable[..., Tensor], str | None] = {
@@ -168,16 +195,22 @@ def test_every_loss_keeps_the_contract(loss: Any) -> None:
     """Losses declare their input, compute in float32, average over images, and refuse labels out of range."""
     assert getattr(loss, "expects", None) == EXPECTS[loss]
     half = lengths().bfloat16()
-    assert loss(half, LABELS).dtype == torch.float32
-    assert torch.equal(loss(half, LABELS), loss(half.float(), LABELS))
+    of_half = loss(half, LABELS)
+    assert of_half.dtype == torch.float32
+    assert torch.equal(of_half, loss(half.float(), LABELS))
     twice = loss(lengths().repeat(2, 1), LABELS.repeat(2))
     torch.testing.assert_close(twice, loss(lengths(), LABELS), **exact)
     scores = lengths(3, 5)
     labels = torch.tensor([0, 4, 2])
-    by_image = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
-    torch.testing.assert_close(by_image.mean(), loss(scores, labels))
+    expected = loss(scores, labels)
+
+    def of_image(one: Tensor, label: Tensor) -> Tensor:
+        return loss(one[None], label[None])
+
+    by_image = torch.func.vmap(of_image)(scores, labels)
+    torch.testing.assert_close(by_image.mean(), expected)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))
+    torch.testing.assert_close(compiled(scores, labels), expected)
 
     for wrong in ([0, 1, 9], [0, -1, 2], [-100, 0, 0]):
         message = f"^labels are {min(wrong)} to {max(wrong)}; expected classes, 0 to 4$"

@@ -30,53 +30,64 @@ def composed(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def hash_today(command: str) -> str:
-    overrides = dict(
-        override.split("=", 1) for override in shlex.split(command.removeprefix(TRAIN))
-    )
-    numbers = {key: int(overrides.pop(key)) for key in SUBSTITUTED if key in overrides}
-    config = composed(tuple(f"{key}={value}" for key, value in overrides.items())).copy()
+    overrides = []
+    numbers = {}
+    for override in shlex.split(command.removeprefix(TRAIN)):
+        key, _, value = override.partition("=")
+        if key in SUBSTITUTED:
+            numbers[key] = int(value)
+        else:
+            overrides.append(override)
+    config = composed(tuple(overrides)).copy()
     for key, number in numbers.items():
         OmegaConf.update(config, key, number)
     return config_hash(config)
 
 
+def recorded_trainings() -> set[tuple[str, str]]:
+    """Commands and hashes."""
+    return {(record.command, record.recorded_hash) for record in trainings()}
+
+
 @pytest.mark.whole
 def test_recorded_commands_compose_to_the_recorded_configurations() -> None:
     wrong = {}
-    for command, recorded in sorted(
-        {(record.command, record.recorded_hash) for record in trainings()}
-    ):
+    for command, recorded in sorted(recorded_trainings()):
         command_now, expected = today()[command, recorded]
-        if (hash_now := hash_today(command_now)) != expected:
+        hash_now = hash_today(command_now)
+        if hash_now != expected:
             wrong[command_now] = f"expected {expected}, composes to {hash_now}"
     assert wrong == {}
 
 
 def test_every_entry_of_configurations_now_belongs_to_a_record() -> None:
-    assert {*today()} == {(record.command, record.recorded_hash) for record in trainings()}
+    assert {*today()} == recorded_trainings()
 
 
 @functools.cache
 def other_commands() -> list[tuple[str, ...]]:
     """Recorded commands other than ``train``, with their overrides except for paths of weights."""
-    named = set()
+    weights = ("ckpt=", "source=", "baseline=")
+    found = set()
     for record in records():
         words = record.command.removeprefix("python -m capsule_lab.").removeprefix("studies.")
         command, *overrides = shlex.split(words)
-        weights = ("ckpt=", "source=", "baseline=")
-        named.add((command, *(word for word in overrides if not word.startswith(weights))))
-    return sorted(word for word in named if word[0] != "train")
+        if command != "train":
+            others = [word for word in overrides if not word.startswith(weights)]
+            found.add((command, *others))
+    return sorted(found)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("command", ["analyse", "attack", "bench", "evaluate"])
 def test_other_recorded_commands_compose(command: str) -> None:
-    assert {name for name, *_ in other_commands()} == {"analyse", "attack", "bench", "evaluate"}
+    known = {name for name, *_ in other_commands()}
+    assert known == {"analyse", "attack", "bench", "evaluate"}
+    # bench is python -m benchmarks today
+    compose_it = configuration if command == "bench" else compose
     for name, *overrides in other_commands():
         if name == command:
-            (configuration if name == "bench" else compose)(
-                name, overrides
-            )  # today python -m benchmarks
+            compose_it(name, overrides)
 
 
 def test_evaluated_runs_are_recorded() -> None:
@@ -91,26 +102,30 @@ def test_evaluated_runs_are_recorded() -> None:
 @pytest.mark.parametrize("name", ["routing_algorithms", "time_to_accuracy"])
 def test_archived_runs_are_recorded(name: str) -> None:
     recorded = {record.recorded_hash for record in trainings()}
+    hashes = set()
     with tarfile.open(RESULTS / f"{name}_runs.tar.gz") as archive:
-        folders = {
-            name.partition("/")[0] for name in archive.getnames() if name.endswith("/config.yaml")
-        }
-    assert {folder for folder in folders if folder.rpartition("-")[2] not in recorded} == set()
-    assert len(folders) > 10
+        for member in archive.getnames():
+            folder, _, file = member.partition("/")
+            if file == "config.yaml":
+                hashes.add(folder.rpartition("-")[2])
+    assert hashes - recorded == set()
+    assert len(hashes) > 10
 
 
 def test_records_name_no_folder_of_a_machine() -> None:
     kinds = (".csv", ".html", ".json", ".md", ".yaml")
-    contents = {path.name: path.read_bytes() for path in RESULTS.iterdir() if path.suffix in kinds}
+    contents = {}
+    for path in RESULTS.iterdir():
+        if path.suffix in kinds:
+            contents[path.name] = path.read_bytes()
     for path in RESULTS.glob("*.tar.gz"):
         with tarfile.open(path) as archive:
-            files = [
-                archive.extractfile(name) for name in archive.getnames() if name.endswith(kinds)
-            ]
-            contents[path.name] = b"".join(file.read() for file in files if file is not None)
+            for member in archive.getmembers():
+                if member.isfile() and member.name.endswith(kinds):
+                    contents[f"{path.name}/{member.name}"] = archive.extractfile(member).read()
     assert len(contents) > 100
-    assert [
-        name
-        for name, content in contents.items()
-        if re.search(rb"[= \"']/(tmp|home|root|work)/", content)
-    ] == []
+    wrong = []
+    for name, content in contents.items():
+        if re.search(rb"[= \"']/(tmp|home|root|work)/", content):
+            wrong.append(name)
+    assert wrong == []

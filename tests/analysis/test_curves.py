@@ -11,6 +11,7 @@ from capsule_lab.runs.files import save_figure
 from tests.helpers.damage import damages
 
 CONTENT = b"epoch,step,train/loss,val/loss\n0.0,3,,0.5\n0.0,3,0.25,\n1.0,7,,nan\n"
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
@@ -20,12 +21,15 @@ def metrics(tmp_path: Path) -> Path:
     return path
 
 
-def test_whole_file_is_read(metrics: Path) -> None:
-    for sha256 in (None, hashlib.sha256(CONTENT).hexdigest()):
-        table = curves.read_curves(metrics, sha256)
-        assert list(table["step"]) == [3, 3, 7]
-        assert table.numbers("val/loss") == [0.5]
-    assert curves.read_curves(metrics.with_name("missing.csv")).empty
+@pytest.mark.parametrize("sha256", [None, SHA256])
+def test_whole_file_is_read(sha256: str | None, metrics: Path) -> None:
+    table = curves.read_curves(metrics, sha256)
+    assert list(table["step"]) == [3, 3, 7]
+    assert table.numbers("val/loss") == [0.5]
+
+
+def test_missing_file_is_empty(tmp_path: Path) -> None:
+    assert curves.read_curves(tmp_path / "missing.csv").empty
 
 
 def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,41 +41,50 @@ def test_damaged_file_counts_as_missing(metrics: Path, caplog: pytest.LogCapture
         metrics.write_bytes(content)
         assert list(curves.figures(metrics)) == [], content
         assert f"{metrics} is damaged (" in caplog.messages[-1]
-    metrics.write_bytes(CONTENT)
-    assert [name for name, _ in curves.figures(metrics)] == ["curves"]
-    figure = curves.curves_of_runs({"whole": metrics, "missing": metrics.with_name("missing.csv")})
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["whole"]
+
+
+def test_run_without_curves_is_left_out(metrics: Path) -> None:
+    figures = dict(curves.figures(metrics))
+    assert [*figures] == ["curves"]
+    missing = metrics.with_name("missing.csv")
+    figure = curves.curves_of_runs({"whole": metrics, "missing": missing})
+    legend = figure.axes[0].get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["whole"]
 
 
 def test_every_flipped_bit_is_found_by_the_checksum_of_a_finished_run(metrics: Path) -> None:
-    sha256 = hashlib.sha256(CONTENT).hexdigest()
     for position in range(len(CONTENT)):
         damaged = bytearray(CONTENT)
         damaged[position] ^= 1 << position % 8
         metrics.write_bytes(damaged)
-        assert curves.read_curves(metrics, sha256).empty, position
+        assert curves.read_curves(metrics, SHA256).empty, position
 
 
 def test_no_two_curves_look_the_same() -> None:
     looks = [curves.look(number) for number in range(176)]
-    assert len({tuple(look.values()) for look in looks}) == 176
-    assert len({look["color"] for look in looks[:16]}) == 16
+    different = {tuple(look.values()) for look in looks}
+    colours = {look["color"] for look in looks[:16]}
+    assert len(different) == 176
+    assert len(colours) == 16
 
 
-def test_a_legend_is_whole() -> None:
-    for width in [4, 12]:
-        figure = Figure(figsize=(width, 3), layout="constrained")
-        axis = figure.add_subplot()
-        for number in range(13):
-            label = f"a routing of a long name (Author 2019), {number}"
-            axis.plot([0, 1], [0, number], label=label)
-        curves.legend_below(figure)
-        figure.draw_without_rendering()
-        (legend,) = figure.legends
-        box = legend.get_window_extent()
-        assert 0 < box.x0 < box.x1 < figure.bbox.width
-        assert box.y0 >= 0
-        assert axis.get_window_extent().height > 0.4 * 3 * figure.dpi
+@pytest.mark.parametrize("width", [4, 12])
+def test_a_legend_is_whole(width: int) -> None:
+    height = 3
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axis = figure.add_subplot()
+    for number in range(13):
+        label = f"a routing of a long name (Author 2019), {number}"
+        axis.plot([0, 1], [0, number], label=label)
+    curves.legend_below(figure)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 < box.x0 < box.x1 < figure.bbox.width
+    assert box.y0 >= 0
+    height_of_curves = axis.get_window_extent().height / figure.dpi
+    assert height_of_curves > 0.4 * height
 
 
 @pytest.mark.parametrize(

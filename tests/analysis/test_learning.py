@@ -25,13 +25,15 @@ from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.routing import EMRouting, NormalisedEMRouting
 from capsule_lab.types import Votes
+from tests.helpers.closeness import assert_close
 from tests.helpers.networks import small_capsnet, small_em_caps
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
 
 def images() -> Tensor:
-    return torch.rand(4, 1, 17, 17, generator=torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(4, 1, 17, 17, generator=generator)
 
 
 def em_caps(**options: Any) -> EMCaps:
@@ -47,7 +49,8 @@ def capsnet() -> CapsNet:
 
 def cnn(dropout: float = 0.5) -> BaselineCNN:
     torch.manual_seed(0)
-    return BaselineCNN((1, 17, 17), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=dropout)
+    sizes: dict[str, Any] = {"channels": (2,), "kernel_size": 3, "hidden": (4,)}
+    return BaselineCNN((1, 17, 17), 3, dropout=dropout, **sizes)
 
 
 def loss(network: Any) -> Tensor:
@@ -75,20 +78,27 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
         for each, weight in zip(network.parameters(), weights, strict=True):
             noise = torch.randn(each.shape, generator=generator)
             each.data = weight.detach() + 0.01 * weight.detach() * noise
-        cosines.append(float(torch.cosine_similarity(before, gradient(), dim=0)))
-    return float(before.norm()), sum(cosines) / changes
+        cosine = torch.cosine_similarity(before, gradient(), dim=0)
+        cosines.append(cosine.item())
+    return before.norm().item(), sum(cosines) / changes
 
 
 @pytest.mark.parametrize(
-    "build", [em_caps, capsnet, lambda: cnn(0.0)], ids=["em_caps", "capsnet", "cnn"]
+    "build",
+    [
+        pytest.param(em_caps, id="em_caps"),
+        pytest.param(capsnet, id="capsnet"),
+        pytest.param(partial(cnn, dropout=0.0), id="cnn"),
+    ],
 )
 def test_cosine_is_that_of_loops(build: Callable[..., nn.Module]) -> None:
     network = build()
     found = measure_gradient(network, loss, changes=2, seed=7)
     norm, cosine = loops(network, seed=7, changes=2)
+    expected_loss = loss(copy.deepcopy(network)).item()
     assert found.norm == pytest.approx(norm, rel=1e-5)
     assert found.cosine == pytest.approx(cosine, rel=1e-5)
-    assert found.loss == pytest.approx(float(loss(copy.deepcopy(network)).detach()))
+    assert found.loss == pytest.approx(expected_loss)
 
 
 class Wave(nn.Module):
@@ -106,14 +116,19 @@ class Wave(nn.Module):
 def test_smooth_and_chaotic_gradients_are_told_apart() -> None:
     def cosine(frequency: float, change: float = 0.01) -> float:
         wave = Wave(frequency)
-        return measure_gradient(wave, lambda wave: wave(), relative_change=change).cosine
-
-    def dropped_out(network: Wave) -> Tensor:
-        return nn.functional.dropout(network.weight, training=True).sum()
+        found = measure_gradient(wave, lambda wave: wave(), relative_change=change)
+        return found.cosine
 
     assert 0.999 <= cosine(0.1) <= 1
     assert abs(cosine(1000.0)) < 0.1
-    assert cosine(10.0, 0.001) > cosine(10.0, 0.003) > cosine(10.0, 0.1) > cosine(10.0, 0.3)
+    by_change = [cosine(10.0, change) for change in (0.3, 0.1, 0.003, 0.001)]
+    assert by_change == sorted(set(by_change)), "the larger a change, the smaller is the cosine"
+
+
+def test_cosine_of_a_constant_and_with_dropout() -> None:
+    def dropped_out(network: Wave) -> Tensor:
+        return nn.functional.dropout(network.weight, training=True).sum()
+
     constant = measure_gradient(Wave(0.0), lambda wave: 0 * wave())
     assert math.isnan(constant.cosine), "without a gradient"
     dropout = measure_gradient(Wave(0.1), dropped_out)
@@ -121,15 +136,23 @@ def test_smooth_and_chaotic_gradients_are_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_wrong_arguments_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"relative_change": 0}, "relative_change is 0; expected more than 0"),
+        ({"changes": 0}, "changes is 0; expected 1 or more"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_gradient(cnn(), loss, **options)
+
+
+def test_a_network_that_cannot_train_is_refused() -> None:
     frozen = cnn().requires_grad_(requires_grad=False)
-    for network, options, message in [
-        (cnn(), {"relative_change": 0}, "relative_change is 0; expected more than 0"),
-        (cnn(), {"changes": 0}, "changes is 0; expected 1 or more"),
-        (frozen, {}, "BaselineCNN has no trainable parameter; expected one with requires_grad"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            measure_gradient(network, loss, **options)
+    message = "BaselineCNN has no trainable parameter; expected one with requires_grad"
+    with pytest.raises(ValueError, match=message):
+        measure_gradient(frozen, loss)
 
 
 def test_half_precision_is_measured_in_float32() -> None:
@@ -137,7 +160,8 @@ def test_half_precision_is_measured_in_float32() -> None:
     for each in network.parameters():
         each.data = each.data.bfloat16().float()
     expected = measure_gradient(network, loss)
-    assert measure_gradient(copy.deepcopy(network).bfloat16(), loss) == expected
+    half = copy.deepcopy(network).bfloat16()
+    assert measure_gradient(half, loss) == expected
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert measure_gradient(network, loss) == expected
     with torch.no_grad():
@@ -157,8 +181,8 @@ def test_measuring_changes_nothing(build: Callable[[], nn.Module]) -> None:
             measure_layers(network, images())
         assert torch.equal(torch.get_rng_state(), random)
         assert network.training is training
-        torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
-        torch.testing.assert_close(gradients_of(network), gradients, rtol=0, atol=0)
+        assert_close(network.state_dict(), before, atol=0)
+        assert_close(gradients_of(network), gradients, atol=0)
         for module in network.modules():
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
@@ -171,19 +195,29 @@ def gradients_of(network: nn.Module) -> dict[str, Tensor | None]:
 def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
     routing = partial(EMRouting, iterations=2, min_variance=0.25)
     found = measure_layers(em_caps(routing=routing), images())
-    assert [*found] == ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]
-    assert [len(each.iterations) for each in found.values()] == [0, 2, 2, 2]
-    assert [each.min_variance for each in found.values()] == [None, 0.25, 0.25, 0.25]
+    facts = {name: (len(each.iterations), each.min_variance) for name, each in found.items()}
+    assert facts == {
+        "primary": (0, None),
+        "conv_capsules_1": (2, 0.25),
+        "conv_capsules_2": (2, 0.25),
+        "classes": (2, 0.25),
+    }
     assert found["primary"].votes_variance is None
-    assert not found["classes"].normalised
-    assert found["classes"].iterations[0]["coupling_entropy"] == pytest.approx(1)
+    classes = found["classes"]
+    assert not classes.normalised
+    first, last = classes.iterations
+    assert first["coupling_entropy"] == pytest.approx(1)
     for name in ("pose_std", "activation", "activation_std"):
-        last = found["classes"].iterations[-1][name]
-        assert last == pytest.approx(getattr(found["classes"], name), abs=1e-6)
+        expected = getattr(classes, name)
+        assert last[name] == pytest.approx(expected, abs=1e-6)
+
+
+def test_layer_of_a_routing_with_normalised_evidence() -> None:
     routing = partial(NormalisedEMRouting, min_variance=0.5)
     network = em_caps(routing=routing, class_routing=None)
     classes = measure_layers(network, images())["classes"]
-    assert (classes.normalised, classes.min_variance) == (True, 0.5)
+    assert classes.normalised
+    assert classes.min_variance == 0.5
     assert len(classes.iterations) == 2
     for iteration in classes.iterations:
         assert iteration.keys() == {"pose_std", "coupling_entropy"}
@@ -191,15 +225,18 @@ def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
 
 def test_layer_of_a_routing_without_a_floor() -> None:
     digits = measure_layers(capsnet(), images())["digits"]
-    assert (digits.min_variance, digits.normalised) == (None, False)
+    assert digits.min_variance is None
+    assert not digits.normalised
     assert digits.votes_variance is not None
     with torch.no_grad():
         poses, activations, _ = capsnet()(images()).capsules
     saturated = (activations < 0.0257) | (activations > 0.9743)
-    assert digits.pose_std == pytest.approx(float(poses.std()))
-    assert digits.activation == pytest.approx(float(activations.mean()))
-    assert digits.activation_std == pytest.approx(float(activations.std(0).mean()))
-    assert digits.saturated == pytest.approx(float(100 * saturated.float().mean()))
+    percent = 100 * saturated.float().mean()
+    std_of_images = activations.std(0).mean()
+    assert digits.pose_std == pytest.approx(poses.std().item())
+    assert digits.activation == pytest.approx(activations.mean().item())
+    assert digits.activation_std == pytest.approx(std_of_images.item())
+    assert digits.saturated == pytest.approx(percent.item())
 
 
 def variance_by_loops(votes: Tensor, activations: Tensor) -> float:
@@ -208,12 +245,16 @@ def variance_by_loops(votes: Tensor, activations: Tensor) -> float:
     for b, j, d in itertools.product(range(batch), range(parents), range(dim)):
         variance = np.cov(votes[b, :, j, d], aweights=activations[b], ddof=0)
         found.append(variance.item())
-    return sorted(found)[(len(found) - 1) // 2]  # as torch.median
+    found.sort()
+    middle = (len(found) - 1) // 2  # as torch.median
+    return found[middle]
 
 
 def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    votes = Votes(torch.randn(2, 5, 8).double(), torch.randn(5, 2, 3, 4).double())
+    poses = torch.randn(2, 5, 8).double()
+    weight = torch.randn(5, 2, 3, 4).double()
+    votes = Votes(poses, weight)
     activations = torch.rand(2, 5).double()
     dense = dense_votes(votes.poses, votes.weight)
     expected = variance_by_loops(dense, activations)
@@ -221,8 +262,13 @@ def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> 
     assert votes_variance(dense, activations) == pytest.approx(expected)
     expected = variance_by_loops(dense, torch.ones(2, 5))
     assert votes_variance(dense) == pytest.approx(expected)
-    monkeypatch.setattr(learning, "_BYTES_OF_VOTES", 2 * 4 * 5 * 3 * 16)
-    many = torch.randn(7, 5, 3, 16)  # of which two rows are measured
+
+
+def test_variance_of_many_votes_is_that_of_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    bytes_of_two_rows = 2 * 4 * 5 * 3 * 16
+    monkeypatch.setattr(learning, "_BYTES_OF_VOTES", bytes_of_two_rows)
+    many = torch.randn(7, 5, 3, 16)
     expected = variance_by_loops(many[[0, 6]], torch.ones(2, 5))
     assert votes_variance(many) == pytest.approx(expected, rel=1e-4)
 
@@ -271,7 +317,8 @@ CLASSES = learning.LayerMeasurement(
     ],
 )
 def test_harmless_floor_is_not_warned_of(changes: dict[str, Any]) -> None:
-    assert floor_warnings({"classes": replace(CLASSES, **changes)}) == []
+    layers = {"classes": replace(CLASSES, **changes)}
+    assert floor_warnings(layers) == []
 
 
 def test_floor_is_warned_of_where_it_does_harm() -> None:
@@ -280,7 +327,8 @@ def test_floor_is_warned_of_where_it_does_harm() -> None:
     assert "far below the variance of the votes: a (0.008 beside 0.1);" in warning
     low = replace(CLASSES, min_variance=5e-4)
     high = replace(CLASSES, min_variance=20.0)
-    below, above = floor_warnings({"a": low, "b": high, "c": low})
+    layers = {"a": low, "b": high, "c": low}
+    below, above = floor_warnings(layers)
     assert "votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or" in below
     assert "far below the variance of the votes: " in below
     assert "far above the variance of the votes: b (20 beside 0.1); activations then" in above

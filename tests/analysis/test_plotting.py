@@ -37,7 +37,11 @@ def grid() -> Figure:
         Column("column 1", [plain(0.3), plain(0.4)]),
         Column("column 2", [plain(0.5), plain(0.6)], colour="red"),
     ]
-    groups = [Group("one", columns[:2]), Group("nothing", []), Group("two", columns[2:])]
+    groups = [
+        Group("one", columns[:2]),
+        Group("nothing", []),
+        Group("two", columns[2:]),
+    ]
     return picture_grid(groups, ROWS, title="title", note="note")
 
 
@@ -55,8 +59,10 @@ def picture_bounds(figure: Figure) -> np.ndarray:
 
 
 def test_pictures_and_texts_are_there(grid: Figure) -> None:
-    for row, column, grey in [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)]:
-        np.testing.assert_allclose(picture_at(grid, row, column), 1 - grey, rtol=1e-6)
+    greys = {(0, 0): 0.1, (1, 0): 0.2, (0, 1): 0.3, (1, 2): 0.6}
+    for (row, column), grey in greys.items():
+        picture = picture_at(grid, row, column)
+        np.testing.assert_allclose(picture, 1 - grey, rtol=1e-6)
     assert captions(grid) == ["column 0", "column 1", "column 2"]
     assert texts(grid) == ["one", "two", "note"]
     assert row_names(grid) == list(ROWS)
@@ -68,10 +74,13 @@ def test_pictures_are_framed_aligned_and_of_one_size(grid: Figure) -> None:
     for axes in grid.axes:
         for image, frame in zip(axes.images, frames_of(axes), strict=True):
             left, right, bottom, top = image.get_extent()
-            assert frame.get_bbox().extents == pytest.approx([left, top, right, bottom])
-    lefts, bottoms, widths, heights = picture_bounds(grid).reshape(3, 2, 4).transpose(2, 0, 1)
+            extents = frame.get_bbox().extents
+            assert extents == pytest.approx([left, top, right, bottom])
+    by_column = picture_bounds(grid).reshape(3, 2, 4)
+    lefts, bottoms, widths, heights = by_column.transpose(2, 0, 1)
+    ratio = SHAPE[0] / SHAPE[1]
     assert widths == pytest.approx(np.full((3, 2), widths[0, 0]))
-    assert heights == pytest.approx(widths * SHAPE[0] / SHAPE[1]), "pixels are square"
+    assert heights == pytest.approx(ratio * widths), "pixels are square"
     assert lefts[:, 0] == pytest.approx(lefts[:, 1])
     assert bottoms == pytest.approx(np.tile(bottoms[0], (3, 1)))
     first, second, third = lefts[:, 0]
@@ -83,46 +92,70 @@ def test_heading_stands_above_and_leaves_the_pictures_as_they_are(grid: Figure) 
     before = picture_bounds(grid)
     width, height = grid.get_size_inches()
     add_heading(grid, "run: images of data")
-    assert grid.get_suptitle().replace("\n", " ") == "run: images of data title"
-    assert grid.get_size_inches()[0] == width
-    assert grid.get_size_inches()[1] > height + 0.1
-    np.testing.assert_allclose(picture_bounds(grid)[:, 2:], before[:, 2:], rtol=0.1)
+    title = grid.get_suptitle().replace("\n", " ")
+    assert title == "run: images of data title"
+    new_width, new_height = grid.get_size_inches()
+    assert new_width == width
+    assert new_height > height + 0.1
+    after = picture_bounds(grid)
+    np.testing.assert_allclose(after[:, 2:], before[:, 2:], rtol=0.1)
 
 
-def test_note_on_a_decoder_that_draws_nothing_yet() -> None:
-    for decoded, note in [
-        (0.5 + 0.05 * torch.rand(4, 1, 8, 8), "nearly one grey"),
-        (torch.rand(1, 1, 8, 8).expand(4, -1, -1, -1), "nearly the same"),
+ONE_GREY = 0.5 + 0.05 * torch.rand(4, 1, 8, 8)
+ALIKE = torch.rand(1, 1, 8, 8).expand(4, -1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "expected"),
+    [
+        (ONE_GREY, "nearly one grey"),
+        (ALIKE, "nearly the same"),
         (torch.rand(4, 1, 8, 8), ""),
         (torch.rand(1, 1, 8, 8), ""),
-    ]:
-        assert bool(note_on_decoder(decoded)) == bool(note)
-        assert note in note_on_decoder(decoded)
+    ],
+)
+def test_note_on_a_decoder_that_draws_nothing_yet(decoded: Tensor, expected: str) -> None:
+    note = note_on_decoder(decoded)
+    assert bool(note) == bool(expected)
+    assert expected in note
 
 
-def test_labels_of_a_logarithmic_axis_are_plain_and_few_over_many_decades() -> None:
-    for lowest, many in ((0.05, True), (1e-7, False)):
-        figure = Figure()
-        axis = figure.subplots()
-        axis.plot([1, 2], [lowest, 1])
-        plotting.label_log_axis(axis)
-        figure.draw_without_rendering()
-        assert "0.1" in [label.get_text() for label in axis.get_yticklabels()]
-        assert any(label.get_text() for label in axis.get_yticklabels(minor=True)) == many
+@pytest.mark.parametrize(("lowest", "many"), [(0.05, True), (1e-7, False)])
+def test_labels_of_a_logarithmic_axis_are_plain_and_few_over_many_decades(
+    lowest: float, many: bool
+) -> None:
+    figure = Figure()
+    axis = figure.subplots()
+    axis.plot([1, 2], [lowest, 1])
+    plotting.label_log_axis(axis)
+    figure.draw_without_rendering()
+    major = [label.get_text() for label in axis.get_yticklabels()]
+    minor = [label.get_text() for label in axis.get_yticklabels(minor=True)]
+    assert "0.1" in major
+    assert any(minor) == many
 
 
-def test_colours_of_pictures() -> None:
-    for picture, expected in [
+STEREO = torch.cat([plain(0.25), plain(1.0)])
+COLOURED = torch.cat([plain(0.25), plain(0.5), plain(0.0)])
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"),
+    [
         (plain(0.25), (0.75, 0.75, 0.75)),
-        (torch.cat([plain(0.25), plain(1.0)]), (0.75, 0.75, 0.75)),  # stereo
-        (torch.cat([plain(0.25), plain(0.5), plain(0.0)]), (0.25, 0.5, 0)),
+        (STEREO, (0.75, 0.75, 0.75)),
+        (COLOURED, (0.25, 0.5, 0)),
         (plain(1.5), (0, 0, 0)),
         (plain(-3.0), (1, 1, 1)),
         (plain(2.0, 3), (1, 1, 1)),
         (plain(0.25).bfloat16(), (0.75, 0.75, 0.75)),
-    ]:
-        figure = picture_grid([Group("", [Column("", [picture])])], [""])
-        np.testing.assert_allclose(picture_at(figure, 0, 0)[3, 4], expected)
+    ],
+)
+def test_colours_of_pictures(picture: Tensor, expected: tuple[float, ...]) -> None:
+    group = Group("", [Column("", [picture])])
+    figure = picture_grid([group], [""])
+    pixel = picture_at(figure, 0, 0)[3, 4]
+    np.testing.assert_allclose(pixel, expected)
 
 
 LONG = "L:(4,5)\nR:(4,5)(P)"
@@ -148,14 +181,19 @@ NOTE = "First line.\nA second one, " + "long " * 20
 def test_no_text_is_cut_off_or_overlaps(
     tmp_path: Path, columns: int, caption: str, shape: tuple[int, int], below: str, heading: str
 ) -> None:
-    column = Column(caption, [torch.rand(1, *shape)] * 2, below=[(below, "red"), (below, "black")])
-    groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
+    pictures = [torch.rand(1, *shape)] * 2
+    column = Column(caption, pictures, below=[(below, "red"), (below, "black")])
+    groups = [
+        Group("overlapping most", [column] * columns),
+        Group("not recognised", [column]),
+    ]
     rows = ["class 6, dimension 12", "input"]
     figure = picture_grid(groups, rows, title="A title of some length", note=NOTE)
     if heading:
         add_heading(figure, heading)
     figure.savefig(tmp_path / "grid.png")
-    assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0
+    drawn = matplotlib.image.imread(tmp_path / "grid.png")
+    assert drawn[..., :3].std() > 0
 
     labels = [*figure.texts]
     frames: list[Rectangle] = []

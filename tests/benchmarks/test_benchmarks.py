@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,13 +20,19 @@ from capsule_lab.config.folders import options_of
 from capsule_lab.errors import ConfigError, RunError
 
 SMALL = [
-    "device=cpu", "rounds=2", "steps=1", "precisions=[32-true]", "backends=[matmul]", "batch_size=2",
-    "options=['model.channels=4','model.primary.types=2']", "image_shape=[1,21,21]",
+    "device=cpu",
+    "rounds=2",
+    "steps=1",
+    "precisions=[32-true]",
+    "backends=[matmul]",
+    "batch_size=2",
+    "options=['model.channels=4','model.primary.types=2']",
+    "image_shape=[1,21,21]",
     "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
     "sizes.em_all_parents={batch_size: 2, grid: 5, child_types: 2, parents: 3, iterations: 2}",
     "sizes.dynamic={batch_size: 2, children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}",
     "sizes.scaling={batch_size: 1, grid: 5, child_types: 2, parents: 4, iterations: 2}",
-]  # fmt: skip
+]
 LAYERS = ["em_window", "em_all_parents", "dynamic"]
 RATES = {
     "float32_operations_per_second": 1e9,
@@ -59,7 +66,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     class InThisProcess(timing.Worker):
         def __init__(self, name: str) -> None:
-            self.name, self.timer = name, None
+            self.name = name
+            self.timer = None
 
         def __exit__(self, *_: object) -> None: ...
 
@@ -84,12 +92,12 @@ WRONG = {
     "rounds=0": "rounds is 0 and steps 1; expected 1 or more",
     "models=[capsnot]": "models is ['capsnot']; expected a list of values from capsnet, ",
     "models=capsnet": "models is capsnet; expected a list of values from capsnet, ",
-    "layers=[em]": "layers is ['em']; expected a list of values from dynamic, em_all_parents, em_window",
+    "layers=[em]": "layers is ['em']; expected a list of values from dynamic, em_all_parents",
     "backends=[]": "backends or precisions is empty",
     "layers=[] models=[]": "layers and models are both empty",
     "profile=true models=[]": "profile is true, but models is empty",
     "device=tpu": "device is tpu; expected auto, cpu or cuda",
-    "scaling=depth": "scaling is depth; expected one of batch, children, parents, iterations, image_size, all",
+    "scaling=depth": "scaling is depth; expected one of batch, children, parents, iterations",
     "batch_size=0": "batch_size of em_all_parents is 0; expected 1 or more",
     "options=['model.chanels=3']": "options: model.chanels does not exist",
     "bath_size=2": "Key 'bath_size' is not in struct",
@@ -98,23 +106,32 @@ WRONG = {
 
 @pytest.mark.parametrize("overrides", WRONG)
 def test_refused_before_a_process_starts(calls: list[tuple[str, str]], overrides: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    message = f"^{re.escape(WRONG[overrides])}"
+    with pytest.raises(ConfigError, match=message):
         bench.main(configuration("bench", [*SMALL, *overrides.split()]))
-    assert str(refused.value).startswith(WRONG[overrides])
     assert calls == []
 
 
 def test_forms_of_models() -> None:
-    config = configuration("bench", ["models=[em_caps_small,cnn_smallnorb]", "device=cpu"])
+    overrides = ["models=[em_caps_small,cnn_smallnorb]", "device=cpu"]
+    config = configuration("bench", overrides)
     em, cnn = cases.model_groups(config)
     assert forms(em) == ["textbook", "matmul", "fused", "matmul", "fused"]
     assert forms(cnn) == ["plain", "plain"]
-    assert [case.precision for case in cnn] == ["bf16-mixed", "32-true"]
+    precisions = [case.precision for case in cnn]
+    assert precisions == ["bf16-mixed", "32-true"]
 
 
 def test_textbook_form_has_a_decoder() -> None:
-    overrides = ["models=[capsnet]", "backends=[matmul]", "precisions=[32-true]"]
-    without = configuration("bench", [*overrides, "options=['model.decoder=null']"])
+    without = configuration(
+        "bench",
+        [
+            "models=[capsnet]",
+            "backends=[matmul]",
+            "precisions=[32-true]",
+            "options=['model.decoder=null']",
+        ],
+    )
     (group,) = cases.model_groups(without)
     assert forms(group) == ["matmul"]
 
@@ -139,9 +156,10 @@ def test_images_of_a_model_are_those_of_its_data(overrides: list[str], shape: li
 
 def test_fused_kernels_that_do_not_run_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "fused_kernels", lambda _: "no numba")
+    config = configuration("bench", ["device=cpu"])
     message = r"fused, which does not run here: no numba; expected backends=\[matmul\]$"
     with pytest.raises(ConfigError, match=message):
-        cases.check_bench(configuration("bench", ["device=cpu"]))
+        cases.check_bench(config)
 
 
 @pytest.mark.whole
@@ -155,8 +173,9 @@ def test_every_model_has_a_step(model: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_forms_of_a_layer_are_of_the_same_size(name: str) -> None:
     sizes = set()
+    case = small_case(name)
     for form in ("textbook", "reference", "matmul"):
-        forward, inputs = layers.build_layer(replace(small_case(name), form=form))
+        forward, inputs = layers.build_layer(replace(case, form=form))
         outputs = forward()
         total = sum(output.sum() for output in outputs)
         for gradient in torch.autograd.grad(total, inputs):
@@ -176,9 +195,9 @@ def test_textbook_network_is_as_large_as_ours_but_for_biases(model: str, biases:
 
 
 def test_loss_of_a_model_is_that_of_its_options() -> None:
-    without = small_case("cnn_small", "options=['module.l2=0.0']")
-    with_decay = small_case("cnn_small", "options=['module.l2=1.0']")
-    assert models.build_step(with_decay).loss() > models.build_step(without).loss()
+    without = models.build_step(small_case("cnn_small", "options=['module.l2=0.0']"))
+    with_decay = models.build_step(small_case("cnn_small", "options=['module.l2=1.0']"))
+    assert with_decay.loss() > without.loss()
 
 
 def of_window() -> Work:
@@ -187,7 +206,10 @@ def of_window() -> Work:
     mean_and_variance = 2 * (16 + 16)
     distance = 16 + 16
     votes = 2 * 9 * 3
-    inputs = 2 * 9 * (16 + 1) + 9 * 3 * 16 + 2 * 3  # poses and activations, transformations, betas
+    poses_and_activations = 2 * 9 * (16 + 1)
+    transformations = 9 * 3 * 16
+    betas = 2 * 3
+    inputs = poses_and_activations + transformations + betas
     outputs = 2 * 3 * (16 + 1)
     return Work(
         routing_operations=2 * 3 * votes * (vote + mean_and_variance + distance),
@@ -195,22 +217,44 @@ def of_window() -> Work:
     )
 
 
-def test_work_of_a_layer_is_counted_as_by_hand() -> None:
+def test_work_of_a_window_is_counted_as_by_hand() -> None:
     assert roofline.count(small_case("em_window")) == of_window()
-    conv = roofline.count(small_case("em_all_parents"))
-    assert conv.routing_operations == 6 * 8 * 18 * 3 * 160  # 8 positions, 18 places, 3 parents
-    assert conv.full_numbers == 3 * (2 * 25 * 2 * 17 + 18 * 3 * 16 + 6) + 2 * 8 * 3 * 17
-    dense = roofline.count(small_case("dynamic"))
-    assert dense.routing_operations == 6 * (2 * 6 * 3) * (4 * 5 + 2 * 5 + 5)
-    assert dense.full_numbers == 3 * (2 * 6 * 4 + 6 * 4 * 3 * 5 + 3 * 5) + 2 * 2 * 3 * 5
+
+
+def test_work_of_a_convolutional_layer_is_counted_as_by_hand() -> None:
+    found = roofline.count(small_case("em_all_parents"))
+    positions = 8
+    places = 18
+    votes = positions * places * 3
+    children = 2 * 25 * 2 * 17
+    transformations = places * 3 * 16
+    betas = 6
+    inputs = children + transformations + betas
+    outputs = positions * 3 * 17
+    assert found.routing_operations == 6 * votes * 160
+    assert found.full_numbers == 3 * inputs + 2 * outputs
+
+
+def test_work_of_a_dense_layer_is_counted_as_by_hand() -> None:
+    found = roofline.count(small_case("dynamic"))
+    votes = 2 * 6 * 3
+    poses = 2 * 6 * 4
+    transformations = 6 * 4 * 3 * 5
+    bias = 3 * 5
+    inputs = poses + transformations + bias
+    outputs = 2 * 3 * 5
+    assert found.routing_operations == 6 * votes * (4 * 5 + 2 * 5 + 5)
+    assert found.full_numbers == 3 * inputs + 2 * outputs
 
 
 def test_work_of_a_network_is_counted_as_by_hand() -> None:
     network = roofline.count(small_case("capsnet"))
-    assert network.routing_operations == 6 * 2 * (2 * 3 * 3) * 10 * (8 * 16 + 3 * 16 + 2 * 16)
-    convolutions = 2 * 4 * 13 * 13 * 81 + 3 * 16 * 3 * 3 * 4 * 81  # the images have no gradient
+    votes = 2 * (2 * 3 * 3) * 10
+    assert network.routing_operations == 6 * votes * (8 * 16 + 3 * 16 + 2 * 16)
+    first = 2 * 4 * 13 * 13 * 81  # the images have no gradient
+    primary = 3 * 16 * 3 * 3 * 4 * 81
     decoder = 3 * (160 * 512 + 512 * 1024 + 1024 * 21 * 21)
-    assert network.operations == 2 * 2 * (convolutions + decoder)
+    assert network.operations == 2 * 2 * (first + primary + decoder)
 
 
 def test_roofline_is_the_longer_of_both_times() -> None:
@@ -218,63 +262,80 @@ def test_roofline_is_the_longer_of_both_times() -> None:
     found = roofline.beside_roofline(row, of_window(), RATES)
     assert found["operations"] == 51_840
     assert found["bytes"] == 9_744
-    assert found["roofline_percent"] == pytest.approx(100 * 9_744 / 1e8 / 0.01)
+    seconds_of_memory = 9_744 / RATES["bytes_per_second"]
+    assert found["roofline_percent"] == pytest.approx(100 * seconds_of_memory / 0.01)
 
 
 def test_roofline_in_bfloat16() -> None:
     row = {"precision": "bf16-mixed", "seconds_median": 0.01}
-    found = roofline.beside_roofline(row, Work(8, 1, 100, 10), RATES)
+    work = Work(8, 1, 100, 10)
+    found = roofline.beside_roofline(row, work, RATES)
     assert found["bytes"] == 2 * 100 + 4 * 10
-    assert found["floor_arithmetic_seconds"] == pytest.approx(8 / 4e9 + 1 / 1e9)
+    seconds = found["floor_arithmetic_seconds"]
+    assert seconds == pytest.approx(8 / 4e9 + 1 / 1e9)
 
 
-def em_work(name: str) -> tuple[int, int]:
-    """Multiply-adds of a kernel, and the numbers that it moves."""
+class KernelWork(NamedTuple):
+    multiply_adds: int
+    numbers: int
+    """What it moves."""
+
+
+def em_work(name: str) -> KernelWork:
     votes = 2 * 4 * 18 * 3
-    windows, weight, parents = 8 * 18 * 16, 18 * 3 * 16, 8 * 3 * 16
+    windows = 8 * 18 * 16
+    weight = 18 * 3 * 16
+    parents = 8 * 3 * 16
     fit = windows + weight + 8 * 18 + votes + parents  # its inputs, and their gradients
     fitted = 8 * 3 + 2 * parents
+    vote = 16 * 4
     return {
-        "fit": (votes * (16 * 4 + 4 * 16), fit + fitted + votes),
-        "fit_backward": (2 * votes * (16 * 4 + 4 * 16), 2 * fit + 2 * fitted + votes),
-        "distances": (votes * (16 * 4 + 2 * 16), windows + weight + 2 * parents + votes),
-        "softmax_by_child": (0, 2 * votes),
-        "softmax_by_child_backward": (0, 3 * votes),
+        "fit": KernelWork(votes * (vote + 4 * 16), fit + fitted + votes),
+        "fit_backward": KernelWork(2 * votes * (vote + 4 * 16), 2 * fit + 2 * fitted + votes),
+        "distances": KernelWork(votes * (vote + 2 * 16), windows + weight + 2 * parents + votes),
+        "softmax_by_child": KernelWork(0, 2 * votes),
+        "softmax_by_child_backward": KernelWork(0, 3 * votes),
     }[name]
 
 
-def dynamic_work(name: str) -> tuple[int, int]:
-    """Multiply-adds of a kernel, and the numbers that it moves."""
-    votes, dim = 2 * 6 * 3, 5
-    poses, weight, above = 2 * 6 * 4, 6 * 4 * 3 * 5, 2 * 3 * 5
+def dynamic_work(name: str) -> KernelWork:
+    votes = 2 * 6 * 3
+    dim = 5
+    poses = 2 * 6 * 4
+    weight = 6 * 4 * 3 * 5
+    above = 2 * 3 * 5
     inputs = poses + weight
-    return {
-        "weighted_sum": (votes * (4 * dim + dim), inputs + votes + above),
-        "agreement": (votes * (4 * dim + dim), inputs + votes + above),
-        "contraction": (votes * (3 * dim + 2 * 4 * dim), 2 * inputs + 3 * (votes + above)),
-    }[name]
+    vote = 4 * dim
+    once = KernelWork(votes * (vote + dim), inputs + votes + above)
+    backward = KernelWork(votes * (3 * dim + 2 * vote), 2 * inputs + 3 * (votes + above))
+    return {"weighted_sum": once, "agreement": once, "contraction": backward}[name]
 
 
 @pytest.mark.parametrize("name", cases.KERNELS)
 def test_work_of_a_kernel_is_counted_as_by_hand(name: str) -> None:
-    (case,) = cases.kernel_cases(configuration("gpu", [*SMALL, f"kernels=[{name}]"]))
+    config = configuration("gpu", [*SMALL, f"kernels=[{name}]"])
+    (case,) = cases.kernel_cases(config)
     work = em_work if cases.KERNELS[name] == "em_all_parents" else dynamic_work
     multiply_adds, numbers = work(name)
-    assert roofline.count(case) == Work(routing_operations=2 * multiply_adds, full_numbers=numbers)
+    expected = Work(routing_operations=2 * multiply_adds, full_numbers=numbers)
+    assert roofline.count(case) == expected
 
 
 def test_unknown_kernel_is_refused() -> None:
+    config = configuration("gpu", ["kernels=[fits]"])
     message = r"^kernels is \['fits'\]; expected a list of values from fit, fit_backward"
     with pytest.raises(ConfigError, match=message):
-        cases.kernel_cases(configuration("gpu", ["kernels=[fits]"]))
+        cases.kernel_cases(config)
 
 
 def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, capsys: Any) -> None:
-    bench.main(configuration("bench", [*SMALL, "models=[capsnet]", "out=numbers/bench.json"]))
+    overrides = [*SMALL, "models=[capsnet]", "out=numbers/bench.json"]
+    bench.main(configuration("bench", overrides))
     shown = capsys.readouterr().out
     for text in ("textbook", "em_window", "capsnet", "1.00x", "least", "GB/s"):
         assert text in shown
-    written = json.loads((tmp_path / "numbers" / "bench.json").read_text())
+    file = tmp_path / "numbers" / "bench.json"
+    written = json.loads(file.read_text())
     environment = {"hardware", "bench", "command", "commit", "versions", "python"}
     assert written.keys() == {"rows", "rates", *environment}
     textbook_rows = written["rows"][::2]
@@ -287,22 +348,34 @@ def test_rows_tables_and_file(calls: list[tuple[str, str]], tmp_path: Path, caps
         assert ours["speedup"] == pytest.approx(ratio)
         assert ours["floor_arithmetic_seconds"] == textbook["floor_arithmetic_seconds"] > 0
     in_turn = [call for call in calls if call[0].startswith("dynamic")]
-    expected = []
-    for function in ("build_timer", "time_steps", "time_steps", "read_memory"):
-        expected.append(("dynamic (textbook, 32-true)", function))
-        expected.append(("dynamic (matmul, 32-true)", function))
-    assert in_turn == expected
+    textbook_case = "dynamic (textbook, 32-true)"
+    our_case = "dynamic (matmul, 32-true)"
+    assert in_turn == [
+        (textbook_case, "build_timer"),
+        (our_case, "build_timer"),
+        (textbook_case, "time_steps"),
+        (our_case, "time_steps"),
+        (textbook_case, "time_steps"),
+        (our_case, "time_steps"),
+        (textbook_case, "read_memory"),
+        (our_case, "read_memory"),
+    ]
 
 
 def test_profile_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
     """Which operations are among the slowest depends on the machine."""
-    bench.main(configuration("bench", [*SMALL, "models=[capsnet]", "profile=true"]))
+    overrides = [*SMALL, "models=[capsnet]", "profile=true"]
+    bench.main(configuration("bench", overrides))
     assert "optimiser" in capsys.readouterr().out
 
 
 def test_operators_are_broken_down_by_family() -> None:
-    operators = {"aten::convolution_backward": 3.0, "capsule_lab::fit": 4.0, "aten::addmm": 1.0}
-    assert breakdown.break_down(operators)["shares"] == {
+    seconds = {
+        "aten::convolution_backward": 3.0,
+        "capsule_lab::fit": 4.0,
+        "aten::addmm": 1.0,
+    }
+    assert breakdown.break_down(seconds)["shares"] == {
         "routing": 0.5,
         "convolutions": 0.375,
         "matrix products": 0.125,
@@ -318,11 +391,17 @@ def test_scaling_is_shown(calls: list[tuple[str, str]], capsys: Any) -> None:
 
 @pytest.mark.parametrize(
     ("axis", "values"),
-    [("batch", [1, 2, 4]), ("iterations", [1, 2, 3, 4, 6]), ("image_size", [3, 5, 7, 10])],
+    [
+        ("batch", [1, 2, 4]),
+        ("iterations", [1, 2, 3, 4, 6]),
+        ("image_size", [3, 5, 7, 10]),
+    ],
 )
 def test_sizes_along_an_axis(axis: str, values: list[int]) -> None:
-    found = scaling.scaled(configuration("bench", [*SMALL, "batch_size=null"]), axis)
-    assert [case.sizes[cases.AXES[axis]] for case in found] == values
+    config = configuration("bench", [*SMALL, "batch_size=null"])
+    size = cases.AXES[axis]
+    found = [case.sizes[size] for case in scaling.scaled(config, axis)]
+    assert found == values
 
 
 def test_path_that_is_not_writable_is_named_before_the_work(
@@ -330,8 +409,10 @@ def test_path_that_is_not_writable_is_named_before_the_work(
 ) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "bench.json"
-    with pytest.raises(RunError, match=rf"^cannot write {path} \((Not a directory|File exists)\)"):
-        bench.main(configuration("bench", [*SMALL, f"out={path}"]))
+    config = configuration("bench", [*SMALL, f"out={path}"])
+    message = rf"^cannot write {path} \((Not a directory|File exists)\)"
+    with pytest.raises(RunError, match=message):
+        bench.main(config)
     assert not calls
 
 
@@ -349,13 +430,26 @@ def test_script_for_a_gpu_writes_after_every_case(
 
     monkeypatch.setattr(gpu.files, "write_record", keep)
     monkeypatch.setattr(gpu, "machine_rates", lambda *_, **__: RATES)
-    chosen = ["kernels=[agreement]", "layers=[dynamic]", "models=[capsnet]"]
-    overrides = [*SMALL, *chosen, "throughput=[capsnet]", "batches=[1,2]"]
+    overrides = [
+        *SMALL,
+        "kernels=[agreement]",
+        "layers=[dynamic]",
+        "models=[capsnet]",
+        "throughput=[capsnet]",
+        "batches=[1,2]",
+    ]
     gpu.main(configuration("gpu", [*overrides, "backends=[fused,graphs]"]))
     rows = kept["rows"]
     assert [row["form"] for row in rows] == [
-        "fused", "textbook", "fused", "textbook", "fused", "graphs", "fused", "fused",
-    ]  # fmt: skip
+        "fused",
+        "textbook",
+        "fused",
+        "textbook",
+        "fused",
+        "graphs",
+        "fused",
+        "fused",
+    ]
     (failed,) = [row for row in rows if "error" in row]
     assert failed["form"] == "graphs"
     assert written == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -371,12 +465,11 @@ def test_script_for_a_gpu_writes_after_every_case(
 def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (row,) = timing.time_in_turn([small_case("dynamic")], rounds=2, steps=2)
-    assert 0 < row["forward_seconds_median"] < row["seconds_median"] <= row["seconds_slowest"]
+    median = row["seconds_median"]
+    assert 0 < row["forward_seconds_median"] < median <= row["seconds_slowest"]
     assert 10**8 < row["peak_memory_bytes"] < 10**11
-    with (
-        timing.Worker("capsnet") as worker,
-        pytest.raises(ConfigError, match=r"^capsnet could not be timed: .*memory"),
-    ):
+    message = r"^capsnet could not be timed: .*memory"
+    with timing.Worker("capsnet") as worker, pytest.raises(ConfigError, match=message):
         worker.call(os._exit, 1)
 
 
@@ -395,16 +488,21 @@ def test_replayed_steps_are_those_that_are_timed(model: str) -> None:
         timing.use_device_values(plain.optimizer, torch.device("cpu"))
     for _ in range(timing.EAGER_STEPS + 2):
         models.take_step(plain)
-    for one, other in zip(plain.network.parameters(), replayed.network.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    expected = plain.network.state_dict()
+    found = replayed.network.state_dict()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_traffic_counts_arguments_and_results_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_traffic_counts_arguments_and_results_once() -> None:
     numbers = torch.zeros(2, 3)
     with traffic.Traffic() as counted:
-        (numbers[:, :1] + numbers.T.T).neg()
+        total = numbers[:, :1] + numbers.T.T
+        total.neg()
     assert counted.calls == {"add": 1, "neg": 1}
     assert counted.moved == {"add": 4 * (2 + 6 + 6), "neg": 4 * (6 + 6)}
+
+
+def test_traffic_of_a_model_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*SMALL, "models=[em_caps_small]", "precisions=[bf16-mixed]"]
     traffic.main(configuration("bench", overrides))
     shown = capsys.readouterr().out

@@ -24,8 +24,15 @@ ROW = {
 
 
 def report(*rows: dict[str, Any], **other: Any) -> dict[str, Any]:
-    facts = {"date": "2026-12-01", "hardware": "1 x NVIDIA H100", "triton": "3.6.0", "commit": None}
-    return {**facts, "versions": {"torch": "2.11.0"}, "rows": [*rows], **other}
+    return {
+        "date": "2026-12-01",
+        "hardware": "1 x NVIDIA H100",
+        "triton": "3.6.0",
+        "commit": None,
+        "versions": {"torch": "2.11.0"},
+        "rows": [*rows],
+        **other,
+    }
 
 
 def test_rows_have_units_of_the_columns() -> None:
@@ -34,19 +41,38 @@ def test_rows_have_units_of_the_columns() -> None:
     failed = {**ROW, "error": "out of memory"}
     step, second = by_card.rows_of(report(ROW, failed, kernel), "0123abcd")
     assert step == {
-        "date": "2026-12-01", "card": "NVIDIA H100", "torch": "2.11.0", "triton": "3.6.0", "commit": "0123abcd",
-        "kind": "step", "case": "capsnet", "sizes": "batch_size 64", "form": "fused", "precision": "32-true",
-        "ms": "12.35", "roofline_percent": "2.35", "images_per_second": "5184", "memory_gb": "0.6", "note": "",
-    }  # fmt: skip
-    assert (second["kind"], second["images_per_second"]) == ("kernel", "")
+        "date": "2026-12-01",
+        "card": "NVIDIA H100",
+        "torch": "2.11.0",
+        "triton": "3.6.0",
+        "commit": "0123abcd",
+        "kind": "step",
+        "case": "capsnet",
+        "sizes": "batch_size 64",
+        "form": "fused",
+        "precision": "32-true",
+        "ms": "12.35",
+        "roofline_percent": "2.35",
+        "images_per_second": "5184",
+        "memory_gb": "0.6",
+        "note": "",
+    }
+    assert second["kind"] == "kernel"
+    assert second["images_per_second"] == ""
     assert tuple(step) == by_card.COLUMNS
 
 
 def test_commit_must_be_known() -> None:
     with pytest.raises(ConfigError, match=r"^the file names no commit; expected commit=<hash"):
         by_card.rows_of(report(ROW))
-    assert by_card.rows_of(report(ROW, commit="abcd"))[0]["commit"] == "abcd"
-    assert by_card.rows_of(report(ROW, commit="abcd-dirty"), "abcd")[0]["commit"] == "abcd"
+    (named,) = by_card.rows_of(report(ROW, commit="abcd"))
+    (given,) = by_card.rows_of(report(ROW, commit="abcd-dirty"), "abcd")
+    assert named["commit"] == "abcd"
+    assert given["commit"] == "abcd"
+
+
+PAGE = "before\n<!-- measured by card: command -->\nold\n<!-- end -->\nafter\n"
+LINE = "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n"
 
 
 def test_case_that_is_measured_again_replaces_its_row(
@@ -55,14 +81,18 @@ def test_case_that_is_measured_again_replaces_its_row(
     monkeypatch.setattr(by_card, "FILE", tmp_path / "kernels_and_steps.csv")
     monkeypatch.setattr(by_card, "PAGE", tmp_path / "gpu.md")
     by_card.FILE.write_text(by_card.csv_text([]))
-    by_card.PAGE.write_text(
-        "before\n<!-- measured by card: command -->\nold\n<!-- end -->\nafter\n"
-    )
-    other = {**ROW, "form": "textbook"}
-    for number, rows in enumerate(([ROW, other], [{**ROW, "seconds_median": 0.01}], [other])):
-        path = tmp_path / f"{number}.json"
+    by_card.PAGE.write_text(PAGE)
+    path = tmp_path / "report.json"
+
+    def add(commit: str, *rows: dict[str, Any]) -> None:
         path.write_text(json.dumps(report(*rows)))
-        by_card.main([str(path), "commit=abcd"])
+        by_card.main([str(path), f"commit={commit}"])
+
+    other = {**ROW, "form": "textbook"}
+    faster = {**ROW, "seconds_median": 0.01}
+    add("abcd", ROW, other)
+    add("abcd", faster)
+    add("abcd", other)
     fused, textbook = by_card.read()
     assert (fused["form"], fused["ms"]) == ("fused", "10")
     assert (textbook["form"], textbook["ms"]) == ("textbook", "12.35")
@@ -70,29 +100,29 @@ def test_case_that_is_measured_again_replaces_its_row(
     assert "old" not in text
     card = "**NVIDIA H100**, torch 2.11.0, Triton 3.6.0"
     assert text.startswith(f"before\n<!-- measured by card: command -->\n\n{card}")
-    line = "| step | `capsnet` | batch_size 64 | fused | 32-true | 10 | 2.35 | 5184 | 0.6 |  |\n"
-    assert line in text
+    assert LINE in text
     assert text.endswith("\n<!-- end -->\nafter\n")
-    path.write_text(json.dumps(report(ROW)))
-    by_card.main([str(path), "commit=other"])
+    add("other", ROW)
     assert len(by_card.read()) == 3
 
 
 def test_page_is_that_of_the_rows() -> None:
     text = by_card.PAGE.read_text()
-    assert by_card.read()
-    assert text == by_card.with_tables(text, by_card.read()), (
-        "python -m benchmarks.by_card writes the tables anew"
-    )
+    rows = by_card.read()
+    assert rows
+    expected = by_card.with_tables(text, rows)
+    assert text == expected, "python -m benchmarks.by_card writes the tables anew"
 
 
 def test_rows_are_complete() -> None:
     rows = by_card.read()
-    assert by_card.FILE.read_text() == by_card.csv_text(by_card.merged(rows))
+    text = by_card.FILE.read_text()
+    assert text == by_card.csv_text(by_card.merged(rows))
+    needed = ["date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms"]
     for row in rows:
-        for name in ("date", *by_card.ENVIRONMENT, "kind", "case", "sizes", "form", "ms"):
+        for name in needed:
             assert row[name]
         for name in by_card.MEASURED:
             assert float(row[name] or 0) >= 0
         assert re.fullmatch(r"[0-9a-f]{8,40}", row["commit"])
-    assert not re.search(r"/(tmp|home|root|work)/", by_card.FILE.read_text())
+    assert not re.search(r"/(tmp|home|root|work)/", text)

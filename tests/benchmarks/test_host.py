@@ -29,7 +29,8 @@ def test_calls_between_two_starts_of_steps_are_counted() -> None:
     assert own.name.startswith("tests/benchmarks/test_host.py:")
     assert own.in_python
     assert own.calls == 1
-    assert host.FunctionCalls("<built-in method builtins.len>", False, 1) in [*calls]
+    built_in = host.FunctionCalls("<built-in method builtins.len>", False, 1)
+    assert built_in in [*calls]
 
 
 def test_steps_of_the_warm_up_are_not_timed() -> None:
@@ -40,13 +41,16 @@ def test_steps_of_the_warm_up_are_not_timed() -> None:
 
 @pytest.mark.parametrize("model", ["capsnet", "em_caps"])
 def test_loss_of_other_loops_is_ours(model: str) -> None:
-    config = training_config(host.overrides_of_model(configuration("host"), model))
+    overrides = host.overrides_of_model(configuration("host"), model)
+    config = training_config(overrides)
     data = build.build_data(config)
     data.setup("fit")
     torch.manual_seed(0)
     module = build.build_module(config, data.spec).train()
-    batch = data.transform_batch(next(iter(data.train_dataloader())), "train")
-    torch.testing.assert_close(host.loss_of(module)(batch), models.loss_of(module, batch))
+    first = next(iter(data.train_dataloader()))
+    batch = data.transform_batch(first, "train")
+    loss = host.loss_of(module)
+    torch.testing.assert_close(loss(batch), models.loss_of(module, batch))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,9 @@ def test_refused_before_anything_is_built(
     override: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "measure", None)
+    overrides = override.split()
     with pytest.raises(ConfigError, match=f"^{message}"):
-        host.main(configuration("host", override.split()))
+        host.main(configuration("host", overrides))
 
 
 @pytest.mark.whole
@@ -76,11 +81,13 @@ def test_rows_tables_and_file(
     model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    host.main(configuration("host", [*FEW, f"models=[{model}]", f"out={tmp_path}/host.json"]))
+    path = tmp_path / "host.json"
+    host.main(configuration("host", [*FEW, f"models=[{model}]", f"out={path}"]))
     shown = capsys.readouterr().out
     for text in ("ours", "plain", "bare", "1.00x", "<built-in method"):
         assert text in shown
-    ours, plain, bare = json.loads((tmp_path / "host.json").read_text())["loops"]
+    written = json.loads(path.read_text())
+    ours, plain, bare = written["loops"]
     assert ours["loop"] == "ours"
     assert plain["loop"] == "plain"
     assert bare["loop"] == "bare"

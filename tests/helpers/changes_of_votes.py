@@ -15,27 +15,38 @@ def example() -> tuple[Tensor, Tensor]:
 
 
 def _orthogonal(size: int) -> Tensor:
-    noise = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return torch.linalg.qr(noise)[0]
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    orthogonal, _ = torch.linalg.qr(noise)
+    return orthogonal
 
 
 def _permuted(poses: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(16, generator=generator)
-    sign = 2 * torch.randint(2, (16,), generator=generator) - 1
-    return poses[..., order] * sign
+    negative = torch.randint(2, (16,), generator=generator)
+    return poses[..., order] * (2 * negative - 1)
 
 
 def _in_a_turned_frame(poses: Tensor) -> Tensor:
     """``Q M``."""
     matrices = poses.unflatten(-1, (4, 4))
-    return (_orthogonal(4) @ matrices).flatten(-2)
+    turned = _orthogonal(4) @ matrices
+    return turned.flatten(-2)
+
+
+def _rotated(poses: Tensor) -> Tensor:
+    return poses @ _orthogonal(16)
+
+
+def _shifted(poses: Tensor) -> Tensor:
+    return poses + torch.linspace(-1, 1, 16, dtype=torch.float64)
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "rotation of 16 components": lambda poses: poses @ _orthogonal(16),
+    "rotation of 16 components": _rotated,
     "turned frame of 4x4 poses": _in_a_turned_frame,
     "signed permutation": _permuted,
-    "shift": lambda poses: poses + torch.linspace(-1, 1, 16, dtype=torch.float64),
+    "shift": _shifted,
 }
 """The same function changes votes and, where routing is equivariant, the poses of the parents."""

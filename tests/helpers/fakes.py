@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.text import Text
 from torch import Tensor, nn
 
@@ -21,7 +22,8 @@ class PoseDecoder(nn.Module):
         self.weight = weight
 
     def forward(self, poses: Tensor, mask: Tensor) -> Tensor:
-        return (poses * mask.unsqueeze(2) * self.weight).unsqueeze(1)
+        masked = poses * mask.unsqueeze(2)
+        return (masked * self.weight).unsqueeze(1)
 
 
 class FakeCapsNet(CapsNet):
@@ -29,9 +31,13 @@ class FakeCapsNet(CapsNet):
 
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
         _, classes, dim = output.capsules.poses.shape
-        primary = partial(PrimaryCapsules, types=1)
         super().__init__(
-            (1, 17, 17), classes, channels=2, primary=primary, class_dim=dim, decoder=(2,)
+            image_shape=(1, 17, 17),
+            num_classes=classes,
+            channels=2,
+            primary=partial(PrimaryCapsules, types=1),
+            class_dim=dim,
+            decoder=(2,),
         )
         self.decoder = PoseDecoder(weight)
         self.output = output
@@ -46,8 +52,10 @@ def fake_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) ->
     scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
-    poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
-    return CapsuleOutput(scores, Capsules(poses, poses.norm(dim=2)))
+    numbers = torch.linspace(0.3, 0.7, scores.numel() * dim)
+    poses = numbers.view(len(scores), classes, dim)
+    capsules = Capsules(poses, poses.norm(dim=2))
+    return CapsuleOutput(scores, capsules)
 
 
 def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
@@ -67,7 +75,10 @@ def colours(figure: Figure) -> list[str]:
 
 
 def _caption_labels(figure: Figure) -> list[Text]:
-    return [label for axes in figure.axes for label in axes.get_xticklabels()]
+    labels = []
+    for axes in figure.axes:
+        labels += axes.get_xticklabels()
+    return labels
 
 
 def row_names(figure: Figure) -> list[str]:
@@ -76,15 +87,19 @@ def row_names(figure: Figure) -> list[str]:
 
 def texts(figure: Figure) -> list[str]:
     """Names of groups, from left to right, then the note below."""
-    names = [axes.get_title() for axes in figure.axes]
-    return [text.replace("\n", " ") for text in [*names, figure.get_supxlabel()]]
+    found = [axes.get_title() for axes in figure.axes]
+    found.append(figure.get_supxlabel())
+    return [text.replace("\n", " ") for text in found]
 
 
 def picture_at(figure: Figure, row: int, column: int) -> np.ndarray:
     """The picture at this place of the grid, in red, green and blue."""
-    images = [image for axes in figure.axes for image in axes.images]
+    images: list[AxesImage] = []
+    for axes in figure.axes:
+        images += axes.images
     rows = len(row_names(figure))
-    return np.asarray(images[column * rows + row].get_array())
+    image = images[column * rows + row]
+    return np.asarray(image.get_array())
 
 
 def grey_at(figure: Figure, row: int, column: int) -> np.ndarray:

@@ -29,7 +29,7 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
 
-DAMPED, UNMEASURED = {"damping": 0.3}, {"measure": False}
+UNMEASURED = {"measure": False}
 CASES = {
     "EM": Case(Sizes(2, 2, 17, 2, 2, 2)),
     "matrix capsules": Case(Sizes(3, 2, 17, 4, 4, 4)),

@@ -40,7 +40,8 @@ WINDOWS = torch.tensor([[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131,
 
 
 def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def weighted_total(values: Tensor) -> Tensor:
@@ -81,16 +82,19 @@ def kernels_of(
 def poses_and_weight(sizes: Sizes, scale: float) -> tuple[Tensor, Tensor]:
     row, parent, child, rows, inner, columns = sizes
     poses = scale * draw(row, rows * inner, child, seed=0)
-    return poses, draw(parent, inner * columns, child, seed=1)
+    weight = draw(parent, inner * columns, child, seed=1)
+    return poses, weight
 
 
 def parents_and_variances(sizes: Sizes) -> tuple[Tensor, Tensor]:
-    parents = draw(sizes.row, sizes.parent, sizes.rows * sizes.columns, seed=4)
+    dim = sizes.rows * sizes.columns
+    parents = draw(sizes.row, sizes.parent, dim, seed=4)
     return parents, parents.square() + 0.1
 
 
 def couplings_of(sizes: Sizes) -> Tensor:
-    return draw(sizes.row, sizes.parent, sizes.child, seed=3).softmax(1)
+    logits = draw(sizes.row, sizes.parent, sizes.child, seed=3)
+    return logits.softmax(1)
 
 
 def kernels_of_fit(
@@ -132,31 +136,37 @@ def kernels_of_sums(kernels: Any, sizes: Sizes, scale: float) -> dict[str, Kerne
         return kernels.distances(*tensors, inner)
 
     def slow_distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor) -> Tensor:
-        error = dense_votes(poses, weight, inner) - parents[:, :, None]
-        return (error**2 / (2 * variances[:, :, None])).sum(3)
+        errors = dense_votes(poses, weight, inner) - parents[:, :, None]
+        quotients = errors**2 / (2 * variances[:, :, None])
+        return quotients.sum(3)
 
     def weighted_sum(*tensors: Tensor) -> Tensor:
         return kernels.weighted_sum(*tensors, inner)
 
     def slow_weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor) -> Tensor:
-        return torch.einsum("nji,njid->njd", couplings, dense_votes(poses, weight, inner))
+        dense = dense_votes(poses, weight, inner)
+        return torch.einsum("nji,njid->njd", couplings, dense)
 
     def agreement(*tensors: Tensor) -> Tensor:
         return kernels.agreement(*tensors, inner)
 
     def slow_agreement(poses: Tensor, weight: Tensor, parents: Tensor) -> Tensor:
-        return torch.einsum("njd,njid->nji", parents, dense_votes(poses, weight, inner))
+        dense = dense_votes(poses, weight, inner)
+        return torch.einsum("njd,njid->nji", parents, dense)
 
     def contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
         half = len(pairs) // 2
-        return kernels.contraction(poses, weight, list(pairs[:half]), list(pairs[half:]), inner)
+        of_children = list(pairs[:half])
+        of_components = list(pairs[half:])
+        return kernels.contraction(poses, weight, of_children, of_components, inner)
 
     def slow_contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
         half = len(pairs) // 2
         grad_votes = 0
         for of_child, of_component in zip(pairs[:half], pairs[half:], strict=True):
             grad_votes = grad_votes + torch.einsum("nji,njd->njid", of_child, of_component)
-        return gradients(partial(dense_votes, inner=inner), (poses, weight), [grad_votes])
+        votes_of = partial(dense_votes, inner=inner)
+        return gradients(votes_of, (poses, weight), [grad_votes])
 
     return {
         "distances": Kernel(distances, slow_distances, (*votes, parents, variances)),
@@ -206,8 +216,9 @@ def kernels_by_child(kernels: Any, sizes: Sizes, scale: float) -> dict[str, Kern
 
 def dense_votes(poses: Tensor, weight: Tensor, inner: int) -> Tensor:
     """Votes as a tensor ``(row, parent, child, dim)``."""
-    matrices = poses.unflatten(1, (-1, inner)), weight.unflatten(1, (inner, -1))
-    return torch.einsum("nrqi,jqci->njirc", *matrices).flatten(3)
+    rows = poses.unflatten(1, (-1, inner))
+    columns = weight.unflatten(1, (inner, -1))
+    return torch.einsum("nrqi,jqci->njirc", rows, columns).flatten(3)
 
 
 def slow_fit(

@@ -23,7 +23,9 @@ ARRAYS = {
 
 def idx(array: np.ndarray) -> bytes:
     """LeCun's format: two zeros, 8 for unsigned bytes, the number of dimensions, their big-endian sizes, the bytes."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+    kind = bytes([0, 0, 8, array.ndim])
+    sizes = np.array(array.shape, ">u4")
+    return kind + sizes.tobytes() + array.tobytes()
 
 
 def md5(content: bytes) -> str:
@@ -38,7 +40,8 @@ def stored(part: str) -> Images:
 
 
 CONTENTS = {name: idx(array) for name, array in ARRAYS.items()}
-TRAINING, TEST = stored("train"), stored("t10k")
+TRAINING = stored("train")
+TEST = stored("t10k")
 BROKEN = {
     "truncated": (
         CONTENTS["t10k-labels-idx1-ubyte"][:-1],

@@ -29,16 +29,20 @@ def pairwise(
             missing[(one, first), (other, second)] = None
 
     def pairs(row: Mapping[str, Any]) -> Iterable[Any]:
-        return combinations([(name, row[name]) for name in switches if name in row], 2)
+        values = [(name, row[name]) for name in switches if name in row]
+        return combinations(values, 2)
 
     def new_pairs(row: Mapping[str, Any]) -> int:
         return sum(pair in missing for pair in pairs(row))
 
     def add(row: dict[str, Any]) -> None:
         absent = sorted(switches.keys() - row.keys())
-        for name in sorted(absent, key=lambda name: -len(switches[name])):
-            counts = [new_pairs({**row, name: value}) for value in switches[name]]
-            row[name] = switches[name][counts.index(max(counts))]
+        most_values_first = sorted(absent, key=lambda name: -len(switches[name]))
+        for name in most_values_first:
+            values = switches[name]
+            counts = [new_pairs({**row, name: value}) for value in values]
+            best = counts.index(max(counts))
+            row[name] = values[best]
         for pair in pairs(row):
             missing.pop(pair, None)
         rows.append(row)

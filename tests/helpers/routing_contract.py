@@ -62,8 +62,11 @@ def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, d
         **reference.switches,
     }
     rows = pairwise(switches, given.values())
-    named = zip_longest(given, rows, fillvalue="")
-    return [(name, row) for name, row in named if row.pop("backend") == backend]
+    found = []
+    for name, row in zip_longest(given, rows, fillvalue=""):
+        if row.pop("backend") == backend:
+            found.append((name, row))
+    return found
 
 
 @contextmanager
@@ -97,7 +100,8 @@ def build(
     ``types`` is the number of child types, which have their own parameters in some routings. By default it is 1 where
     children are exchangeable. ``route_of`` gives dense votes to a backend whose name begins with ``dense``.
     """
-    torch.manual_seed(0)  # some initial parameters are random
+    # some initial parameters are random; torch.manual_seed is slow, since it seeds every kind of device
+    torch.default_generator.manual_seed(0)
     if types is None:
         exchangeable = kind not in REFERENCES or REFERENCES[kind].exchangeable
         types = 1 if exchangeable else children
@@ -125,8 +129,11 @@ def build(
 def factored(votes: Tensor) -> Votes:
     """The same votes as poses and weight: a pose holds all votes of a child, the weight selects those of a parent."""
     _, child, parent, dim = votes.shape
-    pick = torch.eye(parent * dim, dtype=votes.dtype).view(parent * dim, parent, dim)
-    return Votes(votes.flatten(2), pick.expand(child, -1, -1, -1))
+    components = parent * dim
+    one_hot = torch.eye(components, dtype=votes.dtype)
+    of_a_child = one_hot.view(components, parent, dim)
+    weight = of_a_child.expand(child, -1, -1, -1)
+    return Votes(votes.flatten(2), weight)
 
 
 def in_form(votes: Tensor, backend: str) -> Tensor | Votes:
@@ -146,7 +153,8 @@ def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
 
     def route(votes: Tensor, **options: Any) -> Tensor:
         active = child_activations(votes) if activations is None else activations
-        return concatenate(*module(in_form(votes, module.form), active, **options))
+        parents = module(in_form(votes, module.form), active, **options)
+        return concatenate(*parents)
 
     return route
 
@@ -155,7 +163,8 @@ def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
     loops = REFERENCES[type(module)].loops
 
     def reference(votes: Tensor) -> Tensor:
-        return concatenate(*loops(votes, child_activations(votes), module))
+        parents = loops(votes, child_activations(votes), module)
+        return concatenate(*parents)
 
     return reference
 
@@ -182,8 +191,12 @@ def check_equals(route: Route, reference: Callable[[Tensor], Tensor], *shape: in
 
 def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
     votes = random_votes(1, 3, PARENTS, DIM).requires_grad_()
+
+    def parents(votes: Tensor, *_: Tensor) -> Tensor:
+        return route(votes)
+
     inputs = (votes, *parameters)
-    assert gradcheck(lambda votes, *_: route(votes), inputs, fast_mode=True, raise_exception=False)
+    assert gradcheck(parents, inputs, fast_mode=True, raise_exception=False)
 
 
 def check_couplings(
@@ -210,34 +223,43 @@ def check_couplings(
 
 
 def check_callback_changes_nothing(route: Route) -> None:
-    assert_close(route(random_votes(), on_iteration=lambda _: None), route(random_votes()))
+    votes = random_votes()
+    observed = route(votes, on_iteration=lambda _: None)
+    assert_close(observed, route(votes))
 
 
 def check_repeatable(route: Route) -> None:
-    assert torch.equal(route(random_votes()), route(random_votes()))
+    first = route(random_votes())
+    second = route(random_votes())
+    assert torch.equal(first, second)
 
 
 def check_order_of_children_does_not_matter(route: Route) -> None:
-    reordered = random_votes()[:, [3, 0, 4, 1, 2]]
-    assert_close(route(reordered), route(random_votes()))
+    votes = random_votes()
+    reordered = votes[:, [3, 0, 4, 1, 2]]
+    assert_close(route(reordered), route(votes))
 
 
 def check_parents_are_permuted_as_their_votes(route: Route) -> None:
     """Holds only for parents with equal parameters, such as the initial ones."""
     order = [2, 0, 3, 1]
-    permuted = random_votes()[:, :, order]
-    assert_close(route(permuted), route(random_votes())[:, order])
+    votes = random_votes()
+    found = route(votes[:, :, order])
+    expected = route(votes)[:, order]
+    assert_close(found, expected)
 
 
 def check_images_are_independent(route: Route) -> None:
-    one_by_one = [route(image) for image in random_votes().split(1)]
-    assert_close(torch.cat(one_by_one), route(random_votes()))
+    votes = random_votes()
+    one_by_one = [route(image) for image in votes.split(1)]
+    assert_close(torch.cat(one_by_one), route(votes))
 
 
 def check_absent_child_changes_nothing(module: nn.Module) -> None:
     """Routing with the last child inactive equals routing without it, unless children have their own parameters."""
-    if any(CHILDREN in parameter.shape for parameter in module.parameters()):
-        return
+    for parameter in module.parameters():
+        if CHILDREN in parameter.shape:
+            return
     votes = random_votes()
     active = child_activations(votes)
     active[:, -1] = 0

@@ -11,9 +11,18 @@ import numpy as np
 from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
 from capsule_lab.data.standins import toynorb_files
 
-TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
-LEVELS: dict[str, Sequence[int]] = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,)}
-NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
+# instances, as published
+TRAINING = (4, 6, 7, 8, 9)
+TESTING = (0, 1, 2, 3, 5)
+LEVELS: dict[str, Sequence[int]] = {
+    "elevations": (0, 4),
+    "azimuths": (0, 12),
+    "lightings": (1,),
+}
+NAMES = {
+    "training": "5x46789x9x18x6x2x96x96-training",
+    "testing": "5x01235x9x18x6x2x96x96-testing",
+}
 
 
 def labels_and_factors(
@@ -23,9 +32,9 @@ def labels_and_factors(
     lightings: Sequence[int] = range(6),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Categories and info as the real test files order them; the full set unless levels are named."""
-    rows = list(product(instances, elevations, azimuths, lightings, range(5)))
-    factors = np.array([row[:4] for row in rows], dtype=np.int32)
-    return np.array([row[4] for row in rows], dtype=np.int32), factors
+    rows = product(instances, elevations, azimuths, lightings, range(5))
+    table = np.array([*rows], dtype=np.int32)
+    return table[:, 4], table[:, :4]
 
 
 def write_set(
@@ -37,7 +46,8 @@ def write_set(
     random = np.random.default_rng(side)
     for part, instances in (("training", TRAINING), ("testing", TESTING)):
         labels, factors = labels_and_factors(instances, **levels)
-        images = random.integers(0, 256, (len(labels), 2, side, side), dtype=np.uint8)
+        shape = len(labels), 2, side, side
+        images = random.integers(0, 256, shape, dtype=np.uint8)
         name = NAMES[part].replace("96x96", size or "96x96")
         for content, array in (("dat", images), ("cat", labels), ("info", factors)):
             write_matrix(folder / f"smallnorb-{name}-{content}{suffix}", array)

@@ -13,28 +13,33 @@ from capsule_lab.config.folders import described_options, option_files
 from tests.helpers.commands import ROOT
 
 PAGE = ROOT / "docs" / "switches.md"
+_LINE = re.compile(r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", re.MULTILINE)
+"""Indent, name, value and comment of a line that sets an option."""
 
 
 def updated(text: str) -> str:
     """The page with updated tables."""
 
     def table(match: re.Match[str]) -> str:
-        rows = _options(match[2]) if match[1] == "options" else _keys(match[2])
-        return f"{match[0].splitlines()[0]}\n{rows}\n"
+        kind, group = match.groups()
+        rows = _options(group) if kind == "options" else _keys(group)
+        return f"<!-- {kind} of {group} -->\n{rows}\n"
 
     return re.sub(r"<!-- (options|keys) of (\w+) -->\n(?:.+\n)*", table, text)
 
 
 def _options(group: str) -> str:
     rows = ["| option | what |", "|---|---|"]
-    for option, text in described_options(group).items():
-        rows.append(f"| `{group}={option}` | {_escaped(_summary(text))} |")
+    for option, comments in described_options(group).items():
+        summary = _escaped(_summary(comments))
+        rows.append(f"| `{group}={option}` | {summary} |")
     return "\n".join(rows)
 
 
 def _summary(comments: list[str]) -> str:
     """The comments of an option, up to an indented or empty line."""
-    return " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
+    summary = takewhile(lambda line: line and not line.startswith(" "), comments)
+    return " ".join(summary)
 
 
 def _keys(group: str) -> str:
@@ -44,23 +49,25 @@ def _keys(group: str) -> str:
         for key, value, comment in _lines(file, group):
             options, comments = entries.setdefault(key, ([], []))
             options.append(option)
-            comments.extend([f"`{value}` {comment}".strip()] * bool(value))
+            if value:
+                comments.append(f"`{value}` {comment}".strip())
     rows = ["| key | of | values in `conf/` |", "|---|---|---|"]
     for key, (options, comments) in sorted(entries.items()):
-        different = "; ".join(dict.fromkeys(comments))
-        rows.append(f"| `{key}` | {', '.join(options)} | {_escaped(different)} |")
+        different = _escaped("; ".join(dict.fromkeys(comments)))
+        rows.append(f"| `{key}` | {', '.join(options)} | {different} |")
     return "\n".join(rows)
 
 
 def _lines(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
     """Dotted key, value and comment of every line of a file that sets an option of the group."""
     text = file.read_text()
+    above = [] if "@package _global_" in text else [group]
     path: list[str] = []
-    lines = re.findall(r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE)
-    for indent, name, value, comment in lines:
+    for indent, name, value, comment in _LINE.findall(text):
         path = [*path[: len(indent) // 2], name]
-        key = ".".join(path if "@package _global_" in text else [group, *path])
-        if key.startswith(f"{group}.") and key != f"{group}.defaults" and not name.startswith("_"):
+        key = ".".join([*above, *path])
+        is_of_group = key.startswith(f"{group}.") and key != f"{group}.defaults"
+        if is_of_group and not name.startswith("_"):
             yield key, value.strip(), comment
 
 

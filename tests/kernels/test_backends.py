@@ -1,8 +1,10 @@
 """Backends are the same numbers in other time and memory; and which one answers."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -73,16 +75,22 @@ def given(sizes: Sizes = SIZES[0]) -> tuple[Votes, Tensor]:
     batch, child, parent, rows, inner, columns = sizes
     weight = draw(child, inner, parent, columns, seed=1) * inner**-0.5
     poses = draw(batch, child, rows * inner, seed=0)
-    return Votes(poses, weight), draw(batch, child, seed=2).sigmoid()
+    activations = draw(batch, child, seed=2).sigmoid()
+    return Votes(poses, weight), activations
 
 
 def build(routing: str, backend: Any, sizes: Sizes = SIZES[0]) -> AbstractRouting:
     """A float64 routing in which no two parents are alike."""
     dim = sizes.rows * sizes.columns
-    module = ROUTINGS[routing](parents=sizes.parent, dim=dim, backend=backend).double()
+    module = ROUTINGS[routing](parents=sizes.parent, dim=dim, backend=backend)
+    module.double()
     for seed, parameter in enumerate(module.parameters()):
         parameter.data += 0.1 * draw(*parameter.shape, seed=10 + seed)
     return module
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
 
 
 def everything(
@@ -94,12 +102,15 @@ def everything(
     **options: Any,
 ) -> list[Tensor]:
     """Poses, activations, logits; and of so many of these the gradients of poses, weight, activations, parameters."""
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in (*votes[:2], activations)]
-    parents = module(Votes(*inputs[:2]), inputs[2], **options)
+    poses = leaf(votes.poses)
+    weight = leaf(votes.weight)
+    activations = leaf(activations)
+    parents = module(Votes(poses, weight), activations, **options)
+    totals = [weighted_total(each) for each in parents[:differentiated]]
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(
-        sum(map(weighted_total, parents[:differentiated])),
-        [*inputs, *learned],
+        sum(totals),
+        [poses, weight, activations, *learned],
         allow_unused=True,
         materialize_grads=True,
     )
@@ -111,37 +122,44 @@ def everything(
 def test_values_and_gradients_are_the_references(sizes: Sizes, routing: str) -> None:
     expected = everything(build(routing, "reference", sizes), *given(sizes))
     for backend in ("matmul", "fused"):
-        exact(everything(build(routing, backend, sizes), *given(sizes)), expected)
+        found = everything(build(routing, backend, sizes), *given(sizes))
+        exact(found, expected)
 
 
 @every_routing
 def test_float32_is_near(routing: str) -> None:
     """Relative to the largest number. Exponents of EM's distances amplify rounding, in gradients most."""
-    for sizes, backend in zip(SIZES[:2] * 3, BACKENDS * 2, strict=True):
+    of_values = 2e-5 if routing.startswith("em") else 1e-6
+    of_gradients = 10 * of_values
+    for sizes, backend in product(SIZES[:2], BACKENDS):
         votes, activations = given(sizes)
         reference = build(routing, "reference", sizes)
         expected = everything(reference, votes, activations, differentiated=2)
         single = build(routing, backend, sizes).float()
-        found = everything(single, votes.map(Tensor.float), activations.float(), differentiated=2)
-        of_values, of_gradients = (2e-5, 2e-4) if routing.startswith("em") else (1e-6, 1e-5)
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        rounded = votes.map(Tensor.float), activations.float()
+        found = everything(single, *rounded, differentiated=2)
+        bounds = itertools.chain([of_values] * 3, itertools.repeat(of_gradients))
+        for one, other, bound in zip(found, expected, bounds, strict=False):
             assert one.dtype == torch.float32
-            bound = of_values if number < 3 else of_gradients
             largest = max(other.abs().max(), 1e-3)
-            assert (one - other).abs().max() <= bound * largest, (backend, sizes)
+            difference = (one - other).abs().max()
+            assert difference <= bound * largest, (backend, sizes)
 
 
 @both_fast
 @every_routing
 def test_extremes_are_the_references(routing: str, backend: str) -> None:
     """Activations of 0 or 1, votes of 0 and of 1e4; gradients where they are no rounded differences of 1e16."""
+    module = build(routing, backend)
+    reference = build(routing, "reference")
     for scale, activation in ((0.0, 1.0), (1e-4, 0.0), (1e4, 0.0), (1e4, 1.0)):
         votes, activations = given()
         votes = Votes(scale * votes.poses, votes.weight)
         activations = torch.full_like(activations, activation)
-        found = everything(build(routing, backend), votes, activations)
-        expected = everything(build(routing, "reference"), votes, activations)
-        assert all(tensor.isfinite().all() for tensor in found)
+        found = everything(module, votes, activations)
+        expected = everything(reference, votes, activations)
+        for tensor in found:
+            assert tensor.isfinite().all()
         compared = slice(None if scale < 1 else 2)
         torch.testing.assert_close(found[compared], expected[compared], rtol=1e-9, atol=1e-9)
 
@@ -150,30 +168,36 @@ def test_extremes_are_the_references(routing: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_order_of_poses_weight_and_activations(backend: str, routing: str) -> None:
     module = build(routing, backend)
-    for which in range(3):
-        for change in (backwards, with_gaps, lambda tensor: tensor[:1].expand_as(tensor)):
-            votes, activations = given()
-            leaves = [*votes[:2], activations]
-            leaves[which] = change(leaves[which]).contiguous()
-            found = []
-            for laid_out in (change, Tensor.contiguous):
-                leaf = leaves[which].clone().requires_grad_()
-                inputs = [*leaves[:which], laid_out(leaf), *leaves[which + 1 :]]
-                parents = module(Votes(*inputs[:2]), inputs[2])
-                whole = parents.poses.sin().sum() + parents.activations.sum()
-                (gradient,) = torch.autograd.grad(
-                    whole, leaf, allow_unused=True, materialize_grads=True
-                )
-                # an expanded leaf has it all in its first row
-                found.append((*parents, gradient.sum(0)))
-            exact(*found)
+    for which, change in product(range(3), (backwards, with_gaps, first_row_expanded)):
+        votes, activations = given()
+        tensors = [votes.poses, votes.weight, activations]
+        tensors[which] = change(tensors[which]).contiguous()
+        found = []
+        for laid_out in (change, Tensor.contiguous):
+            changed = leaf(tensors[which])
+            inputs = [*tensors]
+            inputs[which] = laid_out(changed)
+            poses, weight, activations = inputs
+            parents = module(Votes(poses, weight), activations)
+            whole = parents.poses.sin().sum() + parents.activations.sum()
+            (gradient,) = torch.autograd.grad(
+                whole, changed, allow_unused=True, materialize_grads=True
+            )
+            # an expanded leaf has it all in its first row
+            found.append((*parents, gradient.sum(0)))
+        exact(*found)
+
+
+def first_row_expanded(tensor: Tensor) -> Tensor:
+    return tensor[:1].expand_as(tensor)
 
 
 class Transposed(Normaliser):
     """Couplings as a view of memory in another order, as a softmax over the last dimension leaves them."""
 
     def __call__(self, log_couplings: Tensor) -> Tensor:
-        return log_couplings.transpose(1, 2).contiguous().softmax(2).transpose(1, 2)
+        by_child = log_couplings.transpose(1, 2).contiguous()
+        return by_child.softmax(2).transpose(1, 2)
 
 
 class Constant(Normaliser):
@@ -188,12 +212,16 @@ NOT_LEAKY = [name for name in ROUTINGS if "leaky" not in name]
 
 @pytest.mark.parametrize("routing", NOT_LEAKY)
 def test_couplings_in_any_memory_order_and_constant(routing: str) -> None:
-    module = build(routing, "fused")
-    exact(everything(module, *given(), normalise=Transposed()), everything(module, *given()))
-    constant = partial(everything, votes=given()[0], activations=given()[1], normalise=Constant())
-    expected = constant(build(routing, "reference"))
-    exact(constant(build(routing, "matmul")), expected)
-    exact(constant(module), expected)
+    fused = build(routing, "fused")
+    transposed = everything(fused, *given(), normalise=Transposed())
+    exact(transposed, everything(fused, *given()))
+
+    def with_constant(module: AbstractRouting) -> list[Tensor]:
+        return everything(module, *given(), normalise=Constant())
+
+    expected = with_constant(build(routing, "reference"))
+    exact(with_constant(build(routing, "matmul")), expected)
+    exact(with_constant(fused), expected)
 
 
 @pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
@@ -207,26 +235,32 @@ def test_arguments_that_do_not_go_together_are_refused(routing: str, backend: st
         ((2, 17, 16), (18, 4, 3, 4)),
     ]
     module = build(routing, backend)
+    votes, activations = given()
     for poses, weight in pairs:
-        votes = Votes(draw(*poses, seed=0), draw(*weight, seed=1))
+        wrong_votes = Votes(draw(*poses, seed=0), draw(*weight, seed=1))
         with pytest.raises((ValueError, RuntimeError)):
-            module(votes, draw(2, 17, seed=2).sigmoid())
-    if routing == "em":
-        shapes = [(2, 16), (2, 18), (3, 17)]
-        if backend == "fused":
-            shapes.append((1, 17))  # other backends take it for every image's
-        for shape in shapes:
-            with pytest.raises((ValueError, RuntimeError)):
-                module(given()[0], draw(*shape, seed=2).sigmoid())
+            module(wrong_votes, activations)
+    if routing != "em":
+        return
+    shapes = [(2, 16), (2, 18), (3, 17)]
+    if backend == "fused":
+        shapes.append((1, 17))  # other backends take it for every image's
+    for shape in shapes:
+        wrong_activations = draw(*shape, seed=2).sigmoid()
+        with pytest.raises((ValueError, RuntimeError)):
+            module(votes, wrong_activations)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @three_routings
 def test_no_images(routing: str, backend: str) -> None:
     sizes = SIZES[0]._replace(batch=0)
-    poses, activations, *gradients = everything(build(routing, backend, sizes), *given(sizes))
-    assert (poses.shape, activations.shape) == ((0, 3, 16), (0, 3))
-    assert not any(gradient.any() for gradient in gradients)
+    module = build(routing, backend, sizes)
+    poses, activations, *gradients = everything(module, *given(sizes))
+    assert poses.shape == (0, 3, 16)
+    assert activations.shape == (0, 3)
+    for gradient in gradients:
+        assert not gradient.any()
 
 
 # ------------------------------------------------------------------------------------- backward passes of all kinds
@@ -239,50 +273,61 @@ def scalar(module: AbstractRouting, poses: Tensor, weight: Tensor, activations: 
 
 def leaves() -> list[Tensor]:
     votes, activations = given()
-    return [tensor.clone().requires_grad_() for tensor in (*votes[:2], activations)]
+    return [leaf(votes.poses), leaf(votes.weight), leaf(activations)]
 
 
 @both_fast
 @pytest.mark.parametrize("routing", ["em", "dynamic", "dynamic, last", "uniform"])
 def test_gradients_of_any_inputs_any_number_of_times(routing: str, backend: str) -> None:
     """Of one input, whether the others ask for none or are not asked about; after a pass for others; twice."""
-    module, inputs = build(routing, backend), leaves()
+    module = build(routing, backend)
+    inputs = leaves()
     whole = scalar(module, *inputs)
-    torch.autograd.grad(whole, list(module.parameters()), retain_graph=True, allow_unused=True)
-    once = torch.autograd.grad(whole, inputs[:2], retain_graph=True)
-    exact(torch.autograd.grad(whole, inputs[:2], retain_graph=True), once)
+    gradients = partial(torch.autograd.grad, whole, retain_graph=True, allow_unused=True)
+    gradients(list(module.parameters()))
+    once = gradients(inputs[:2])
+    twice = gradients(inputs[:2])
+    exact(twice, once)
     for which in (0, 1):
-        exact(torch.autograd.grad(scalar(module, *inputs), inputs[which]), (once[which],))
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
+        alone = torch.autograd.grad(scalar(module, *inputs), inputs[which])
+        exact(alone, (once[which],))
+    module.requires_grad_(requires_grad=False)
     for which in (0, 1):
-        others = [each if number == which else each.detach() for number, each in enumerate(inputs)]
-        exact(torch.autograd.grad(scalar(module, *others), inputs[which]), (once[which],))
+        only = [each.detach() for each in inputs]
+        only[which] = inputs[which]
+        alone = torch.autograd.grad(scalar(module, *only), inputs[which])
+        exact(alone, (once[which],))
 
 
 @three_routings
 def test_several_routings_in_one_graph_and_checkpointing(routing: str) -> None:
     """Of the same poses and weight, as in a network that shares them."""
-    poses, weight, activations = inputs = leaves()
+    inputs = leaves()
+    poses, weight, activations = inputs
     found = []
     for backend in BACKENDS:
         module = build(routing, backend)
-        both = scalar(module, *inputs) * scalar(module, 2 * poses, weight, activations)
-        found.append(torch.autograd.grad(both, inputs[:2]))
-    exact(found[1:], [found[0]] * 2)
-    module = build(routing, "fused")
-    plain = torch.autograd.grad(scalar(module, *inputs), inputs[:2])
-    again = torch.utils.checkpoint.checkpoint(partial(scalar, module), *inputs, use_reentrant=False)
-    exact(torch.autograd.grad(again, inputs[:2]), plain)
+        one = scalar(module, poses, weight, activations)
+        other = scalar(module, 2 * poses, weight, activations)
+        found.append(torch.autograd.grad(one * other, (poses, weight)))
+    of_reference, of_matmul, of_fused = found
+    exact(of_matmul, of_reference)
+    exact(of_fused, of_reference)
+    function = partial(scalar, build(routing, "fused"))
+    expected = torch.autograd.grad(function(*inputs), (poses, weight))
+    recomputed = torch.utils.checkpoint.checkpoint(function, *inputs, use_reentrant=False)
+    exact(torch.autograd.grad(recomputed, (poses, weight)), expected)
 
 
 @three_routings
 def test_fused_kernels_have_no_second_derivative(routing: str) -> None:
     """Better none than a wrong one."""
-    module, inputs = build(routing, "fused"), leaves()
-    first = torch.autograd.grad(scalar(module, *inputs), inputs[:2], create_graph=True)
+    poses, weight, activations = leaves()
+    whole = scalar(build(routing, "fused"), poses, weight, activations)
+    of_poses, of_weight = torch.autograd.grad(whole, (poses, weight), create_graph=True)
+    squares = of_poses.square().sum() + of_weight.square().sum()
     with pytest.raises(RuntimeError):
-        torch.autograd.grad(sum(each.square().sum() for each in first), inputs[:2])
+        torch.autograd.grad(squares, (poses, weight))
 
 
 # ------------------------------------------------------------------------------------- what routing asks of votes
@@ -293,9 +338,10 @@ def test_every_backend_has_the_same_sums(sizes: Sizes) -> None:
     votes, _ = given(sizes)
     dense = dense_votes(*votes[:2])
     plain = PlainVotes(dense)
-    batch, child, parent, dim = plain.shape
-    assert plain.shape == (sizes.batch, sizes.child, sizes.parent, sizes.rows * sizes.columns)
-    weights, poses = draw(batch, parent, child, seed=3), draw(batch, parent, dim, seed=4)
+    dim = sizes.rows * sizes.columns
+    assert plain.shape == (sizes.batch, sizes.child, sizes.parent, dim)
+    weights = draw(sizes.batch, sizes.parent, sizes.child, seed=3)
+    poses = draw(sizes.batch, sizes.parent, dim, seed=4)
     for other in (FusedVotes(votes), MatmulVotes(dense)):
         assert other.shape == plain.shape
         exact(other.zero_logits(), plain.zero_logits())
@@ -314,7 +360,8 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
         return torch.autograd.grad(squares + agreement, (poses, weight))
 
     found = gradients_through(FusedVotes(Votes(poses, weight)))
-    exact(found, gradients_through(PlainVotes(dense_votes(poses, weight))))
+    expected = gradients_through(PlainVotes(dense_votes(poses, weight)))
+    exact(found, expected)
 
 
 # ------------------------------------------------------------------------------------------- choice of a backend
@@ -326,8 +373,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[AbstractVotes]:
     found: list[AbstractVotes] = []
 
     def build_and_keep(kind: type[AbstractVotes], votes: Any) -> AbstractVotes:
-        found.append(kind(votes))
-        return found[-1]
+        built = kind(votes)
+        found.append(built)
+        return built
 
     for kind in (PlainVotes, MatmulVotes, FusedVotes):
         monkeypatch.setattr(run_routing, kind.__name__, partial(build_and_keep, kind))
@@ -338,9 +386,12 @@ class SeveralRows(Normaliser):
     rows_per_image = 4
 
 
-def test_rows_of_a_call(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many whole images as the cache holds; all rows where every iteration is watched."""
-    cases = [
+BYTES_PER_ROW = 17 * 3 * 16 * 8
+
+
+@pytest.mark.parametrize(
+    ("normalise", "images_in_cache", "rows", "expected"),
+    [
         (Normaliser(), 0, 5, [1] * 5),
         (Normaliser(), 1, 5, [1] * 5),
         (Normaliser(), 2, 5, [2, 2, 1]),
@@ -350,23 +401,37 @@ def test_rows_of_a_call(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> Non
         (SeveralRows(), 0, 12, [4, 4, 4]),
         (SeveralRows(), 2, 12, [8, 4]),
         (SeveralRows(), 2, 4, [4]),
-    ]
-    for normalise, images_in_cache, rows, expected in cases:
-        votes, _ = given(SIZES[0]._replace(batch=rows))
-        bytes_per_image = normalise.rows_per_image * 17 * 3 * 16 * 8
-        monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", int(images_in_cache * bytes_per_image))
-        seen.clear()
-        found = uniform_routing(votes, normalise=normalise, backend="matmul")
-        assert [len(each.votes) for each in seen] == expected
-        exact(torch.cat([each.votes for each in seen]), dense_votes(*votes[:2]))
-        exact(found, uniform_routing(votes, normalise=normalise, backend="reference"))
-        seen.clear()
-        matmul = partial(uniform_routing, normalise=normalise, backend="matmul")
-        exact(matmul(votes, on_iteration=lambda _: None), found)
-        assert [len(each.votes) for each in seen] == [rows]
+    ],
+)
+def test_rows_of_a_call(
+    normalise: Normaliser,
+    images_in_cache: float,
+    rows: int,
+    expected: list[int],
+    seen: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many whole images as the cache holds; all rows where every iteration is watched."""
+    votes, _ = given(SIZES[0]._replace(batch=rows))
+    bytes_in_cache = images_in_cache * normalise.rows_per_image * BYTES_PER_ROW
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", int(bytes_in_cache))
+    route = partial(uniform_routing, votes, normalise=normalise)
+    found = route(backend="matmul")
+    calls = [each.votes for each in seen]
+    assert [len(call) for call in calls] == expected
+    exact(torch.cat(calls), dense_votes(*votes[:2]))
+    exact(found, route(backend="reference"))
+    seen.clear()
+    watched = route(backend="matmul", on_iteration=lambda _: None)
+    exact(watched, found)
+    assert [len(each.votes) for each in seen] == [rows]
+
+
+def test_activations_of_a_call_are_those_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     votes, activations = given(SIZES[0]._replace(batch=5))
-    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 2 * 17 * 3 * 16 * 8)
-    exact(build("em", "matmul")(votes, activations), build("em", "reference")(votes, activations))
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 2 * BYTES_PER_ROW)
+    found = build("em", "matmul")(votes, activations)
+    exact(found, build("em", "reference")(votes, activations))
 
 
 @pytest.fixture
@@ -396,12 +461,19 @@ def test_backend_that_was_asked_for(seen: list[Any], caplog: pytest.LogCaptureFi
     """And ``auto`` logs its choice once."""
     caplog.set_level(logging.INFO, "capsule_lab")
     votes, _ = given()
-    of_dense = {"auto": MatmulVotes, "matmul": MatmulVotes, "reference": PlainVotes}
-    of_votes = {**of_dense, "auto": FusedVotes, "fused": FusedVotes}
-    for expected, argument in ((of_dense, dense_votes(*votes[:2])), (of_votes, votes)):
-        for backend, kind in 2 * [*expected.items()]:
-            uniform_routing(argument, backend=backend)  # type: ignore[arg-type]
-            assert type(seen[-1]) is kind
+    dense = dense_votes(*votes[:2])
+    cases: list[tuple[Any, Any, type[AbstractVotes]]] = [
+        (dense, "auto", MatmulVotes),
+        (dense, "matmul", MatmulVotes),
+        (dense, "reference", PlainVotes),
+        (votes, "auto", FusedVotes),
+        (votes, "matmul", MatmulVotes),
+        (votes, "reference", PlainVotes),
+        (votes, "fused", FusedVotes),
+    ]
+    for argument, backend, kind in [*cases, *cases]:
+        uniform_routing(argument, backend=backend)
+        assert type(seen[-1]) is kind
     assert caplog.messages == ["routing backend on cpu: fused"]
 
 
@@ -412,15 +484,18 @@ def test_without_numba(seen: list[Any], caplog: pytest.LogCaptureFixture) -> Non
     for routing in ROUTINGS:
         found = everything(build(routing, "auto"), *given())
         assert type(seen[-1]) is MatmulVotes
-        exact(found, everything(build(routing, "reference"), *given()))
+        expected = everything(build(routing, "reference"), *given())
+        exact(found, expected)
     assert caplog.messages == [
         "routing backend on cpu: matmul (no fused kernels: No module named 'numba')"
     ]
-    with pytest.raises(ValueError, match="'fused'") as caught:
-        uniform_routing(given()[0], backend="fused")
-    assert str(caught.value) == (
-        "routing backend is 'fused', which does not run here: No module named 'numba'; expected auto or matmul"
+    votes, _ = given()
+    message = (
+        "^routing backend is 'fused', which does not run here: No module named 'numba'; "
+        "expected auto or matmul$"
     )
+    with pytest.raises(ValueError, match=message):
+        uniform_routing(votes, backend="fused")
 
 
 def test_votes_that_cannot_be_fused() -> None:
@@ -429,9 +504,10 @@ def test_votes_that_cannot_be_fused() -> None:
     with pytest.raises(ValueError, match=message):
         backends.select_backend("fused", votes)
     assert backends.select_backend("auto", votes) == "matmul"
+    dense = dense_votes(*given()[0][:2])
     message = r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"
     with pytest.raises(ValueError, match=message):
-        uniform_routing(dense_votes(*given()[0][:2]), backend="fused")
+        uniform_routing(dense, backend="fused")
 
 
 def routed_by(
@@ -453,16 +529,29 @@ def test_transforms_of_torch_take_dense_votes(routing: str) -> None:
     """``auto`` is ``fused`` outside of them, which has no rule for them."""
     votes, activations = given()
     inputs = votes.weight, votes.poses, activations
-    several = tuple(torch.stack([each, 0.5 * each]) for each in inputs)
-    for transformed in (
-        lambda function: torch.func.jvp(function, inputs, inputs)[1],
-        lambda function: torch.func.vmap(function)(*several),
-        lambda function: torch.func.vmap(function, in_dims=(None, 0, 0))(inputs[0], *several[1:]),
-        lambda function: torch.func.grad(lambda *each: function(*each).square().sum())(*inputs),
-    ):
+    several = [torch.stack([each, 0.5 * each]) for each in inputs]
+
+    def forward_gradient(function: Any) -> Tensor:
+        return torch.func.jvp(function, inputs, inputs)[1]
+
+    def of_several(function: Any) -> Tensor:
+        return torch.func.vmap(function)(*several)
+
+    def of_several_with_one_weight(function: Any) -> Tensor:
+        each = torch.func.vmap(function, in_dims=(None, 0, 0))
+        return each(votes.weight, *several[1:])
+
+    def gradient(function: Any) -> Tensor:
+        def squares(*given: Tensor) -> Tensor:
+            return function(*given).square().sum()
+
+        return torch.func.grad(squares)(*inputs)
+
+    message = r"is 'fused', which does not run here: torch\.func transforms what it"
+    for transformed in (forward_gradient, of_several, of_several_with_one_weight, gradient):
         found = transformed(partial(routed_by, routing, "auto"))
-        exact(found, transformed(partial(routed_by, routing, "matmul")))
-        message = r"is 'fused', which does not run here: torch\.func transforms what it"
+        expected = transformed(partial(routed_by, routing, "matmul"))
+        exact(found, expected)
         with pytest.raises(ConfigError, match=message):
             transformed(partial(routed_by, routing, "fused"))
     assert backends.select_backend("auto", votes) == "fused"

@@ -21,9 +21,10 @@ every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fuse
 @every_backend
 def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
     torch.manual_seed(0)
-    layer = DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double()
+    routing = partial(DynamicRouting, backend=backend)
+    layer = DenseCapsules(5, 3, 4, 2, routing=routing).double()
     poses = random(2, 5, 3)
-    votes = torch.zeros(2, 5, 4, 2, dtype=torch.float64)
+    votes = torch.zeros(2, 5, 4, 2).double()
     for b, i, j, d in product(range(2), range(5), range(4), range(2)):
         for c in range(3):
             votes[b, i, j, d] += poses[b, i, c] * layer.weight[i, c, j, d].item()
@@ -33,12 +34,14 @@ def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
 
 def build(routing: Any) -> UntransformedCapsules:
     torch.manual_seed(0)
-    return UntransformedCapsules(POSITIONS, PARENTS, DIM, routing=routing).double()
+    layer = UntransformedCapsules(POSITIONS, PARENTS, DIM, routing=routing)
+    return layer.double()
 
 
 def children() -> tuple[Tensor, Tensor]:
     poses = random(2, POSITIONS * PARENTS, DIM)
-    return poses, poses.norm(dim=2).tanh()
+    activations = poses.norm(dim=2).tanh()
+    return poses, activations
 
 
 @every_backend
@@ -48,22 +51,27 @@ def test_poses_are_votes(backend: str) -> None:
     poses, activations = children()
     votes = poses.view(2, POSITIONS, PARENTS, DIM)
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
-    assert_close(layer(poses, activations).poses, expected, atol=1e-8)
+    parents = layer(poses, activations)
+    assert_close(parents.poses, expected, atol=1e-8)
     assert list(layer.state_dict()) == ["routing.bias"]
 
 
 def test_equal_couplings_are_a_sum_over_positions() -> None:
     layer = build(partial(UniformRouting, bias=False, squash="none"))
-    poses = torch.arange(24.0, dtype=torch.float64).view(1, 6, 4)
-    expected = torch.tensor([[[24.0, 27, 30, 33], [36, 39, 42, 45]]], dtype=torch.float64) / 2
-    assert_close(layer(poses, poses[..., 0]).poses, expected, atol=1e-10)
+    poses = torch.arange(24.0).double().view(1, 6, 4)
+    sums = [[24.0, 27, 30, 33], [36, 39, 42, 45]]
+    expected = torch.tensor([sums]).double() / 2
+    parents = layer(poses, poses[..., 0])
+    assert_close(parents.poses, expected, atol=1e-10)
 
 
 def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
     layer = build(EMRouting)
     poses, activations = children()
-    shift = torch.tensor([0.1, -0.1], dtype=torch.float64)
-    shifted = activations + shift.repeat(POSITIONS)
+    shift = torch.tensor([0.1, -0.1]).double()
+    of_equal_mean = activations + shift.repeat(POSITIONS)
     before = layer(poses, activations)
-    assert_close(layer(poses, shifted).activations, before.activations, atol=1e-9)
-    assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)
+    shifted = layer(poses, of_equal_mean)
+    halved = layer(poses, activations / 2)
+    assert_close(shifted.activations, before.activations, atol=1e-9)
+    assert not torch.allclose(halved.activations, before.activations)

@@ -1,3 +1,4 @@
+import itertools
 import math
 from functools import partial
 from itertools import product
@@ -38,8 +39,10 @@ def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
     """Children that each position sees, ``[position][place]``, one by one; with another stride at as many positions."""
     (height, width), types, kernel, own = geometry
     step = own if stride is None else stride
+    rows = (height - kernel) // own + 1
+    columns = (width - kernel) // own + 1
     positions = []
-    for y, x in product(range((height - kernel) // own + 1), range((width - kernel) // own + 1)):
+    for y, x in product(range(rows), range(columns)):
         places = []
         for row, column, kind in product(range(kernel), range(kernel), range(types)):
             cell = (step * y + row) * width + step * x + column
@@ -70,7 +73,8 @@ def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
     (height, width), types, *_ = geometry
     child = torch.tensor(fields(geometry)).flatten()
     total = torch.zeros(BATCH, height * width * types, dtype=couplings.dtype)
-    total.index_add_(1, child, couplings.sum(1).view(BATCH, -1))
+    over_parents = couplings.sum(1).view(BATCH, -1)
+    total.index_add_(1, child, over_parents)
     return total[:, child.unique()]
 
 
@@ -79,15 +83,16 @@ def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Ten
     (height, width), types, *_ = geometry
     of_image = fields(geometry)
     at_stride_one = fields(geometry, stride=1)
-    children = [loops.Child(1.0, type=child % types) for child in range(height * width * types)]
-    parents = []
+    numbers = range(height * width * types)
+    children = [loops.Child(1.0, type=number % types) for number in numbers]
+    parents: list[loops.Parent] = []
     edges = []
-    for position, seen in enumerate(of_image):
-        for kind in range(PARENTS):
-            for child, legacy_child in zip(seen, at_stride_one[position], strict=True):
-                edge = loops.Edge(child, len(parents), [], stride_one_child=legacy_child)
-                edges.append(edge)
-            parents.append(loops.Parent(type=kind, position=position))
+    for position, kind in product(range(len(of_image)), range(PARENTS)):
+        pairs = zip(of_image[position], at_stride_one[position], strict=True)
+        for child, legacy_child in pairs:
+            edge = loops.Edge(child, len(parents), [], stride_one_child=legacy_child)
+            edges.append(edge)
+        parents.append(loops.Parent(type=kind, position=position))
     images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
     normalise = partial(loops.normalise, normalisation=normalisation)
     couplings = [normalise(image, children, parents, edges) for image in images]
@@ -104,24 +109,32 @@ def test_windows_hold_their_children(geometry: Geometry) -> None:
     assert windows.child.tolist() == of_image
     assert windows.child_at_stride_1.tolist() == fields(geometry, stride=1)
     poses = torch.arange(BATCH * children * 4.0).view(BATCH, children, 4)
-    assert torch.equal(windows.poses(poses), poses[:, of_image].flatten(0, 1))
-    assert torch.equal(windows.activations(poses[..., 0]), poses[:, of_image, 0].flatten(0, 1))
+    activations = poses[..., 0]
+    expected_poses = poses[:, of_image].flatten(0, 1)
+    expected_activations = activations[:, of_image].flatten(0, 1)
+    assert torch.equal(windows.poses(poses), expected_poses)
+    assert torch.equal(windows.activations(activations), expected_activations)
     image = torch.zeros(1, 1, height, width)
-    conv = torch.nn.functional.conv2d(image, torch.zeros(1, 1, kernel, kernel), stride=stride)
-    assert windows.grid == tuple(conv.shape[2:])
-    assert (windows.positions, windows.places) == (len(of_image), len(of_image[0]))
+    weight = torch.zeros(1, 1, kernel, kernel)
+    convolved = torch.nn.functional.conv2d(image, weight, stride=stride)
+    assert windows.grid == tuple(convolved.shape[2:])
+    assert windows.positions == len(of_image)
+    assert windows.places == len(of_image[0])
 
 
 @every_normalisation
 def test_couplings_equal_the_loops(normalisation: str) -> None:
-    for number, geometry in enumerate(GEOMETRIES):
-        weights = log_couplings(geometry, scale=(0.0, 1.0, 20.0)[number % 3])
+    scales = itertools.cycle([0.0, 1.0, 20.0])
+    for geometry, scale in zip(GEOMETRIES, scales, strict=False):
+        weights = log_couplings(geometry, scale)
         normaliser = build_normaliser(normalisation, build(geometry))
         couplings = normaliser(weights)
-        assert_close(couplings, by_loops(weights, geometry, normalisation))
-        assert_close(normaliser(weights - 1e4), couplings, atol=1e-10)
-        alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
-        assert_close(alone, couplings, atol=1e-15)
+        expected = by_loops(weights, geometry, normalisation)
+        assert_close(couplings, expected)
+        of_smaller = normaliser(weights - 1e4)
+        assert_close(of_smaller, couplings, atol=1e-10)
+        alone = [normaliser(image) for image in weights.chunk(BATCH)]
+        assert_close(torch.cat(alone), couplings, atol=1e-15)
 
 
 @every_geometry
@@ -131,19 +144,22 @@ def test_all_parents_of_a_child_share_it(geometry: Geometry) -> None:
         couplings = normaliser(log_couplings(geometry, scale))
         assert (couplings >= 0).all()
         total = total_couplings(couplings, geometry)
-        assert_close(total, torch.ones_like(total), atol=1e-10 if scale > 1e3 else 1e-12)
+        tolerance = 1e-10 if scale > 1e3 else 1e-12
+        assert_close(total, torch.ones_like(total), atol=tolerance)
 
 
 def totals_of(normalisation: str, geometry: Geometry) -> Tensor:
     normaliser = build_normaliser(normalisation, build(geometry))
-    return total_couplings(normaliser(log_couplings(geometry)), geometry)
+    couplings = normaliser(log_couplings(geometry))
+    return total_couplings(couplings, geometry)
 
 
 def test_each_window_takes_a_whole_child() -> None:
     """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     total = totals_of("window", ((5, 5), 1, 3, 1))
-    along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
-    assert_close(total, torch.outer(along, along).flatten().expand(BATCH, 25))
+    along = torch.tensor([1, 2, 3, 2, 1]).double()
+    expected = torch.outer(along, along).flatten()
+    assert_close(total, expected.expand(BATCH, 25))
 
 
 def test_legacy_couplings_sum_to_one_per_type() -> None:
@@ -160,18 +176,21 @@ def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
 
 def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
-    normaliser = build_normaliser("official_fast", Windows((1, 3), 2, kernel_size=1))
-    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64)
-    left = math.exp(-20) / 1e-6
-    expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [left, 1.0]], dtype=torch.float64)
-    assert_close(normaliser(weights.unsqueeze(1)), expected.unsqueeze(1))
+    windows = Windows((1, 3), 2, kernel_size=1)
+    normaliser = build_normaliser("official_fast", windows)
+    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]]).double()
+    expected = torch.ones(3, 2).double()
+    expected[2, 0] = math.exp(-20) / 1e-6
+    couplings = normaliser(weights.unsqueeze(1))
+    assert_close(couplings, expected.unsqueeze(1))
 
 
 @every_normalisation
 def test_couplings_have_their_gradient(normalisation: str) -> None:
     geometry = (4, 3), 1, 2, 1
     weights = log_couplings(geometry).requires_grad_()
-    assert gradcheck(build_normaliser(normalisation, build(geometry)), (weights,), fast_mode=True)
+    normaliser = build_normaliser(normalisation, build(geometry))
+    assert gradcheck(normaliser, (weights,), fast_mode=True)
 
 
 @every_normalisation
@@ -180,4 +199,5 @@ def test_total_is_the_images(normalisation: str) -> None:
     mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
     of_image = mass.view(BATCH, -1).sum(1)
     expected = of_image.repeat_interleave(4)[:, None]
-    assert_close(build_normaliser(normalisation, windows).total(mass), expected)
+    normaliser = build_normaliser(normalisation, windows)
+    assert_close(normaliser.total(mass), expected)

@@ -16,13 +16,15 @@ from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
 
 TYPES, DIM, HEIGHT, WIDTH = 3, 8, 4, 5
+CHANNELS = TYPES * DIM
 
 
 def index_features() -> Tensor:
     """Two images whose numbers encode where they are: 1000 per channel, 10 per row, 1 per column."""
-    channel = 1000 * torch.arange(1, TYPES * DIM + 1).view(-1, 1, 1)
-    position = 10 * torch.arange(HEIGHT).view(-1, 1) + torch.arange(WIDTH)
-    features = (channel + position).double()
+    channel = 1000 * torch.arange(1, CHANNELS + 1).view(-1, 1, 1)
+    row = 10 * torch.arange(HEIGHT).view(-1, 1)
+    column = torch.arange(WIDTH)
+    features = (channel + row + column).double()
     return torch.stack([features, -features]) / 1e5
 
 
@@ -31,65 +33,78 @@ def check_grouping(
 ) -> None:
     """The components of a capsule are ``DIM`` channels in a row at one position; capsules go by (type, y, x)."""
     features = index_features()
-    expected = []
-    for image, kind, y, x in product(features, range(TYPES), range(HEIGHT), range(WIDTH)):
+    capsules = []
+    places = product(features, range(TYPES), range(HEIGHT), range(WIDTH))
+    for image, kind, y, x in places:
         first = kind * DIM
-        expected.append(image[first : first + DIM, y, x])
-    grouped = torch.stack(expected).view(len(features), -1, DIM)
-    torch.testing.assert_close(capsules_of(features), squash(grouped), rtol=1e-12, atol=0)
+        capsules.append(image[first : first + DIM, y, x])
+    grouped = torch.stack(capsules).view(len(features), -1, DIM)
+    found = capsules_of(features)
+    torch.testing.assert_close(found, squash(grouped), rtol=1e-12, atol=0)
+
+
+def poses_of(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda features: layer(features).poses
 
 
 def identity_layer(**options: Any) -> PrimaryCapsules:
     """A layer whose convolution is the identity."""
-    layer = PrimaryCapsules(
-        TYPES * DIM, types=TYPES, dim=DIM, kernel_size=1, stride=1, **options
-    ).double()
+    sizes = {"types": TYPES, "dim": DIM, "kernel_size": 1, "stride": 1}
+    layer = PrimaryCapsules(CHANNELS, bias=False, uniform_coupling=False, **sizes, **options)
+    layer.double()
     nn.init.dirac_(layer.conv.weight)
     return layer
 
 
 def test_components_come_from_channels_at_one_position() -> None:
-    layer = identity_layer(bias=False, uniform_coupling=False)
-    rectified = identity_layer(bias=False, uniform_coupling=False, relu=True)
-    check_grouping(lambda features: layer(features).poses)
-    check_grouping(
-        lambda features: rectified(features).poses, lambda grouped: squash(grouped.relu())
-    )
+    check_grouping(poses_of(identity_layer()))
+
+
+def test_components_are_rectified_before_the_squash() -> None:
+    rectified = identity_layer(relu=True)
+    check_grouping(poses_of(rectified), lambda grouped: squash(grouped.relu()))
 
 
 def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -> None:
-    layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM, kernel_size=1).double()
+    layer = DepthwisePrimaryCapsules(CHANNELS, (HEIGHT, WIDTH), dim=DIM, kernel_size=1)
+    layer.double()
     nn.init.ones_(layer.conv.weight)
-    check_grouping(lambda features: layer(features).poses, exponential_squash)
+    check_grouping(poses_of(layer), exponential_squash)
 
 
 def test_kernel_of_the_size_of_the_feature_maps_equals_a_convolution() -> None:
-    layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM).double()
+    layer = DepthwisePrimaryCapsules(CHANNELS, (HEIGHT, WIDTH), dim=DIM).double()
     nn.init.normal_(layer.conv.bias)
-    features = torch.randn(3, TYPES * DIM, HEIGHT, WIDTH, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(3, CHANNELS, HEIGHT, WIDTH).double().requires_grad_()
     poses = layer(features).poses
-    expected = exponential_squash(layer.conv(features).view(3, TYPES, DIM))
+    convolved = layer.conv(features).view(3, TYPES, DIM)
+    expected = exponential_squash(convolved)
     torch.testing.assert_close(poses, expected)
     inputs = [features, layer.conv.weight, layer.conv.bias]
     found = torch.autograd.grad(poses.sin().sum(), inputs)
-    torch.testing.assert_close(found, torch.autograd.grad(expected.sin().sum(), inputs))
+    of_convolution = torch.autograd.grad(expected.sin().sum(), inputs)
+    torch.testing.assert_close(found, of_convolution)
 
 
 @pytest.mark.parametrize("name", SQUASHES)
 def test_squash_by_name(name: Any) -> None:
-    layer = identity_layer(bias=False, uniform_coupling=False, squash=name)
-    check_grouping(lambda features: layer(features).poses, SQUASHES[name].poses)
+    layer = identity_layer(squash=name)
+    check_grouping(poses_of(layer), SQUASHES[name].poses)
     capsules = layer(10 * index_features())
     lengths = length_loops(capsules.poses)
     tolerance = 1e-12 if name == "squash" else 1e-4
     torch.testing.assert_close(capsules.activations, lengths, rtol=1e-6, atol=tolerance)
-    activations = capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits
-    torch.testing.assert_close(activations, capsules.activations)
+    bounded = SQUASHES[name].bounded
+    of_logits = capsules.logits.sigmoid() if bounded else capsules.logits
+    torch.testing.assert_close(of_logits, capsules.activations)
 
 
 def test_pixelwise_grouping_is_caught() -> None:
+    def poses(features: Tensor) -> Tensor:
+        return squash(pixelwise_grouping(features, DIM))
+
     with pytest.raises(AssertionError):
-        check_grouping(lambda features: squash(pixelwise_grouping(features, DIM)))
+        check_grouping(poses)
 
 
 @pytest.mark.parametrize(
@@ -102,28 +117,33 @@ def test_pixelwise_grouping_is_caught() -> None:
     ],
 )
 def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: float) -> None:
-    layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options).double()
-    features = torch.randn(1, 2, 1, 1, dtype=torch.float64)
-    expected = squash(share * layer.conv(features).view(1, -1, 8))
+    layer = PrimaryCapsules(2, kernel_size=1, stride=1, bias=False, **options)
+    layer.double()
+    features = torch.randn(1, 2, 1, 1).double()
+    convolved = layer.conv(features).view(1, -1, 8)
+    expected = squash(share * convolved)
     assert_close(layer(features).poses, expected)
 
 
 @pytest.mark.parametrize(("types", "dim"), [(32, 16), (5, 9)])
 def test_linear_capsules_come_from_their_own_channels_at_one_position(types: int, dim: int) -> None:
     """Channels encode their number in thousands, features their position."""
-    primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=2.0).double()
-    of_poses = 1000.0 * torch.arange(types * dim)
-    of_activations = 1000.0 * torch.arange(types * dim, types * (dim + 1))
+    primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=2.0)
+    primary.double()
+    channels = 1000.0 * torch.arange(types * (dim + 1)).double()
+    of_poses, of_activations = channels.split([types * dim, types])
     nn.init.ones_(primary.pose.weight)
     nn.init.ones_(primary.activation.weight)
     primary.pose.bias.data.copy_(of_poses)
     primary.activation.bias.data.copy_(of_activations)
-    capsules = primary(torch.arange(6, dtype=torch.float64).view(1, 1, 2, 3))
-    places = torch.arange(6.0)[:, None]
-    expected = of_poses.view(1, types, dim) + places[..., None]
-    assert torch.equal(capsules.poses.unflatten(1, (6, types))[0], expected.double())
-    expected = of_activations + places - 2  # the offset
-    assert torch.equal(capsules.logits.unflatten(1, (6, types))[0], expected.double())
+    places = torch.arange(6.0).double()
+    capsules = primary(places.view(1, 1, 2, 3))
+    poses = capsules.poses.view(6, types, dim)
+    expected = of_poses.view(types, dim) + places.view(6, 1, 1)
+    assert torch.equal(poses, expected)
+    logits = capsules.logits.view(6, types)
+    expected = of_activations + places.view(6, 1) - 2  # the offset
+    assert torch.equal(logits, expected)
 
 
 SIZES = [(9, 3, 2), (10, 3, 2), (11, 4, 3), (8, 3, 1), (20, 9, 2)]
@@ -135,15 +155,17 @@ def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) 
     ours = StridedConv2d(3, 4, kernel_size, stride).double()
     torchs = nn.Conv2d(3, 4, kernel_size, stride, bias=False).double()
     torchs.load_state_dict(ours.state_dict())
-    features = torch.randn(2, 3, size, size + 1, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(2, 3, size, size + 1).double().requires_grad_()
     output = ours(features)
+    expected_output = torchs(features)
+    assert_close(output, expected_output, atol=0)
     grad = torch.randn_like(output)
-    assert_close(output, torchs(features), atol=0)
     found = torch.autograd.grad(output, (features, ours.weight), grad)
-    expected = torch.autograd.grad(torchs(features), (features, torchs.weight), grad)
+    expected = torch.autograd.grad(expected_output, (features, torchs.weight), grad)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     # as in a first layer
-    (alone,) = torch.autograd.grad(ours(features.detach()), ours.weight, grad)
+    of_pixels = ours(features.detach())
+    (alone,) = torch.autograd.grad(of_pixels, ours.weight, grad)
     torch.testing.assert_close(alone, expected[1])
     ours.requires_grad_(False)
     (alone,) = torch.autograd.grad(ours(features), features, grad)
@@ -152,9 +174,9 @@ def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) 
 
 def test_second_derivatives() -> None:
     conv = StridedConv2d(2, 3, 3, 2).double()
-    features = torch.randn(2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(2, 2, 6, 6).double().requires_grad_()
 
-    def function(features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def function(features: Tensor, weight: Tensor) -> Tensor:
         return torch.func.functional_call(conv, {"weight": weight}, (features,))
 
     torch.autograd.gradcheck(function, (features, conv.weight))
@@ -164,8 +186,10 @@ def test_second_derivatives() -> None:
 def test_the_weights_gradient_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Mock(wraps=conv2d)
     monkeypatch.setattr("capsule_lab.layers.primary.conv2d", recorded)
-    StridedConv2d(3, 4, 3, 2)(torch.randn(2, 3, 9, 9)).sum().backward()
-    assert [call.kwargs.get("dilation") for call in recorded.call_args_list] == [None, (2, 2)]
+    conv = StridedConv2d(3, 4, 3, 2)
+    conv(torch.randn(2, 3, 9, 9)).sum().backward()
+    dilations = [call.kwargs.get("dilation") for call in recorded.call_args_list]
+    assert dilations == [None, (2, 2)]
 
 
 def test_autocast_computes_in_bfloat16_and_gives_float32_gradients() -> None:
@@ -175,6 +199,7 @@ def test_autocast_computes_in_bfloat16_and_gives_float32_gradients() -> None:
         output = conv(features)
     assert output.dtype == torch.bfloat16
     output.float().sum().backward()
-    expected = torch.autograd.grad(conv2d(features, conv.weight, stride=2).sum(), conv.weight)[0]
+    total = conv2d(features, conv.weight, stride=2).sum()
+    (expected,) = torch.autograd.grad(total, conv.weight)
     assert conv.weight.grad.dtype == torch.float32
     torch.testing.assert_close(conv.weight.grad, expected, rtol=0.02, atol=0.05)

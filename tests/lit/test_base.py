@@ -64,7 +64,8 @@ class Saturated(AbstractNetwork):
 
 def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
     labels = torch.arange(4).repeat(3)
-    images = ((labels + 0.5) / 4).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    greys = (labels + 0.5) / 4
+    images = greys.view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     network = Saturated()
     output = network(images)
     assert (output.scores == 1).all(), "which is what this is about"
@@ -87,32 +88,47 @@ def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
         (margin_loss, {"present", "absent"}),
         (cross_entropy_loss, set()),
     ):
-        assert classifier(loss, schedule=schedule).scheduled_arguments == arguments
-    assert classifier(schedule={**RATE, "margin": None}).schedule == RATE
+        lit = classifier(loss, schedule=schedule)
+        assert lit.scheduled_arguments == arguments
+    without = classifier(schedule={**RATE, "margin": None})
+    assert without.schedule == RATE
 
 
 def test_scheduled_argument_holds_within_fit_and_the_configured_one_outside() -> None:
     loss = functools.partial(spread_loss, margin=0.7)
     lit = classifier(loss, schedule={**RATE, "margin": Constant(0.3)})
-    output, labels = lit(batch().images), batch().labels
+    given = batch()
+    output = lit(given.images)
     in_fit = {"margin": 0.3, "learning_rate": 1e-3}
     for values, margin in ((in_fit, 0.3), ({}, 0.7)):
-        terms = lit.classification_term(batch(), output, values)
-        assert terms == {"spread": spread_loss(output.scores, labels, margin=margin)}
+        terms = lit.classification_term(given, output, values)
+        expected = spread_loss(output.scores, given.labels, margin=margin)
+        assert terms == {"spread": expected}
 
 
-def test_l2_is_a_term_of_its_own() -> None:
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+def test_l2_is_a_term_of_its_own(weight: float) -> None:
+    lit = classifier(cross_entropy_loss, l2=weight)
+    (found,) = trainer().test(lit, loader(batch()), verbose=False)
+    assert ("test/l2" in found) is bool(weight)
+    l2 = found.get("test/l2", 0)
+    expected = l2_loss(lit.network.parameters(), weight=weight)
+    assert l2 == pytest.approx(expected.item())
+    assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + l2)
+
+
+def test_l2_shrinks_the_kernels() -> None:
     sizes = []
     for weight in (0.0, 10.0):
         lit = classifier(cross_entropy_loss, l2=weight)
-        (found,) = trainer().test(lit, loader(batch()), verbose=False)
-        assert ("test/l2" in found) is bool(weight)
-        l2 = found.get("test/l2", 0)
-        assert l2 == pytest.approx(l2_loss(lit.network.parameters(), weight=weight).item())
-        assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + l2)
         trainer().fit(lit, loader(*[batch()] * 4), loader(batch()))
-        sizes.append(l2_loss(lit.network.parameters(), weight=1.0).item())
-    assert sizes[1] < sizes[0], "it shrinks the kernels"
+        size = l2_loss(lit.network.parameters(), weight=1.0)
+        sizes.append(size.item())
+    without, with_l2 = sizes
+    assert with_l2 < without
+
+
+def test_negative_l2_is_refused() -> None:
     with pytest.raises(ValueError, match=r"l2 is -1; expected 0 or more"):
         classifier(l2=-1)
 
@@ -132,19 +148,22 @@ def test_loss_is_a_mean_over_images_of_any_batches() -> None:
 def test_metric_whose_state_was_loaded_counts_as_updated() -> None:
     """Else ``compute`` warns."""
     metrics = SplitMetrics()
-    metrics.load_state({"train/loss": {"mean_value": torch.tensor(6.0)}}, torch.device("cpu"))
+    state = {"train/loss": {"mean_value": torch.tensor(6.0)}}
+    metrics.load_state(state, torch.device("cpu"))
     ((_, metric),) = metrics.of_split("train")
     assert metric.update_called
 
 
 def test_each_process_continues_its_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 0 writes the checkpoint; without the sums of the other, it would count its own images twice."""
-    first, second = in_process(0), in_process(1)
+    first = in_process(0)
+    second = in_process(1)
     first.metrics.update_means("train", {"loss": torch.tensor(1.0)}, images=3)
     second.metrics.update_means("train", {"loss": torch.tensor(2.0)}, images=3)
-    states = [lit.metrics.state_of("train") for lit in (first, second)]
-    gathered = torch.utils._pytree.tree_map(lambda *values: torch.stack(values), *states)
-    monkeypatch.setattr(first, "all_gather", lambda own: gathered if own == states[0] else None)
+    state = first.metrics.state_of("train")
+    of_second = second.metrics.state_of("train")
+    gathered = torch.utils._pytree.tree_map(lambda *values: torch.stack(values), state, of_second)
+    monkeypatch.setattr(first, "all_gather", lambda own: gathered if own == state else None)
     saved: dict[str, Any] = {}
     first.on_save_checkpoint(saved)
 
@@ -181,29 +200,41 @@ def outcome_of(
     return dict(found), outputs
 
 
-@pytest.mark.parametrize(("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)])
+@pytest.mark.parametrize(
+    ("build", "size", "logits"),
+    [
+        (classifier, 4, True),
+        (capsnet, 9, False),
+    ],
+)
 def test_crops_are_one_prediction_and_their_losses_a_mean(
     build: Callable[[], Any], size: int, logits: bool
 ) -> None:
-    lit, images = build().eval(), batch(8, crops=3, size=size)
+    lit = build().eval()
+    given = batch(8, crops=3, size=size)
     assert (lit.network.scores_are == "logits") is logits
-    found, (output,) = outcome_of(lit, images)
-    crops = [images._replace(images=crop) for crop in images.images.unbind(1)]
+    found, (output,) = outcome_of(lit, given)
+    crops = [given._replace(images=crop) for crop in given.images.unbind(1)]
     with torch.no_grad():
         scores = [lit(crop.images).scores for crop in crops]
     expected = combine_crops(torch.stack(scores, 1), logits=logits)
     torch.testing.assert_close(output.scores, expected)
     assert output.capsules is None
-    error = 100 * (expected.argmax(1) != images.labels).float().mean()
+    is_wrong = expected.argmax(1) != given.labels
+    error = 100 * is_wrong.float().mean()
     assert found.pop("test/error") == pytest.approx(error.item())
     alone = [outcome_of(build(), crop)[0] for crop in crops]
     for name, value in found.items():
-        assert value == pytest.approx(sum(each[name] for each in alone) / 3, rel=1e-5)
+        mean = sum(each[name] for each in alone) / 3
+        assert value == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("network", "loss"),
-    [(CapsNet, spread_loss), (functools.partial(EMCaps, class_routing=None), margin_loss)],
+    [
+        (CapsNet, spread_loss),
+        (functools.partial(EMCaps, class_routing=None), margin_loss),
+    ],
 )
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
     def build(squash: str, loss: Any) -> ClassifierModule:
@@ -234,13 +265,21 @@ PARTS = "data._target_=tests.lit.test_base.InParts"
 
 
 def test_parts_of_the_test_set(tmp_path: Path) -> None:
-    full = ["trainer.max_epochs=1", "trainer.precision=32-true", "callbacks.reconstructions=null"]
+    overrides = [
+        *TINY_CNN,
+        *TINY_DATA,
+        PARTS,
+        "trainer.max_epochs=1",
+        "trainer.precision=32-true",
+        "callbacks.reconstructions=null",
+    ]
     directory = tmp_path / "run"
-    found = train(compose("train", [*TINY_CNN, *TINY_DATA, PARTS, *full]), directory)
+    found = train(compose("train", overrides), directory)
     module = trained_module(directory)
     data = build.build_data(compose("train", [*TINY_CNN, *TINY_DATA]))
     trainer().test(module, datamodule=data, verbose=False)
-    test, whole = found["test"], module.test_results()
+    test = found["test"]
+    whole = module.test_results()
     images = len(data.test_dataloader().dataset)
     assert set(test) == {*whole, "familiar/error", "novel/error"}
     assert test["error"] == pytest.approx(whole["error"])
@@ -248,9 +287,11 @@ def test_parts_of_the_test_set(tmp_path: Path) -> None:
     assert together / images == pytest.approx(test["error"])
     assert test["loss"] == pytest.approx(whole["loss"], rel=1e-4)
 
-    assert json.loads((directory / "metrics.json").read_text())["test"] == test
+    written = json.loads((directory / "metrics.json").read_text())
+    assert written["test"] == test
     (row,) = [row for row in curves(directory) if row["test/error"]]
-    assert [name for name in row if "dataloader" in name] == []
+    for name in row:
+        assert "dataloader" not in name
     assert float(row["novel/error"]) == test["novel/error"]
     on_cpu = compose("evaluate", ["trainer.accelerator=cpu"]).trainer
     evaluated = evaluate(runs.open(directory, trust=["tests"]), trainer=on_cpu)
@@ -280,7 +321,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 
 def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps: int) -> None:
-    last, best = checkpoint(directory), checkpoint(directory, "best")
+    last = checkpoint(directory)
+    best = checkpoint(directory, "best")
     assert found["weights_tested"] == "last"
     assert found["steps"] == steps
     assert found["planned_steps"] == 12
@@ -304,12 +346,16 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 def test_interrupted_run_stops_where_it_would_have(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
+    _, expected = stopped
+    found = interrupted_and_resumed(stopping(), tmp_path, 2)
+    assert results(found) == results(expected)
 
 
 def test_stopped_run_is_tested_again_and_not_trained_on(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    directory = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    original, expected = stopped
+    directory = Path(shutil.copytree(original, tmp_path / "run"))
     (directory / "metrics.json").unlink()  # as if it had been killed while testing
-    assert results(train(stopping("train.resume=true"), directory)) == results(stopped[1])
+    found = train(stopping("train.resume=true"), directory)
+    assert results(found) == results(expected)

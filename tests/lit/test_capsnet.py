@@ -23,8 +23,10 @@ SMALL = [
 def test_standardised_images_are_decoded_in_the_unit_range_and_train_the_capsules() -> None:
     torch.manual_seed(0)
     config = compose("train", SMALL)
-    lit = build.build_module(config, build.build_data(config).spec)
-    batch = Batch(torch.randn(4, 2, 32, 32), torch.tensor([0, 3, 1, 4]), torch.arange(4))
+    spec = build.build_data(config).spec
+    lit = build.build_module(config, spec)
+    images = torch.randn(4, 2, 32, 32)
+    batch = Batch(images, torch.tensor([0, 3, 1, 4]), torch.arange(4))
     output = lit(batch.images)
     terms = lit.loss_terms(batch, output, {})
     decoded = lit.network.reconstruct(output, batch.labels)
@@ -35,14 +37,17 @@ def test_standardised_images_are_decoded_in_the_unit_range_and_train_the_capsule
     network = lit.network
     for part in (network.decoder, network.classes, network.primary):
         gradients = [each.grad for each in part.parameters() if each.grad is not None]
-        assert any((gradient != 0).any() for gradient in gradients)
+        has_gradient = [bool(gradient.any()) for gradient in gradients]
+        assert any(has_gradient)
 
 
 def test_images_of_a_capsnet_are_decoded_as_they_are() -> None:
     """Those in [0, 1], whatever their darkest and brightest pixels."""
-    lit, images = capsnet(), 0.2 + 0.5 * torch.rand(3, 1, 9, 9)
+    lit = capsnet()
+    images = 0.2 + 0.5 * torch.rand(3, 1, 9, 9)
     batch = Batch(images, torch.arange(3), torch.arange(3))
     output = lit(images)
-    expected = (lit.network.reconstruct(output, batch.labels) - images).square().mean()
+    decoded = lit.network.reconstruct(output, batch.labels)
+    expected = (decoded - images).square().mean()
     terms = lit.loss_terms(batch, output, {})
     torch.testing.assert_close(terms["reconstruction"], expected, rtol=0, atol=0)

@@ -129,7 +129,8 @@ def test_parameters_of_four_dimensions_step_as_matrices(
     shape: tuple[int, ...], rows: int, matrix: tuple[int, int], memory_format: torch.memory_format
 ) -> None:
     value = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    (found,) = stepped(of_muon(rows), [value.to(memory_format=memory_format)])
+    laid_out = value.to(memory_format=memory_format)
+    (found,) = stepped(of_muon(rows), [laid_out])
     (expected,) = stepped(matrix_of_torch, [value.reshape(matrix)])
     # orthogonalised in bfloat16
     torch.testing.assert_close(found, expected.reshape(shape), rtol=0.02, atol=1e-3)
@@ -137,14 +138,16 @@ def test_parameters_of_four_dimensions_step_as_matrices(
 
 
 def test_vectors_step_as_adamw() -> None:
-    vector, matrix = torch.linspace(-1, 1, 5), torch.eye(3, 2)
-    adamw = functools.partial(torch.optim.AdamW, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
-    (expected,) = stepped(adamw, [vector])
+    vector = torch.linspace(-1, 1, 5)
+    matrix = torch.eye(3, 2)
+    options: dict[str, Any] = {"lr": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    (expected,) = stepped(functools.partial(torch.optim.AdamW, **options), [vector])
+    (expected_matrix,) = stepped(matrix_of_torch, [matrix])
     (found,) = stepped(of_muon(0), [vector])
     assert torch.equal(found, expected)
     found, found_matrix = stepped(functools.partial(Muon, lr=0.1), [vector, matrix])
     assert torch.equal(found, expected)
-    assert torch.equal(found_matrix, stepped(matrix_of_torch, [matrix])[0])
+    assert torch.equal(found_matrix, expected_matrix)
 
 
 def test_parameters_without_a_gradient_stay() -> None:
@@ -170,8 +173,8 @@ def test_every_argument_of_muon_does_something() -> None:
     for argument, value in changed.items():
         options = {"lr": 0.1, argument: value}
         found = stepped(functools.partial(Muon, **options), [matrix, vector])
-        is_same = torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-        assert not is_same, argument
+        equal = [torch.equal(*pair) for pair in zip(found, expected, strict=True)]
+        assert not all(equal), argument
 
 
 def test_muon_without_orthogonalisation_is_refused() -> None:
@@ -189,9 +192,11 @@ def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimi
     )
     whole = train(config, tmp_path / "whole")
     initial = Training(config, tmp_path / "run", [], 0.0).module.state_dict()
-    assert results(interrupted_and_resumed(config, tmp_path / "run", 2)) == results(whole)
+    resumed = interrupted_and_resumed(config, tmp_path / "run", 2)
+    assert results(resumed) == results(whole)
     final = weights(tmp_path / "run")
-    torch.testing.assert_close(final, weights(tmp_path / "whole"), rtol=0, atol=0)
+    of_whole = weights(tmp_path / "whole")
+    torch.testing.assert_close(final, of_whole, rtol=0, atol=0)
     for name, value in initial.items():
         assert not torch.equal(value, final[name]), name
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,18 +33,19 @@ def predictions_of(
     scores: list[list[float]], labels: list[Any], factors: Any = None, **trainer: Any
 ) -> dict[str, Any]:
     """Predictions of a module after a test of these images in two batches, of the first and of the second part."""
-    several = torch.tensor(labels).ndim > 1
-    spec = SPEC if factors else DataSpec((1, 2, 2), 3, labels_per_image=2 if several else 1)
-    module = module_of(labels_per_image=spec.labels_per_image)
+    labels_per_image = 2 if torch.tensor(labels).ndim > 1 else 1
+    spec = SPEC if factors else DataSpec((1, 2, 2), 3, labels_per_image=labels_per_image)
+    module = module_of(labels_per_image)
     data = SimpleNamespace(spec=spec, test_parts=trainer.pop("test_parts", ()))
     state = SimpleNamespace(fn="test")
     module._trainer = SimpleNamespace(world_size=1, datamodule=data, state=state, **trainer)
     for part, rows in enumerate((slice(0, 2), slice(2, None))):
-        images = torch.tensor(scores)[rows]
-        images = torch.cat([images, images[:, :1]], 1).view(-1, 1, 2, 2)
+        pixels = torch.tensor(scores)[rows]
+        images = torch.cat([pixels, pixels[:, :1]], 1).view(-1, 1, 2, 2)
         ranking = module.network(images).ranking.detach()
-        of_rows = None if factors is None else torch.tensor(factors)[rows]
-        batch = BatchOfTest(torch.tensor(labels)[rows], of_rows, ranking, part)
+        labels_of_rows = torch.tensor(labels)[rows]
+        factors_of_rows = None if factors is None else torch.tensor(factors)[rows]
+        batch = BatchOfTest(labels_of_rows, factors_of_rows, ranking, part)
         module._tested.append(batch)
     return module.test_predictions()
 
@@ -63,7 +65,7 @@ def test_margin_is_negative_where_the_label_is_not_predicted() -> None:
     scores = [[0.5, 0.2, 0.1], [0.1, 0.6, 0.9], [0.3, 0.4, 0.3]]
     found = predictions_of(scores, [0, 1, 1])
     assert found["prediction"].tolist() == [0, 2, 1]
-    torch.testing.assert_close(torch.from_numpy(found["margin"]), torch.tensor([0.3, -0.3, 0.1]))
+    assert found["margin"].tolist() == pytest.approx([0.3, -0.3, 0.1])
     assert found.keys() == {"label", "prediction", "margin"}
 
 
@@ -72,7 +74,7 @@ def test_two_labels_are_the_two_highest_scores() -> None:
     found = predictions_of(scores, [[1, 0], [0, 2], [1, 0]])
     assert found["label"].tolist() == [[0, 1], [0, 2], [0, 1]]
     assert found["prediction"].tolist() == [[0, 1], [1, 2], [0, 1]]
-    torch.testing.assert_close(torch.from_numpy(found["margin"]), torch.tensor([0.1, -0.5, 0.1]))
+    assert found["margin"].tolist() == pytest.approx([0.1, -0.5, 0.1])
 
 
 def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> None:
@@ -89,5 +91,6 @@ def test_toys_of_all_classes_have_different_clusters_and_parts_are_named() -> No
 def test_one_of_several_processes_keeps_none() -> None:
     module = module_of()
     module._trainer = SimpleNamespace(world_size=2)
-    module._tested.append(BatchOfTest(torch.tensor([0]), None, torch.zeros(1, 3), 0))
+    batch = BatchOfTest(torch.tensor([0]), None, torch.zeros(1, 3), 0)
+    module._tested.append(batch)
     assert module.test_predictions() == {}

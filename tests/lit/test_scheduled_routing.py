@@ -34,21 +34,29 @@ SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", *CONSTANT]
 
 
 def em_caps(**options: Any) -> EMCaps:
-    return small_em_caps((1, 24, 24), 3, **{"conv_types": (2,), "conv_strides": (2,), **options})
+    options = {"conv_types": (2,), "conv_strides": (2,), **options}
+    return small_em_caps((1, 24, 24), 3, **options)
 
 
-def normalised(**options: Any) -> EMCaps:
-    return em_caps(routing=functools.partial(NormalisedEMRouting, **options), class_routing=None)
+def normalised() -> EMCaps:
+    return em_caps(routing=NormalisedEMRouting, class_routing=None)
 
 
 def options_of(network: AbstractNetwork, option: str) -> list[float]:
-    routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
-    return [routing.scheduled_options()[option] for routing in routings]
+    found = []
+    for module in network.modules():
+        if isinstance(module, AbstractRouting):
+            found.append(module.scheduled_options()[option])
+    return found
 
 
 @pytest.mark.parametrize(
     ("option", "scheduled", "found"),
-    [("iterations", 2.4, 2), ("iterations", 2.6, 3), ("inverse_temperature", 0.5, 0.5)],
+    [
+        ("iterations", 2.4, 2),
+        ("iterations", 2.6, 3),
+        ("inverse_temperature", 0.5, 0.5),
+    ],
 )
 def test_all_routings_get_the_value_and_then_their_own(
     option: str, scheduled: float, found: float
@@ -74,13 +82,15 @@ def test_all_routings_get_the_value_and_then_their_own(
 def test_scheduled_option_changes_the_output(
     build_network: Any, option: str, low: float, high: float
 ) -> None:
-    network, images = build_network().eval(), batch(size=24).images
+    network = build_network().eval()
+    images = batch(size=24).images
     name = f"routing_{option}"
     options = ScheduledRouting(network, {name: Constant(1)})
     options.set({name: low})
     of_low = network(images).scores
     options.set({name: high})
-    assert not network(images).scores.equal(of_low)
+    of_high = network(images).scores
+    assert not of_high.equal(of_low)
 
 
 def dynamic() -> AbstractNetwork:
@@ -122,8 +132,9 @@ def without_routing() -> AbstractNetwork:
 def test_schedule_that_cannot_work_is_named(
     build_network: Callable[[], AbstractNetwork], name: str, schedule: Schedule, message: str
 ) -> None:
+    network = build_network()
     with pytest.raises(ValueError, match=rf"^schedule\.routing_{name} {message}"):
-        ScheduledRouting(build_network(), {f"routing_{name}": schedule})
+        ScheduledRouting(network, {f"routing_{name}": schedule})
 
 
 def test_cuda_graphs_of_torch_compile_are_refused() -> None:
@@ -142,8 +153,9 @@ def module_of(network: Any, schedule: Any, **options: Any) -> CapsNetModule:
 def test_configured_option_holds_after_a_fit_that_failed() -> None:
     network = dynamic()
     lit = module_of(network, {**RATE, "routing_iterations": Constant(1)})
+    images = loader(batch(size=9))
     with pytest.raises((AttributeError, TypeError)):
-        trainer().fit(lit, loader(batch(size=9)), loader(batch(size=9)))
+        trainer().fit(lit, images, images)
     assert options_of(network, "iterations") == [1]
     lit.on_test_start()
     assert options_of(network, "iterations") == [3]
@@ -152,22 +164,22 @@ def test_configured_option_holds_after_a_fit_that_failed() -> None:
 def test_schedule_holds_in_training_and_its_validations_only(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: dict[str, list[tuple[int, int]]] = {"train": [], "validate": [], "test": []}
     real = CapsNetModule.loss_terms
 
     def terms(self: CapsNetModule, *arguments: Any) -> Any:
         iterations = self.network.digits.routing.options["iterations"]
-        seen.append((self.trainer.state.stage.value, self.global_step, iterations))
+        stage = self.trainer.state.stage.value
+        seen[stage].append((self.global_step, iterations))
         assert arguments[2].get("routing_iterations", 5) == iterations, "what the loss receives"
         return real(self, *arguments)
 
     monkeypatch.setattr(CapsNetModule, "loss_terms", terms)
     train(tiny(*SCHEDULED), tmp_path / "run")
-    steps = [(step, iterations) for stage, step, iterations in seen if stage == "train"]
-    assert steps == [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3)]
-    validations = {(step, iterations) for stage, step, iterations in seen if stage == "validate"}
-    assert validations == {(2, 2), (4, 3), (6, 3)}
-    assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
+    assert seen["train"] == [(0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3)]
+    assert {*seen["validate"]} == {(2, 2), (4, 3), (6, 3)}
+    in_test = {iterations for _, iterations in seen["test"]}
+    assert in_test == {5}
     assert runs.open(tmp_path / "run").network.digits.routing.options["iterations"] == 5  # type: ignore[union-attr]
     logged = {}
     for row in curves(tmp_path / "run"):
@@ -181,8 +193,10 @@ def test_schedule_holds_in_training_and_its_validations_only(
 def test_run_that_is_resumed_has_the_iterations_of_its_step(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(*SCHEDULED, "trainer.val_check_interval=null")
     whole = train(config, tmp_path / "whole")
-    assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
+    resumed = interrupted_and_resumed(config, tmp_path / "run", 3)
+    assert results(resumed) == results(whole)
     expected = weights(tmp_path / "whole")
-    torch.testing.assert_close(weights(tmp_path / "run"), expected, rtol=0, atol=0)
+    found = weights(tmp_path / "run")
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     constant = train(tiny(*CONSTANT, "trainer.val_check_interval=null"), tmp_path / "constant")
     assert results(constant) != results(whole)

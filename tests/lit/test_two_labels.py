@@ -22,7 +22,8 @@ PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICT
 
 def module(masked_decoder: bool = True, **options: Any) -> CapsNetModule:
     torch.manual_seed(0)
-    network = small_capsnet((1, 20, 20), 5, class_dim=4, decoder=[8], masked_decoder=masked_decoder)
+    sizes: dict[str, Any] = {"class_dim": 4, "decoder": [8]}
+    network = small_capsnet((1, 20, 20), 5, masked_decoder=masked_decoder, **sizes)
     return CapsNetModule(
         network,
         loss=margin_loss,
@@ -38,8 +39,10 @@ def module(masked_decoder: bool = True, **options: Any) -> CapsNetModule:
 def batch(images: int = 6) -> Batch:
     generator = torch.Generator().manual_seed(1)
     parts = torch.rand(images, 2, 1, 20, 20, generator=generator)
-    labels = torch.stack([torch.randperm(5, generator=generator)[:2] for _ in range(images)])
-    return Batch(parts.sum(1).clamp(max=1), labels, torch.arange(images), None, parts)
+    orders = [torch.randperm(5, generator=generator) for _ in range(images)]
+    labels = torch.stack(orders)[:, :2]
+    overlapping = parts.sum(1).clamp(max=1)
+    return Batch(overlapping, labels, torch.arange(images), None, parts)
 
 
 def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
@@ -55,12 +58,17 @@ def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("training", "decode_at_test", "by"),
-    [(True, "prediction", "label"), (False, "label", "label"), (False, "prediction", "prediction")],
+    [
+        (True, "prediction", "label"),
+        (False, "label", "label"),
+        (False, "prediction", "prediction"),
+    ],
 )
 def test_each_digit_is_decoded_and_compared_with_itself(
     training: bool, decode_at_test: Any, by: str
 ) -> None:
-    lit, given = module(decode_at_test=decode_at_test).train(training), batch()
+    lit = module(decode_at_test=decode_at_test).train(training)
+    given = batch()
     output = lit.network(given.images)
     classes = {
         "label": given.labels,
@@ -68,8 +76,10 @@ def test_each_digit_is_decoded_and_compared_with_itself(
     }
     assert not classes["label"].equal(classes["prediction"])
     terms = lit.loss_terms(given, output, {})
-    torch.testing.assert_close(terms["reconstruction"], by_hand(lit, given, classes[by]))
-    torch.testing.assert_close(terms["margin"], margin_loss(output.scores, given.labels))
+    reconstruction = by_hand(lit, given, classes[by])
+    margin = margin_loss(output.scores, given.labels)
+    torch.testing.assert_close(terms["reconstruction"], reconstruction)
+    torch.testing.assert_close(terms["margin"], margin)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +96,9 @@ def test_a_run_reports_pairs_and_single_labels(
 ) -> None:
     result = train(tiny(*PAIRS, model=model), tmp_path / "run")
     for split in ("val", "test"):
-        assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
-        assert 0 <= result[split]["present_f1"] <= 1
+        found = result[split]
+        assert 0 <= found["label_error"] <= found["error"] <= 100
+        assert 0 <= found["present_f1"] <= 1
     assert result["provenance"]["test_images"] == "60 pairs of 359"
     assert trained_module(tmp_path / "run").metrics.labels_per_image == 2
 

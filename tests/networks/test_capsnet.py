@@ -19,7 +19,13 @@ from tests.helpers.tiers import whole_but
 
 PRIMARY = partial(PrimaryCapsules, types=2, dim=3)
 VOTES = partial(PrimaryCapsules, types=4, dim=5)  # as the classes
-SMALL = {"channels": 4, "kernel_size": 3, "primary": PRIMARY, "class_dim": 5, "decoder": (6, 7)}
+SMALL = {
+    "channels": 4,
+    "kernel_size": 3,
+    "primary": PRIMARY,
+    "class_dim": 5,
+    "decoder": (6, 7),
+}
 
 
 def build(
@@ -35,10 +41,11 @@ def build(
 
 
 def test_initial_values_of_the_official_code() -> None:
-    network = CapsNet((1, 9, 9), 4, **{**SMALL, "channels": 200})
-    assert torch.equal(network.conv.bias, torch.full((200,), 0.1))
-    assert network.conv.weight.abs().max() <= 0.1  # 2 std of 0.05
-    assert network.conv.weight.std().item() == pytest.approx(0.044, rel=0.05)
+    options = {**SMALL, "channels": 200}
+    conv = CapsNet((1, 9, 9), 4, **options).conv
+    assert torch.equal(conv.bias, torch.full((200,), 0.1))
+    assert conv.weight.abs().max() <= 0.1  # 2 std of 0.05
+    assert conv.weight.std().item() == pytest.approx(0.044, rel=0.05)
 
 
 def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
@@ -57,7 +64,8 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("iterations", whole_but([1, 3], 3))
 def test_equals_the_textbook(iterations: int) -> None:
-    network = build((2, 9, 11), routing=partial(DynamicRouting, iterations=iterations)).double()
+    routing = partial(DynamicRouting, iterations=iterations)
+    network = build((2, 9, 11), routing=routing).double()
     textbook = TextbookCapsNet(
         (2, 9, 11),
         4,
@@ -68,9 +76,11 @@ def test_equals_the_textbook(iterations: int) -> None:
         primary_dim=3,
         class_dim=5,
         hidden=(6, 7),
-    ).double()
+    )
+    textbook.double()
     parameters = dict(network.named_parameters())
-    for theirs, ours in zip(textbook.parameters(), in_textbook_order(parameters), strict=True):
+    values = in_textbook_order(parameters)
+    for theirs, ours in zip(textbook.parameters(), values, strict=True):
         theirs.data.copy_(ours)
 
     images = pictures(5, (2, 9, 11)).double()
@@ -78,13 +88,14 @@ def test_equals_the_textbook(iterations: int) -> None:
     output = network(images)
     decoded = network.reconstruct(output, labels)
     loss = margin_loss(output.scores, labels) + reconstruction_loss(decoded, images)
-    expected = textbook(images, labels)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    expected_loss = textbook(images, labels)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
 
     gradients = torch.autograd.grad(loss, list(parameters.values()))
-    found = in_textbook_order(dict(zip(parameters, gradients, strict=True)))
-    theirs = list(torch.autograd.grad(expected, list(textbook.parameters())))
-    torch.testing.assert_close(found, theirs, rtol=1e-8, atol=1e-14)
+    by_name = dict(zip(parameters, gradients, strict=True))
+    found = in_textbook_order(by_name)
+    expected = torch.autograd.grad(expected_loss, list(textbook.parameters()))
+    torch.testing.assert_close(found, list(expected), rtol=1e-8, atol=1e-14)
 
 
 def test_shared_transformations_are_those_of_every_position() -> None:
@@ -96,7 +107,9 @@ def test_shared_transformations_are_those_of_every_position() -> None:
     state["digits.weight"] = state["digits.weight"].repeat_interleave(9, 0)
     pairs.load_state_dict(state)
     images = pictures(3, (1, 9, 9)).double()
-    assert_close(shared(images)[1].poses, pairs(images)[1].poses)
+    found = shared(images).capsules
+    expected = pairs(images).capsules
+    assert_close(found.poses, expected.poses)
 
 
 def test_without_transformations_primary_capsules_are_votes() -> None:
@@ -104,8 +117,9 @@ def test_without_transformations_primary_capsules_are_votes() -> None:
     routing = partial(UniformRouting, squash="none", bias=False)
     network = build(transformation="none", primary=VOTES, routing=routing).double()
     images = pictures(3, (1, 9, 9)).double()
-    primary = network.primary(network.conv(images).relu()).poses
-    primary = primary.view(3, 4, 9, 5)  # [b type position c]
+    features = network.conv(images).relu()
+    capsules = network.primary(features)
+    primary = capsules.poses.view(3, 4, 9, 5)  # [b type position c]
     output = network(images)
     assert_close(output.capsules.poses, primary.sum(2) / 4)
 
@@ -118,7 +132,8 @@ def test_decoder_without_a_mask_sees_all_classes() -> None:
     decoded = network.reconstruct(output, torch.tensor([1, 3]))
     decoded.sum().backward()
     assert output.capsules.poses.grad.all()
-    assert torch.equal(decoded, network.reconstruct(output, torch.tensor([0, 2])))
+    of_other_classes = network.reconstruct(output, torch.tensor([0, 2]))
+    assert torch.equal(decoded, of_other_classes)
 
 
 def test_lengths_without_a_bound_are_logits() -> None:
@@ -134,19 +149,23 @@ def test_leaky_routing_reaches_the_primary_capsules(leaky: bool, share: float) -
     assert network.primary.scale == share
     traces: list[RoutingTrace] = []
     network(pictures(1, (1, 9, 9)), on_iteration=traces.append)
-    assert (traces[0].couplings.sum(2).max().item() < 0.9) == leaky
+    sums = traces[0].couplings.sum(2)
+    assert (sums.max().item() < 0.9) == leaky
 
 
 # Bounds published for 100 real MNIST test images, three seeds, first with 1/32, then without. The stand-in's digits and
 # another draw of the weights move them by less than a tenth, except where a line says otherwise.
 SLACK = 0.1
-BOUNDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
+Bounds = tuple[float, float]
+BOUNDS: dict[str, tuple[Bounds, Bounds]] = {
     "first convolution, mean": ((0.12, 0.13), (0.12, 0.13)),
     "first convolution, rms": ((0.17, 0.18), (0.17, 0.18)),
     "second convolution, rms": ((2.4, 2.6), (2.4, 2.6)),
     "primary length, mean": ((0.10, 0.12), (0.97, 0.97)),
-    "primary length, 5th percentile": ((0.05, 0.06), (0.93, 0.93)),  # 0.05, to one digit
-    "primary length, 95th percentile": ((0.18, 0.20), (0.99, 0.99)),  # 0.20, to one digit
+    # 0.05, to one digit
+    "primary length, 5th percentile": ((0.05, 0.06), (0.93, 0.93)),
+    # 0.20, to one digit
+    "primary length, 95th percentile": ((0.18, 0.20), (0.99, 0.99)),
     "vote, rms": ((0.009, 0.012), (0.085, 0.085)),
     "digit length, mean": ((0.14, 0.17), (0.82, 0.82)),
     # 0.58; one of 1000, ours 0.46 to 0.70
@@ -172,23 +191,20 @@ def test_initial_statistics(divided: bool) -> None:
 
 
 def statistics(network: CapsNet, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    seen: dict[str, Any] = {}
     traces: list[RoutingTrace] = []
-    network.primary.register_forward_hook(
-        lambda _, inputs, capsules: seen.update(features=inputs[0], primary=capsules)
-    )
-    network.primary.conv.register_forward_hook(
-        lambda _, inputs, output: seen.update(convolved=output)
-    )
     with torch.no_grad():
         scores = network(images, on_iteration=traces.append).scores
-        votes = dense_votes(seen["primary"].poses, network.digits.weight)
-        logits = torch.einsum("bijd,bjd->bij", votes, sum(trace.poses for trace in traces))
-    lengths = seen["primary"].activations
+        features = network.conv(images).relu()
+        convolved = network.primary.conv(features)
+        primary = network.primary(features)
+        votes = dense_votes(primary.poses, network.digits.weight)
+        added = sum(trace.poses for trace in traces)
+        logits = torch.einsum("bijd,bjd->bij", votes, added)
+    lengths = primary.activations
     return {
-        "first convolution, mean": seen["features"].mean(),
-        "first convolution, rms": root_mean_square(seen["features"]),
-        "second convolution, rms": root_mean_square(seen["convolved"]),
+        "first convolution, mean": features.mean(),
+        "first convolution, rms": root_mean_square(features),
+        "second convolution, rms": root_mean_square(convolved),
         "primary length, mean": lengths.mean(),
         "primary length, 5th percentile": lengths.quantile(0.05),
         "primary length, 95th percentile": lengths.quantile(0.95),

@@ -20,21 +20,31 @@ def build(image_shape: tuple[int, int, int] = (1, 6, 7), **options: Any) -> Base
 @pytest.mark.parametrize(("pooling", "size"), [(1, (9, 14)), (2, (2, 3)), (3, (1, 1))])
 def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) -> None:
     network = build((1, 9, 14), pooling=pooling)
-    assert network.features(pictures(2, (1, 9, 14))).shape == (2, 4, *size)
-    plain = build(channels=(3,))
-    pooled = build(channels=(3,), pooling=pooling)
+    features = network.features(pictures(2, (1, 9, 14)))
+    assert features.shape == (2, 4, *size)
     images = pictures(2, (1, 6, 7))
-    expected = nn.functional.max_pool2d(plain.features(images), pooling)
-    torch.testing.assert_close(pooled.features(images), expected)
+    plain = build(channels=(3,)).features(images)
+    pooled = build(channels=(3,), pooling=pooling).features(images)
+    expected = nn.functional.max_pool2d(plain, pooling)
+    torch.testing.assert_close(pooled, expected)
+
+
+def test_names_of_the_convolutions() -> None:
     names = dict(build().features.named_parameters()).keys()
     assert [*names] == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 @pytest.mark.parametrize(("sizes", "smallest"), [([3], 3), ([5, 3], 7)])
 def test_kernels_of_different_size_without_padding(sizes: list[int], smallest: int) -> None:
-    options = {"kernel_size": sizes, "channels": (2,) * len(sizes), "padding": "valid"}
-    network = build((1, smallest, smallest), **options)
-    assert network.features(pictures(2, (1, smallest, smallest))).shape == (2, 2, 1, 1)
+    options = {
+        "kernel_size": sizes,
+        "channels": (2,) * len(sizes),
+        "padding": "valid",
+    }
+    image_shape = 1, smallest, smallest
+    network = build(image_shape, **options)
+    features = network.features(pictures(2, image_shape))
+    assert features.shape == (2, 2, 1, 1)
     convolutions = [layer for layer in network.features if isinstance(layer, nn.Conv2d)]
     assert [layer.kernel_size[0] for layer in convolutions] == sizes
     with pytest.raises(ValueError, match=f"needs at least {smallest}x{smallest}"):
@@ -42,12 +52,20 @@ def test_kernels_of_different_size_without_padding(sizes: list[int], smallest: i
 
 
 def test_averaged_maps_and_a_linear_layer() -> None:
-    options = {"channels": (3, 5), "kernel_sizes": (3, 3), "averaged": True, "class_dim": None}
+    options = {
+        "channels": (3, 5),
+        "kernel_sizes": (3, 3),
+        "averaged": True,
+        "class_dim": None,
+    }
     network = MatchedCNN((1, 7, 8), 4, **options).double()
     images = pictures(8, (1, 7, 8)).double()
-    features = network.features[2](network.features[0](images).relu()).relu()
+    first, _, second, *_ = network.features
+    features = second(first(images).relu()).relu()
     assert features.shape == (8, 5, 2, 2)
-    expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
+    averages = features.flatten(2).mean(2)
+    classifier = network.classifier
+    expected = averages @ classifier.weight.T + classifier.bias
     assert_close(network(images).logits, expected)
 
 
@@ -71,17 +89,19 @@ def test_control_of_efficient_capsnet_has_its_convolutions_and_its_size() -> Non
         *capsules.features.state_dict().values(),
         *capsules.primary.conv.state_dict().values(),
     ]
-    own = control.features.state_dict()
-    control.features.load_state_dict(dict(zip(own, copied, strict=True)))
-    images = pictures(4, (1, 28, 28)).double()
+    names = control.features.state_dict()
+    state = dict(zip(names, copied, strict=True))
+    control.features.load_state_dict(state)
+    images = pictures(2, (1, 28, 28)).double()
     maps = capsules.primary.conv(capsules.features(images)).relu()
     torch.testing.assert_close(control.features(images), maps)
     output = control(images)
     units = control.units(maps.flatten(1)).relu().unflatten(1, (10, 16))
-    expected = torch.einsum("bkd,kd->bk", units, control.classifier.weight)
-    torch.testing.assert_close(output.logits, expected + control.classifier.bias)
+    classifier = control.classifier
+    sums = torch.einsum("bkd,kd->bk", units, classifier.weight)
+    torch.testing.assert_close(output.logits, sums + classifier.bias)
     torch.testing.assert_close(output.scores, output.logits.sigmoid())
-    classes = torch.tensor([3, 1, 4, 1])
+    classes = torch.tensor([3, 1])
     drawn = control.reconstruct(output, classes)
-    mask = torch.nn.functional.one_hot(classes, 10).double()
+    mask = nn.functional.one_hot(classes, 10).double()
     torch.testing.assert_close(drawn, control.decoder(units, mask))

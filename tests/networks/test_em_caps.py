@@ -1,9 +1,10 @@
 """EMCaps: geometry, coordinates, options of the class layer, every routing of ``conf/routing``, initial statistics."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,9 +51,9 @@ def build(
 
 
 @functools.cache
-def preset(routing: str, *overrides: str) -> dict[str, Any]:
+def preset(routing: str) -> dict[str, Any]:
     """Arguments of ``EMCaps`` that ``conf/routing`` calls ``routing``."""
-    config = compose("train", ["model=em_caps_paper", f"routing={routing}", *overrides])
+    config = compose("train", ["model=em_caps_paper", f"routing={routing}"])
     model = instantiate(config.model, _convert_="all", _partial_=True).keywords
     return {name: model[name] for name in ("routing", "class_routing")}
 
@@ -83,12 +84,14 @@ def test_initial_values_of_the_official_code() -> None:
         *network.conv_capsules,
         network.classes,
     ]
-    largest = [layer.weight.abs().max().item() / 2 for layer in weights]  # cut at 2 std
-    assert largest == pytest.approx(stds, rel=0.02)
-    assert [layer.weight.std().item() / 0.88 for layer in weights] == pytest.approx(stds, rel=0.05)
-    routings = [layer.routing for layer in weights[3:]]
-    assert [each.beta_u.unique().item() for each in routings] == pytest.approx([0.5, 0.5, 2.0])
-    assert [each.beta_a.unique().item() for each in routings] == pytest.approx([0.2, 0.2, 1.0])
+    for layer, std in zip(weights, stds, strict=True):
+        weight = layer.weight
+        assert weight.abs().max().item() == pytest.approx(2 * std, rel=0.02), "cut at 2 std"
+        assert weight.std().item() == pytest.approx(0.88 * std, rel=0.05)
+    betas_u = [layer.routing.beta_u.unique().item() for layer in weights[3:]]
+    betas_a = [layer.routing.beta_a.unique().item() for layer in weights[3:]]
+    assert betas_u == pytest.approx([0.5, 0.5, 2.0])
+    assert betas_a == pytest.approx([0.2, 0.2, 1.0])
 
 
 @pytest.mark.parametrize("dim", [4, 9, 16])
@@ -105,26 +108,33 @@ def stds_above_primary(network: EMCaps) -> list[float]:
     return [layer.weight.std().item() for layer in layers]
 
 
-def test_sizes() -> None:
+@pytest.mark.parametrize(
+    ("stem", "side", "positions"),
+    [
+        ("paper", 17, (7, 3, 1)),
+        ("paper", 22, (9, 4, 2)),
+        ("paper", 24, (10, 4, 2)),
+        ("paper", 28, (12, 5, 3)),
+        ("paper", 32, (14, 6, 4)),
+        ("paper", 40, (18, 8, 6)),
+        ("padded", 13, (7, 3, 1)),
+        ("padded", 28, (14, 6, 4)),
+        ("padded", 32, (16, 7, 5)),
+    ],
+)
+def test_sizes(stem: str, side: int, positions: tuple[int, int, int]) -> None:
     """Positions below, between and above the convolutional capsules, along a side and along one of 8 pixels more."""
-    valid = {
-        17: [7, 3, 1],
-        22: [9, 4, 2],
-        24: [10, 4, 2],
-        28: [12, 5, 3],
-        32: [14, 6, 4],
-        40: [18, 8, 6],
-    }
-    padded = {13: [7, 3, 1], 28: [14, 6, 4], 32: [16, 7, 5]}
-    for stem, expected in (("paper", valid), ("padded", padded)):
-        for side, positions in expected.items():
-            network = build((1, side, side + 8), stem=stem)
-            first, second = network.conv_capsules
-            below, between, above = positions
-            assert first.windows.size == (below, below + 4)
-            assert second.windows.size == (between, between + 2)
-            assert network.conv_capsules.grid == (above, above + 2)
-    build((2, 32, 32)).load_state_dict(build().state_dict())  # weights fit other sizes
+    network = build((1, side, side + 8), stem=stem)
+    first, second = network.conv_capsules
+    below, between, above = positions
+    assert first.windows.size == (below, below + 4)
+    assert second.windows.size == (between, between + 2)
+    assert network.conv_capsules.grid == (above, above + 2)
+
+
+def test_weights_fit_images_of_another_size() -> None:
+    state = build().state_dict()
+    build((2, 32, 32)).load_state_dict(state)
 
 
 def test_padding_puts_the_odd_pixel_right_and_below() -> None:
@@ -174,9 +184,13 @@ def test_convolutional_capsules_move_with_the_image(shift: int, normalisation: s
     before = capsules_by_layer(network, image)["conv_capsules_1"]
     after = capsules_by_layer(network, moved)["conv_capsules_1"]
     shape = *network.conv_capsules.grid, 4, -1
-    for one, other in ((before.poses, after.poses), (before.activations, after.activations)):
-        expected = one.view(shape)[2 : -2 - shift, 2 : -2 - shift]
-        assert_close(other.view(shape)[2 + shift : -2, 2 + shift : -2], expected)
+    here = slice(2, -2 - shift)
+    there = slice(2 + shift, -2)
+    for name in ("poses", "activations"):
+        one = getattr(before, name).view(shape)
+        other = getattr(after, name).view(shape)
+        expected = one[here, here]
+        assert_close(other[there, there], expected)
         assert expected.flatten(0, 1).std(0).min() > 0
 
 
@@ -209,13 +223,18 @@ def test_coordinates_are_the_middles_of_receptive_fields(
     left, right, top, bottom = pads
     rows = averaged(21, left, right, layers)
     columns = averaged(26, top, bottom, layers)
-    expected = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2).flatten(0, 1)  # x, y
-    assert_close(network.classes.coordinates[:, :2], expected, atol=1e-6)
+    expected = [(x, y) for y in rows for x in columns]
+    found = network.classes.coordinates[:, :2]
+    assert_close(found, torch.tensor(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("entries", "side", "pose", "row", "column"),
-    [("official", 4, "matrix", 1, 0), ("paper", 4, "vector", 3, 7), ("paper", 3, "matrix", 2, 5)],
+    [
+        ("official", 4, "matrix", 1, 0),
+        ("paper", 4, "vector", 3, 7),
+        ("paper", 3, "matrix", 2, 5),
+    ],
 )
 def test_entries_that_get_coordinates(
     entries: str, side: int, pose: str, row: int, column: int
@@ -233,7 +252,10 @@ def options_of(network: EMCaps) -> list[dict[str, Any]]:
 
 
 CLASS_ROUTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "default": ({}, {"cost": "official_legacy", "inverse_temperature": 0.0025, "mass_eps": 1e-5}),
+    "default": (
+        {},
+        {"cost": "official_legacy", "inverse_temperature": 0.0025, "mass_eps": 1e-5},
+    ),
     "over a partial": (
         {
             "routing": partial(EMRouting, iterations=2, damping=0.1),
@@ -260,7 +282,9 @@ def test_class_routing_reaches_the_class_capsules_and_only_them(name: str) -> No
 )
 def test_routing_of_every_layer_treats_images_alone(name: str) -> None:
     """Options reach all layers, scores are between 0 and 1, and an image alone gives the same as in a batch."""
-    network = build(**preset(name, "routing.backend=reference")).eval()
+    options = preset(name)
+    reference = partial(options["routing"], backend="reference")
+    network = build(routing=reference, class_routing=options["class_routing"]).eval()
     for layer in (*network.conv_capsules, network.classes):
         assert layer.routing.backend == "reference"
     images = 4 * pictures() - 2
@@ -287,63 +311,67 @@ FAST = [(0.32, 0.5), (0.35, 0.45), (0.165, 0.21)]
 LENGTHS = [(0.13, 0.25), (0.13, 0.15), (0.6, 0.7)]
 NORMALISED = [(0.49, 0.54), (0.48, 0.53), (0.48, 0.52)]
 SMALL: dict[str, Any] = {"channels": 64, "primary": {"types": 8}, "types": (16, 16)}
-WIDER, WIDEST = {"conv_std": 0.3}, {"conv_std": 1.0, "class_std": 1.0}
-STATISTICS: dict[str, tuple[str, list[str], dict[str, Any], list[tuple[float, float]]]] = {
-    "em": ("em", [], {}, FAST),
-    "em, small": ("em", [], SMALL, FAST),
-    "em_paper, small": ("em_paper", [], SMALL, FAST),
-    "em_official_fast, small": ("em_official_fast", [], SMALL, FAST),
-    "em_official_legacy": (
+WIDER = {"conv_std": 0.3}
+WIDEST = {"conv_std": 1.0, "class_std": 1.0}
+
+
+class Fresh(NamedTuple):
+    """A fresh network, and bounds of the mean activations of its layers."""
+
+    routing: str
+    bounds: list[tuple[float, float]]
+    sizes: dict[str, Any] = SMALL
+    changed: Mapping[str, Any] = MappingProxyType({})
+    """Arguments of the routing."""
+
+
+STATISTICS = {
+    "em": Fresh("em", FAST, sizes={}),
+    "em, small": Fresh("em", FAST),
+    "em_paper, small": Fresh("em_paper", FAST),
+    "em_official_fast, small": Fresh("em_official_fast", FAST),
+    "em_official_legacy": Fresh(
         "em_official_legacy",
-        [],
-        WIDER,
         [(0.05, 0.1), (0.045, 0.11), (0.149, 0.16)],
+        sizes=WIDER,
     ),
-    "em_official_legacy, all parents": (
+    # nearly dead
+    "em_official_legacy, all parents": Fresh(
         "em_official_legacy",
-        ["routing.normalisation=all_parents"],
-        WIDER,
-        [(0.027, 0.033), (0.027, 0.029), (0.145, 0.15)],  # nearly dead
+        [(0.027, 0.033), (0.027, 0.029), (0.145, 0.15)],
+        sizes=WIDER,
+        changed={"normalisation": "all_parents"},
     ),
-    "em_tutorial, small": (
+    "em_tutorial, small": Fresh(
         "em_tutorial",
-        [],
-        SMALL | WIDEST,
         [(0.4, 0.6), (0.35, 0.6), (0.25, 0.65)],
+        sizes=SMALL | WIDEST,
     ),
-    "dynamic, small": ("dynamic", [], SMALL, LENGTHS),
-    "uniform, small": ("uniform", [], SMALL, LENGTHS),
-    "random_couplings, small": ("random_couplings", [], SMALL, LENGTHS),
-    "scaled_distance, small": (
+    "dynamic, small": Fresh("dynamic", LENGTHS),
+    "uniform, small": Fresh("uniform", LENGTHS),
+    "random_couplings, small": Fresh("random_couplings", LENGTHS),
+    "scaled_distance, small": Fresh(
         "scaled_distance",
-        [],
-        SMALL,
         [(0.26, 0.45), (0.2, 0.3), (0.6, 0.7)],
     ),
-    "attention_over_children, small": (
+    "attention_over_children, small": Fresh(
         "attention_over_children",
-        [],
-        SMALL | WIDEST,
         [(0.35, 0.55), (0.1, 0.25), (0.02, 0.06)],
+        sizes=SMALL | WIDEST,
     ),
-    "inverted_attention, small": (
+    "inverted_attention, small": Fresh(
         "inverted_attention",
-        [],
-        SMALL,
         [(0.58, 0.68), (0.66, 0.73), (0.3, 0.75)],
     ),
-    "em_normalised, small": ("em_normalised", [], SMALL, NORMALISED),
-    "variational_bayes, small": ("variational_bayes", [], SMALL, NORMALISED),
-    "variational_bayes as published, small": (
+    "em_normalised, small": Fresh("em_normalised", NORMALISED),
+    "variational_bayes, small": Fresh("variational_bayes", NORMALISED),
+    "variational_bayes as published, small": Fresh(
         "variational_bayes",
-        ["routing.initial=types", "routing.affine=false"],
-        SMALL,
         NORMALISED,
+        changed={"initial": "types", "affine": False},
     ),
-    "self_attention, small": (
+    "self_attention, small": Fresh(
         "self_attention",
-        [],
-        SMALL,
         [(0.2, 0.36), (0.008, 0.015), (0.76, 0.77)],
     ),
 }
@@ -372,7 +400,8 @@ FIRST_STATISTICS = ["em", "em, small", "em_paper, small", "em_official_fast, sma
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("name", whole_but(STATISTICS, *FIRST_STATISTICS))
 def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
-    routing, overrides, sizes, bounds = STATISTICS[name]
+    routing, bounds, sizes, changed = STATISTICS[name]
+    options = preset(routing)
     conv = {
         "types": sizes.get("types", (32, 32)),
         "weight_std": sizes.get("conv_std", 0.1),
@@ -381,7 +410,8 @@ def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
     network = EMCaps(
         (2, 32, 32),
         5,
-        **preset(routing, *overrides),
+        routing=partial(options["routing"], **changed),
+        class_routing=options["class_routing"],
         channels=sizes.get("channels", 32),
         primary=partial(LinearPrimaryCapsules, **sizes.get("primary", {})),
         conv=partial(ConvStack, **conv),

@@ -34,9 +34,8 @@ def numbers(*shape: int) -> Tensor:
 
 def golden() -> TransformingAutoencoder:
     """The network of section 9 of the notes: two capsules, nine pixels."""
-    network = TransformingAutoencoder(
-        (1, 3, 3), capsules=CAPSULES, recognition=(READ,), generation=DRAW
-    ).double()
+    sizes: Any = {"capsules": CAPSULES, "recognition": (READ,), "generation": DRAW}
+    network = TransformingAutoencoder((1, 3, 3), **sizes).double()
     (first,) = network.recognition
     values = {
         first.weight: 0.4 * (0.53 * numbers(CAPSULES, PIXELS, READ) + 0.2).cos(),
@@ -57,21 +56,30 @@ def golden() -> TransformingAutoencoder:
 
 
 def test_golden_forward_pass() -> None:
-    image = (0.5 + 0.5 * (0.37 * numbers(PIXELS) + 0.1).sin()).view(1, 1, 3, 3)
-    found = golden()(image, double(1, -2)[None])
-    poses = [[0.7766608084343157, 0.9787478707310322], [0.541820606936699, 0.36434339649681824]]
-    assert_close(found.poses[0], torch.tensor(poses, dtype=torch.float64))
+    pixels = 0.5 + 0.5 * (0.37 * numbers(PIXELS) + 0.1).sin()
+    image = pixels.view(1, 1, 3, 3)
+    change = double(1, -2)[None]
+    found = golden()(image, change)
+    first_pose = double(0.7766608084343157, 0.9787478707310322)
+    second_pose = double(0.541820606936699, 0.36434339649681824)
+    assert_close(found.poses[0], torch.stack([first_pose, second_pose]))
     presences = double(0.6903661369854139, 0.3227726510582815)
     assert_close(found.presences[0], presences)
-    output = [0.00029239387805940487, 0.10784688163686666, 0.19635059389049844, 0.25094758106968273]
-    assert_close(found.images.flatten()[:4], double(*output))
+    output = double(
+        0.00029239387805940487,
+        0.10784688163686666,
+        0.19635059389049844,
+        0.25094758106968273,
+    )
+    assert_close(found.images.flatten()[:4], output)
     difference = (found.images - image).square().sum()
     assert difference.item() == pytest.approx(3.8069948915642264, abs=1e-10)
 
 
 def test_golden_order_of_change_and_pose() -> None:
     """T A, not A T, as a port has it."""
-    cos, sin = math.cos(0.3), math.sin(0.3)
+    cos = math.cos(0.3)
+    sin = math.sin(0.3)
     change = double(cos, -sin, 2, sin, cos, -1, 0, 0, 1).view(3, 3)
     pose = (0.37 * numbers(9) + 0.1).sin()
     network = TransformingAutoencoder((1, 3, 3), capsules=1, pose="matrix")
@@ -129,20 +137,33 @@ def by_loops(network: TransformingAutoencoder, images: Tensor, change: Tensor) -
     return canvas[:, :, margin:-margin, margin:-margin]
 
 
+SMALL_STEREO = {
+    **STEREO,
+    "recognition": (5, 4),
+    "generation": 6,
+    "window": 5,
+    "stride": 3,
+    "patch": 8,
+}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"shared": True}, {"patch": 5}, {"patch": 9, "stride": 2}], ids=str
+    "options",
+    [{}, {"shared": True}, {"patch": 5}, {"patch": 9, "stride": 2}],
+    ids=str,
 )
 def test_windows_and_patches_equal_the_loops(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    sizes = {"recognition": (5, 4), "generation": 6, "window": 5, "stride": 3, "patch": 8}
-    network = TransformingAutoencoder((2, 14, 12), **{**STEREO, **sizes, **options}).double()
+    network = TransformingAutoencoder((2, 14, 12), **{**SMALL_STEREO, **options})
+    network.double()
     images = torch.rand(3, 2, 14, 12).double()
     change = torch.randn(3, 3, 3).double()
-    torch.testing.assert_close(network(images, change).images, by_loops(network, images, change))
+    found = network(images, change).images
+    torch.testing.assert_close(found, by_loops(network, images, change))
 
 
 def test_capsules_begin_different_from_each_other() -> None:
-    network = TransformingAutoencoder((1, 28, 28))
+    network = TransformingAutoencoder((1, 9, 9), capsules=5)
     for part in (*network.recognition, network.where, network.generation, network.drawing):
         assert part.weight.std(0).min() > 0
 

@@ -22,14 +22,19 @@ PRESETS = [file.stem for file in FILES if file.stem != "em_normalised"]
 
 
 @cache
+def composed(name: str) -> Any:
+    return compose("train", ["model=em_caps_paper", f"routing={name}"])
+
+
+@cache
 def preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the convolutional layers. Cached: do not modify the result."""
-    config = compose("train", ["model=em_caps_paper", f"routing={name}"])
-    options: Any = OmegaConf.to_container(config.routing)
+    options: Any = OmegaConf.to_container(composed(name).routing)
+    del options["_target_"], options["_partial_"]
     for option, value in INITIAL[options["cost"]].items():
         if options[option] is None:
             options[option] = value
-    return {option: value for option, value in options.items() if not option.startswith("_")}
+    return options
 
 
 def class_preset(name: str) -> dict[str, Any]:
@@ -40,13 +45,13 @@ def class_preset(name: str) -> dict[str, Any]:
 @cache
 def class_options(name: str) -> Any:
     """Arguments of the class layer that differ from the convolutional layers'. Cached: do not modify the result."""
-    config = compose("train", ["model=em_caps_paper", f"routing={name}"])
-    return OmegaConf.to_container(config.class_routing)
+    return OmegaConf.to_container(composed(name).class_routing)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Normal random numbers in float64."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def as_children(grid: Tensor) -> Tensor:

@@ -205,6 +205,36 @@ def initial_couplings(parents: list[Parent], edges: list[Edge], initial: str) ->
 # --------------------------------------------------------------------------------------------- the procedure
 
 
+def edges_of_parents(parents: list[Parent], edges: list[Edge]) -> list[list[int]]:
+    """Indices of the edges of each parent."""
+    indices: list[list[int]] = [[] for _ in parents]
+    for e, edge in enumerate(edges):
+        indices[edge.parent].append(e)
+    return indices
+
+
+def log_weights_of(edges: list[Edge], last: Record) -> list[float]:
+    """E-step before its normalisation: ``ln (a_j p_j)`` of each edge."""
+    log_weights = []
+    for edge in edges:
+        j = edge.parent
+        density = log_density(edge.vote, last.poses[j], last.variances[j])
+        log_weights.append(last.log_activations[j] + density)
+    return log_weights
+
+
+def mixing_proportions(masses: list[float]) -> tuple[list[float], list[float], list[float]]:
+    """Logits, logarithms and values of the proportions, which sum to 1 over the layer."""
+    whole = sum(masses)
+    logits = []
+    for mass in masses:
+        others = whole - mass
+        logits.append(math.log(mass) - math.log(others) if others > 0 else math.inf)
+    log_proportions = [math.log(mass) - math.log(whole) for mass in masses]
+    proportions = [mass / whole for mass in masses]
+    return logits, log_proportions, proportions
+
+
 def em_routing_graph(
     children: list[Child],
     parents: list[Parent],
@@ -230,20 +260,13 @@ def em_routing_graph(
     """
     couplings = initial_couplings(parents, edges, initial)
     dim = len(edges[0].vote)
-    edges_of: list[list[int]] = [[] for _ in parents]
-    for e, edge in enumerate(edges):
-        edges_of[edge.parent].append(e)
+    edges_of = edges_of_parents(parents, edges)
 
     poses = zeros(len(parents), dim)
     iterations: list[Record] = []
     for inverse_temperature in inverse_temperatures:
         if iterations:  # E-step; one after the last M-step would not change the result
-            last = iterations[-1]
-            log_weights = []
-            for edge in edges:  # ln (a_j p_j)
-                j = edge.parent
-                density = log_density(edge.vote, last.poses[j], last.variances[j])
-                log_weights.append(last.log_activations[j] + density)
+            log_weights = log_weights_of(edges, iterations[-1])
             couplings = normalise(log_weights, children, parents, edges, normalisation)
 
         masses = []
@@ -251,9 +274,8 @@ def em_routing_graph(
         variances = []
         for j in range(len(parents)):  # M-step
             votes = [edges[e].vote for e in edges_of[j]]
-            weights = []  # R_ij <- R_ij a_i
-            for e in edges_of[j]:
-                weights.append(couplings[e] * children[edges[e].child].activation)
+            # R_ij <- R_ij a_i
+            weights = [couplings[e] * children[edges[e].child].activation for e in edges_of[j]]
             mass = sum(weights) + mass_epsilon
             fitted = gaussian(votes, weights, mass, poses[j], damping, min_variance)
             masses.append(mass)
@@ -267,14 +289,8 @@ def em_routing_graph(
             )
             log_activations = [log_sigmoid(logit) for logit in logits]
             activations = [sigmoid(logit) for logit in logits]
-        else:  # "mixing_proportions" sum to 1 over the layer
-            whole = sum(masses)
-            activations = [mass / whole for mass in masses]
-            log_activations = [math.log(mass) - math.log(whole) for mass in masses]
-            logits = []
-            for mass in masses:
-                others = whole - mass
-                logits.append(math.log(mass) - math.log(others) if others > 0 else math.inf)
+        else:
+            logits, log_activations, activations = mixing_proportions(masses)
         iterations.append(
             Record(couplings, masses, logits, log_activations, activations, poses, variances)
         )

@@ -41,7 +41,8 @@ class Right:
     def log_density(self, votes: Tensor, poses: Tensor, variances: Tensor) -> Tensor:
         """``ln p``, ``(b, i, j)``, of votes ``(b, i, j, d)`` under poses and variances ``(b, j, d)``."""
         squares = (votes - poses[:, None]) ** 2 / variances[:, None]
-        return -0.5 * (squares.sum(-1) + torch.log(2 * math.pi * variances).sum(-1)[:, None])
+        height = torch.log(2 * math.pi * variances).sum(-1)[:, None]
+        return -0.5 * (squares.sum(-1) + height)
 
     def log_weights(self, log_activations: Tensor, log_densities: Tensor) -> Tensor:
         return log_activations[:, None] + log_densities
@@ -65,15 +66,13 @@ class Right:
             masses = weights.sum(1) + MASS_EPSILON  # (b, j)
             poses = (weights[..., None] * votes).sum(1) / masses[..., None]
             squares = (votes - poses[:, None]) ** 2
-            variances = (
-                self.spread((weights[..., None] * squares).sum(1) / masses[..., None])
-                + MIN_VARIANCE
-            )
+            spread = (weights[..., None] * squares).sum(1) / masses[..., None]
+            variances = self.spread(spread) + MIN_VARIANCE
             costs = masses * (dim * beta_u + 0.5 * variances.log().sum(-1))
             logits = inverse_temperature * (beta_a - costs)
-            log_weights = self.log_weights(
-                self.log_activations(logits), self.log_density(votes, poses, variances)
-            )
+            log_activations = self.log_activations(logits)
+            log_densities = self.log_density(votes, poses, variances)
+            log_weights = self.log_weights(log_activations, log_densities)
             couplings = self.finish(log_weights.softmax(2), weights, activations)
         return poses, logits.sigmoid()
 
@@ -116,7 +115,9 @@ class ChildActivationMissingAtFirst(Right):
     caught_by = "values"
 
     def weigh(self, couplings: Tensor, activations: Tensor, iteration: int) -> Tensor:
-        return super().weigh(couplings, activations, iteration) if iteration else couplings
+        if iteration == 0:
+            return couplings
+        return super().weigh(couplings, activations, iteration)
 
 
 class LogOfSigmoid(Right):
@@ -145,9 +146,8 @@ class ConstantOfTheDensity(Right):
 
     def log_density(self, votes: Tensor, poses: Tensor, variances: Tensor) -> Tensor:
         squares = (votes - poses[:, None]) ** 2 / variances[:, None]
-        return -0.5 * (
-            squares.sum(-1) + torch.log(math.log(2 * math.pi) * variances).sum(-1)[:, None]
-        )
+        height = torch.log(math.log(2 * math.pi) * variances).sum(-1)[:, None]
+        return -0.5 * (squares.sum(-1) + height)
 
 
 class RootOfVariance(Right):

@@ -62,6 +62,30 @@ def bayes_loops(
     return records
 
 
+def _first_couplings(child: list, types: int, initial: str, per_window: bool) -> list:
+    seen = [i for of_position in child for i in of_position]
+    r = [zeros(len(of_position), types) for of_position in child]
+    for p, of_position in enumerate(child):
+        for w, i in enumerate(of_position):
+            windows = 1 if initial == "types" or per_window else seen.count(i)
+            r[p][w] = [1 / types / windows] * types
+    return r
+
+
+def _couplings(log_r: list, child: list, types: int, per_window: bool) -> list:
+    """Shares of a child over all its parents, or over those of each window."""
+    positions = range(len(child))
+    places = range(len(child[0]))
+    r = [zeros(len(places), types) for _ in positions]
+    for p, w, j in product(positions, places, range(types)):
+        rivals = []
+        for q, x, k in product(positions, places, range(types)):
+            if child[q][x] == child[p][w] and (q == p or not per_window):
+                rivals.append(log_r[q][x][k])
+        r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
+    return r
+
+
 def _image(
     vote: list,
     activation: list,
@@ -74,23 +98,13 @@ def _image(
     types, dim = sizes
     positions = range(len(child))
     places = range(len(child[0]))
-    seen = [i for of_position in child for i in of_position]
     records = []
     log_r = None
     for _ in range(iterations):
-        r = [zeros(len(places), types) for _ in positions]
-        for p, w, j in product(positions, places, range(types)):
-            i = child[p][w]
-            if log_r is not None:
-                rivals = []
-                for q, x, k in product(positions, places, range(types)):
-                    if child[q][x] == i and (q == p or not per_window):
-                        rivals.append(log_r[q][x][k])
-                r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
-            elif initial == "types" or per_window:
-                r[p][w][j] = 1 / types
-            else:
-                r[p][w][j] = 1 / types / seen.count(i)
+        if log_r is None:
+            r = _first_couplings(child, types, initial, per_window)
+        else:
+            r = _couplings(log_r, child, types, per_window)
         log_r = [zeros(len(places), types) for _ in positions]
         of_positions = []
         for p in positions:

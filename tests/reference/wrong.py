@@ -57,10 +57,12 @@ class Right(nn.Module):
         logits = self.initial_logits(votes)
         for iteration in range(3):
             couplings = logits.softmax(self.softmax_dim).expand(votes.shape[:3])
-            poses = self.squash((couplings[..., None] * votes).sum(1) + self.bias)
+            total = (couplings[..., None] * votes).sum(1) + self.bias
+            poses = self.squash(total)
             logits = logits + self.agreement(votes, poses)
             if on_iteration is not None:
-                on_iteration(SimpleNamespace(iteration=iteration, couplings=couplings, poses=poses))
+                trace = SimpleNamespace(iteration=iteration, couplings=couplings, poses=poses)
+                on_iteration(trace)
         self.remember(logits)
         return poses
 
@@ -87,8 +89,9 @@ class LogitsKeptBetweenCalls(Right):
     kept: Tensor | None = None
 
     def initial_logits(self, votes: Tensor) -> Tensor:
-        known = self.kept is not None and self.kept.shape == votes.shape[:3]
-        return self.kept.to(votes.dtype) if known else super().initial_logits(votes)
+        if self.kept is not None and self.kept.shape == votes.shape[:3]:
+            return self.kept.to(votes.dtype)
+        return super().initial_logits(votes)
 
     def remember(self, logits: Tensor) -> None:
         self.kept = logits.detach()
@@ -135,10 +138,12 @@ def self_routing(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Te
     """The correct version: logits ``(b, i, j)`` and activations ``(b, i)`` to poses and activations."""
     couplings = logits.softmax(2)
     total = activations.sum(1, keepdim=True)
-    share = torch.where(total > 0, activations / total.clamp_min(1e-12), 1 / activations.shape[1])
+    equal = 1 / activations.shape[1]
+    share = torch.where(total > 0, activations / total.clamp_min(1e-12), equal)
     assigned = couplings * share.unsqueeze(2)
     mass = assigned.sum(1)
-    return einsum("bij,bijd->bjd", assigned, votes) / mass.clamp_min(1e-12).unsqueeze(2), mass
+    sums = einsum("bij,bijd->bjd", assigned, votes)
+    return sums / mass.clamp_min(1e-12).unsqueeze(2), mass
 
 
 def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,8 +167,10 @@ def official_squash(total: Tensor) -> Tensor:
 def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
     """All pairs of children for each parent: correct numbers in quadratic memory."""
     by_parent = votes.transpose(1, 2)  # [b j i d]
-    pairs = by_parent @ by_parent.transpose(2, 3) / math.sqrt(votes.shape[3])  # [b j i k]
-    total = einsum("bji,bijd->bjd", pairs.sum(3).softmax(competing), votes)
+    products = by_parent @ by_parent.transpose(2, 3)  # [b j i k]
+    logits = products.sum(3) / math.sqrt(votes.shape[3])
+    couplings = logits.softmax(competing)  # [b j i]
+    total = einsum("bji,bijd->bjd", couplings, votes)
     norm = (total.square().sum(2, keepdim=True) + 1e-8).sqrt()
     return (1 - torch.exp(-norm)) * total / norm
 
@@ -194,13 +201,17 @@ def scrambled_windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
 def scaled_distances(votes: Tensor, lengths: Tensor, *, over_batch: bool) -> Tensor:
     """Three iterations with a bias of 0.1; wrong only if the scale is the mean of a batch."""
     size = (votes.square().sum(-1) + 1e-8).sqrt()
-    votes = votes * (lengths[..., None] / size).clamp(max=1)[..., None]
+    factors = (lengths[..., None] / size).clamp(max=1)
+    votes = votes * factors[..., None]
+    log_odds = math.log(0.9 * (votes.shape[2] - 1) / 0.1)
     logits = votes.new_zeros(votes.shape[:3])
     for _ in range(3):
-        poses = squash((logits.softmax(2)[..., None] * votes).sum(1) + 0.1)
-        distances = ((poses[:, None] - votes).square().sum(-1) + 1e-8).sqrt()
+        couplings = logits.softmax(2)
+        poses = squash((couplings[..., None] * votes).sum(1) + 0.1)
+        differences = poses[:, None] - votes
+        distances = (differences.square().sum(-1) + 1e-8).sqrt()
         mean = distances.mean() if over_batch else distances.mean((1, 2), keepdim=True)
-        logits = math.log(0.9 * (votes.shape[2] - 1) / 0.1) / (-0.5 * mean) * distances
+        logits = log_odds / (-0.5 * mean) * distances
     return poses
 
 
@@ -224,17 +235,22 @@ class Bayes:
         for iteration in range(3):
             assigned = r * activations.unsqueeze(2)
             mass = assigned.sum(1)
-            kappa, nu = 1 + mass, dim + 1 + mass
+            kappa = 1 + mass
+            nu = dim + 1 + mass
             mu = self.mean(assigned, votes, mass)
-            poses = (mass / kappa).unsqueeze(2) * mu
-            sigma = einsum("bij,bijd->bjd", assigned, (votes - mu.unsqueeze(1)).square())
-            inverse_scale = 1 + sigma + (mass / kappa).unsqueeze(2) * mu.square()
+            shrinkage = (mass / kappa).unsqueeze(2)
+            poses = shrinkage * mu
+            squares = (votes - mu.unsqueeze(1)).square()
+            sigma = einsum("bij,bijd->bjd", assigned, squares)
+            inverse_scale = 1 + sigma + shrinkage * mu.square()
             log_share = (1 + mass).digamma() - (1 + mass).sum(1, keepdim=True).digamma()
             degrees = (nu.unsqueeze(2) - torch.arange(dim)) / 2
             log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)
             if on_iteration is not None:
-                on_iteration(SimpleNamespace(iteration=iteration, couplings=r, poses=poses))
-            distance = ((votes - poses.unsqueeze(1)).square() / inverse_scale.unsqueeze(1)).sum(3)
+                trace = SimpleNamespace(iteration=iteration, couplings=r, poses=poses)
+                on_iteration(trace)
+            squares = (votes - poses.unsqueeze(1)).square()
+            distance = (squares / inverse_scale.unsqueeze(1)).sum(3)
             log_height = 0.5 * (log_precision - dim * math.log(2 * math.pi) - dim / kappa)
             log_density = log_height.unsqueeze(1) - 0.5 * nu.unsqueeze(1) * distance
             r = self.couplings(log_density, log_share)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from tests.helpers.routing_contract import (
     DISCOVERED,
     PARENTS,
     REFERENCES,
+    Route,
     build,
     case_in_errors,
     check_absent_child_changes_nothing,
@@ -69,12 +70,14 @@ from tests.reference.em_bridge import preset
 from tests.reference.loops import dynamic_routing_loops
 
 every_routing = pytest.mark.parametrize("kind", REFERENCES)
-BACKENDS = [
-    (kind, backend) for kind, reference in REFERENCES.items() for backend in reference.backends
-]
+BACKENDS: list[tuple[type[AbstractRouting], str]] = []
+LAST_BACKENDS: list[tuple[type[AbstractRouting], str]] = []
+for routing, its_reference in REFERENCES.items():
+    pairs = [(routing, backend) for backend in its_reference.backends]
+    BACKENDS += pairs
+    LAST_BACKENDS.append(pairs[-1])
 # "reference" and "dense-reference" differ in the form of the votes only
 DIFFERENT_BACKENDS = [pair for pair in BACKENDS if pair[1] != "dense-reference"]
-LAST_BACKENDS = [(kind, reference.backends[-1]) for kind, reference in REFERENCES.items()]
 every_backend = pytest.mark.parametrize(
     ("kind", "backend"), whole_but(BACKENDS, *DIFFERENT_BACKENDS)
 )
@@ -107,18 +110,20 @@ def test_values_equal_the_loops_and_gradients_are_right(
             one = with_random(children=1, **row)
             check_equals(route_of(one), reference_of(one), 1, 1, PARENTS, DIM)
             alike = with_random(**of_default_types)
-            for parameter in learned(alike):
+            parameters = learned(alike)
+            for parameter in parameters:
                 parameter.data *= 0.1  # large betas saturate activations
-            check_every_parameter_has_a_gradient(route_of(alike), learned(alike))
+            check_every_parameter_has_a_gradient(route_of(alike), parameters)
             three = with_random(children=3, **of_default_types)
-            active = child_activations(random_votes(1, 3, PARENTS, DIM, seed=2))
-            active.requires_grad_()
+            votes = random_votes(1, 3, PARENTS, DIM, seed=2)
+            active = child_activations(votes).requires_grad_()
             check_gradient(route_of(three, active), [*learned(three), active])
 
 
 def test_factored_votes_are_the_dense_votes() -> None:
     votes = factored(random_votes())
-    assert torch.equal(dense_votes(votes.poses, votes.weight), random_votes())
+    dense = dense_votes(votes.poses, votes.weight)
+    assert torch.equal(dense, random_votes())
 
 
 @last_backend
@@ -157,8 +162,10 @@ def test_extreme_votes_and_activations_stay_finite(
     """Values and gradients are finite for long, short and zero votes, and for some, no or all children active."""
     presences = None, torch.zeros(BATCH, CHILDREN), torch.ones(BATCH, CHILDREN)
     for name, row in shapes_checked_in_first(combinations(kind, backend)):
-        module = build(kind, backend=backend, **{**row, "types": None}).float()
-        for scale, presence in itertools.product((1e4, 1.0, 1e-4, 0.0), presences):
+        options = {**row, "backend": backend, "types": None}
+        module = build(kind, **options).float()
+        scales = 1e4, 1.0, 1e-4, 0.0
+        for scale, presence in itertools.product(scales, presences):
             with case_in_errors((name, row, scale, presence)):
                 check_finite(route_of(module, presence), scale)
 
@@ -188,30 +195,46 @@ def test_backends_agree_use_the_normaliser_and_route_in_float32(
     route(votes, on_iteration=traces.append)
     slow(votes, on_iteration=slow_traces.append)
     assert_close(traces, slow_traces, atol=1e-10)
-
     if kind.competing == "parents":
-        half = HalfNormaliser()
-        half_traces: list[RoutingTrace] = []
-        halved = route(votes, normalise=half, on_iteration=half_traces.append)
-        if backend == "fused":
-            # a kernel normalises the first couplings, equal for all images, once
-            half.shapes.discard((1, PARENTS, CHILDREN))
-        assert half.shapes == {(BATCH, PARENTS, CHILDREN)}
-        assert not torch.allclose(halved, route(votes))
-        assert_close(route(votes, normalise=Normaliser()), route(votes))
-        shares = torch.stack([trace.couplings.sum(2) for trace in half_traces])
-        assert_close(shares, torch.full_like(shares, 0.5))
+        check_normaliser_is_used(route, backend)
+    check_half_precision_is_routed_in_float32(kind, backend)
 
+
+def check_normaliser_is_used(route: Route, backend: str) -> None:
+    votes = random_votes()
+    parents = route(votes)
+    half = HalfNormaliser()
+    half_traces: list[RoutingTrace] = []
+    halved = route(votes, normalise=half, on_iteration=half_traces.append)
+    if backend == "fused":
+        # a kernel normalises the first couplings, equal for all images, once
+        half.shapes.discard((1, PARENTS, CHILDREN))
+    assert half.shapes == {(BATCH, PARENTS, CHILDREN)}
+    assert not torch.allclose(halved, parents)
+    for trace in half_traces:
+        shares = trace.couplings.sum(2)
+        assert_close(shares, torch.full_like(shares, 0.5))
+    usual = route(votes, normalise=Normaliser())
+    assert_close(usual, parents)
+
+
+def check_half_precision_is_routed_in_float32(kind: type[AbstractRouting], backend: str) -> None:
     module = build(kind, parameters="random", backend=backend).float()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        given = in_form(votes.to(dtype), backend)
-        full = in_form(votes.to(dtype).float(), backend)
-        activations = child_activations(votes.float()).to(dtype)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
-            parents = module(given, activations)
-        expected = module(full, activations.float())
-        assert parents.poses.dtype == parents.activations.dtype == torch.float32
+        votes = random_votes().to(dtype)
+        activations = child_activations(random_votes().float()).to(dtype)
+        under_autocast = dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=under_autocast):
+            parents = module(in_form(votes, backend), activations)
+        expected = module(in_form(votes.float(), backend), activations.float())
+        assert parents.poses.dtype == torch.float32
+        assert parents.activations.dtype == torch.float32
         assert torch.equal(concatenate(*parents), concatenate(*expected))
+
+
+def public_attributes(module: nn.Module) -> dict[str, Any]:
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return deepcopy(public)
 
 
 @every_routing
@@ -219,14 +242,10 @@ def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) ->
     """Strides of dense votes do not matter; a call changes neither attributes nor buffers."""
     votes = random_votes()
     module = build(kind, parameters="random")
-
-    def public() -> dict[str, Any]:
-        return deepcopy({name: value for name, value in vars(module).items() if name[0] != "_"})
-
-    before = public()
+    before = public_attributes(module)
     buffers = deepcopy(dict(module.named_buffers()))
     route_of(module)(votes)
-    assert public() == before
+    assert public_attributes(module) == before
     assert_close(dict(module.named_buffers()), buffers, atol=0)
     # of dense votes; tests/kernels/test_backends.py varies the strides of poses and weight
     strided = [
@@ -235,10 +254,12 @@ def test_call_ignores_strides_and_keeps_no_state(kind: type[AbstractRouting]) ->
         votes.repeat_interleave(2, 3)[..., ::2],
     ]
     dense_backends = {"dense", "dense-reference"} & {*REFERENCES[kind].backends}
-    for backend, other in itertools.product(dense_backends, strided):
-        assert other.stride() != votes.stride()
+    for backend in dense_backends:
         route = route_of(build(kind, parameters="random", backend=backend))
-        assert_close(route(other), route(votes))
+        parents = route(votes)
+        for other in strided:
+            assert other.stride() != votes.stride()
+            assert_close(route(other), parents)
 
 
 def leaf(tensor: Tensor) -> Tensor:
@@ -256,9 +277,10 @@ def values_and_gradients(
         votes = Votes(leaf(votes.poses), leaf(votes.weight))
         inputs = [votes.poses, votes.weight, activations]
     parents = concatenate(*module(votes, activations))
-    weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype).view_as(parents)
+    weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype)
+    loss = (weights.view_as(parents) * parents).sum()
     gradients = torch.autograd.grad(
-        (weights * parents).sum(),
+        loss,
         [*inputs, *learned(module)],
         allow_unused=True,
         materialize_grads=True,
@@ -274,7 +296,8 @@ def test_compiled_routing_equals_eager(
     without_shape_checks(monkeypatch)
     every: list[dict[str, Any]] = [{}]
     if kind is EMRouting:
-        every += [{"activation": "mixing_proportions", "damping": 0.1}, preset("em_tutorial")]
+        every.append({"activation": "mixing_proportions", "damping": 0.1})
+        every.append(preset("em_tutorial"))
     backends = {"dense", "fused"} & {*REFERENCES[kind].backends}
     activations = child_activations(random_votes())
     for options, backend in itertools.product(every, backends):
@@ -285,7 +308,8 @@ def test_compiled_routing_equals_eager(
             compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
             votes = in_form(random_votes(), backend)
             found = values_and_gradients(compiled, votes, activations)
-            assert_close(found, values_and_gradients(module, votes, activations))
+            expected = values_and_gradients(module, votes, activations)
+            assert_close(found, expected)
 
 
 # ------------------------------------------------------------------------------------------------ its arguments
@@ -303,47 +327,63 @@ def parents_of(kind: type[AbstractRouting], switch: str, value: Any) -> tuple[Te
     for name, parameter in layer.routing.named_parameters():
         generator = torch.Generator().manual_seed(len(name))
         noise = torch.randn(parameter.shape, generator=generator).double()
-        parameter.data = parameter.data.flatten()[0] + noise
+        first = parameter.data.flatten()[0]
+        parameter.data = first + noise
     generator = torch.Generator().manual_seed(0)
-    poses = torch.randn(2, 32, 6, generator=generator)
-    activations = torch.rand(2, 32, generator=generator)
-    return tuple(layer(poses.double(), activations.double()))
+    poses = torch.randn(2, 32, 6, generator=generator).double()
+    activations = torch.rand(2, 32, generator=generator).double()
+    return tuple(layer(poses, activations))
 
 
 @every_routing
 def test_every_argument_changes_the_parents(kind: type[AbstractRouting]) -> None:
     reference = REFERENCES[kind]
-    arguments = set(inspect.signature(kind).parameters) - {"parents", "dim", "backend"}
+    parameters = inspect.signature(kind).parameters
+    arguments = parameters.keys() - {"parents", "dim", "backend"}
     assert arguments == {*reference.switches, *reference.elsewhere}
     for switch, (default, *others) in reference.switches.items():
-        assert inspect.signature(kind).parameters[switch].default == default
+        assert parameters[switch].default == default
         parents = parents_of(kind, switch, default)
         other = parents_of(kind, switch, others[0])
         pairs = zip(parents, other, strict=True)
-        changed = any(not torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in pairs)
-        assert changed, f"{switch}={others[0]} changes nothing"
+        unchanged = [torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in pairs]
+        assert not all(unchanged), f"{switch}={others[0]} changes nothing"
 
 
-POSITIVE = [(value, "more than 0") for value in (0.0, -1.0, float("inf"), float("nan"))]
-NUMBERS: dict[str, list[tuple[Any, str]]] = {
-    "iterations": [(0, "1 (no routing) or more"), (-1, "1 (no routing) or more")],
-    "damping": [(value, "0 (none) or more and less than 1") for value in (-0.1, 1.0, float("nan"))],
-    **dict.fromkeys(("inverse_temperature", "temperature", "min_variance", "mass_eps"), POSITIVE),
-    "share": [(1.0, "more than 0.25, less than 1"), (0.25, "more than 0.25, less than 1")],
-    "spread": [(-1.0, "0 or more")],
-    "seed": [(-1, "a whole number, 0 or more"), (0.5, "a whole number, 0 or more")],
+INFINITY = float("inf")
+NOT_A_NUMBER = float("nan")
+NOT_POSITIVE = [0.0, -1.0, INFINITY, NOT_A_NUMBER]
+
+
+class Refused(NamedTuple):
+    values: list[Any]
+    expected: str
+
+
+NUMBERS = {
+    "iterations": Refused([0, -1], "1 (no routing) or more"),
+    "damping": Refused([-0.1, 1.0, NOT_A_NUMBER], "0 (none) or more and less than 1"),
+    "inverse_temperature": Refused(NOT_POSITIVE, "more than 0"),
+    "temperature": Refused(NOT_POSITIVE, "more than 0"),
+    "min_variance": Refused(NOT_POSITIVE, "more than 0"),
+    "mass_eps": Refused(NOT_POSITIVE, "more than 0"),
+    "share": Refused([1.0, 0.25], "more than 0.25, less than 1"),
+    "spread": Refused([-1.0], "0 or more"),
+    "seed": Refused([-1, 0.5], "a whole number, 0 or more"),
 }
+ANYTHING = Refused([], "")
 
 
 @pytest.mark.usefixtures("unchecked_types")  # as in training, where nothing else checks
 @every_routing
 def test_wrong_argument_is_refused_with_the_expected_values(kind: type[AbstractRouting]) -> None:
     for argument, hint in get_type_hints(kind.__init__).items():
-        cases = NUMBERS.get(argument, [])
+        values, expected = NUMBERS.get(argument, ANYTHING)
         if get_origin(hint) is Literal:
             first_choice = get_args(hint)[0]
-            cases = [("nonsense", repr(first_choice))]
-        for value, expected in cases:
+            values = ["nonsense"]
+            expected = repr(first_choice)
+        for value in values:
             message = f"^routing {argument} is {value!r}; expected {re.escape(expected)}"
             with pytest.raises(ValueError, match=message):
                 kind(PARENTS, DIM, **{argument: value})
@@ -384,25 +424,30 @@ def test_agreeing_votes_activate_a_parent(kind: type[AbstractRouting]) -> None:
     """
     torch.manual_seed(0)
     routing: Any = kind(parents=PARENTS, dim=8, iterations=3)
-    routing.build(LayerInfo(PARENTS, 8, 10, 8, shared=True, child_types=1))
+    layer = LayerInfo(PARENTS, 8, 10, 8, shared=True, child_types=1)
+    routing.build(layer)
     routing.double().eval()
     whole = 1.5 * random_votes(20, 10, PARENTS, 8, seed=3)
     scattered = whole[:, 8:, 0].clone()
     common = random_votes(20, 1, 8, seed=4)
-    whole[:, :, 0] = common + 0.1 * random_votes(20, 10, 8, seed=5)
+    noise = random_votes(20, 10, 8, seed=5)
+    whole[:, :, 0] = common + 0.1 * noise
     votes = whole.clone()
     votes[:, 8:, 0] = scattered
     presence = torch.full((20, 10), 0.9).double()
     traces: list[RoutingTrace] = []
     routing(votes, presence, on_iteration=traces.append)
-    belonging = traces[-1].couplings[:, :8, 0].mean()
-    outlying = traces[-1].couplings[:, 8:, 0].mean()
+    before = traces[0].couplings[..., 0]  # of the first parent
+    after = traces[-1].couplings[..., 0]
+    belonging = after[:, :8].mean()
+    outlying = after[:, 8:].mean()
     assert belonging > 1.2 * outlying
-    assert belonging > traces[0].couplings[:, :8, 0].mean()
-    scrambled = torch.stack([whole[:, child].roll(child, 0) for child in range(10)], 1)
-    fitting = routing(whole, presence).logits[:, 0].mean()
-    unfitting = routing(scrambled, presence).logits[:, 0].mean()
-    assert fitting > unfitting
+    assert belonging > before[:, :8].mean()
+    from_other_images = [whole[:, child].roll(child, 0) for child in range(10)]
+    scrambled = torch.stack(from_other_images, 1)
+    fitting = routing(whole, presence).logits[:, 0]
+    unfitting = routing(scrambled, presence).logits[:, 0]
+    assert fitting.mean() > unfitting.mean()
 
 
 # ----------------------------------------------------------------------------------------- the usual mistakes
@@ -434,11 +479,13 @@ def test_contract_catches_mistake(mistake: type[nn.Module], check: Callable[...,
             "scale": 0.0,
         }
         needed = known.keys() & inspect.signature(check).parameters
-        check(module, **{name: known[name] for name in needed})
+        options = {name: known[name] for name in needed}
+        check(module, **options)
 
     dtype = torch.float32 if check is check_finite else torch.float64
+    wrong_version = mistake(PARENTS, DIM).to(dtype)
     right = wrong.Right(PARENTS, DIM).to(dtype)
-    wrong.check_catches(run_check, mistake(PARENTS, DIM).to(dtype), right)
+    wrong.check_catches(run_check, wrong_version, right)
     check_order_of_children_does_not_matter(right.double())
 
 
@@ -473,7 +520,7 @@ def test_routing_without_parameters_passes_the_contract(
 
 def test_contract_catches_a_tensor_that_is_not_registered() -> None:
     check_tensors_are_registered(WithoutParameters(PARENTS, DIM))
-    with pytest.raises(
-        AssertionError, match="WithoutParameters has tensors as plain attributes: sc"
-    ):
-        check_tensors_are_registered(WithoutParameters(PARENTS, DIM, plain=True))
+    mistaken = WithoutParameters(PARENTS, DIM, plain=True)
+    message = "WithoutParameters has tensors as plain attributes: sc"
+    with pytest.raises(AssertionError, match=message):
+        check_tensors_are_registered(mistaken)

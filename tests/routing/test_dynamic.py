@@ -14,9 +14,18 @@ from capsule_lab import RandomCouplings, ScaledDistanceAgreement, dynamic_routin
 from capsule_lab.functional import SQUASHES, dense_votes, squash
 from capsule_lab.routing import AbstractRouting, DynamicRouting, Normaliser, UniformRouting
 from capsule_lab.types import RoutingTrace, Votes
-from tests.helpers import routing_contract as checks
 from tests.helpers.closeness import assert_close
-from tests.helpers.routing_contract import CHILDREN, DIM, PARENTS, build, in_form, random_votes
+from tests.helpers.routing_contract import (
+    CHILDREN,
+    DIM,
+    PARENTS,
+    build,
+    case_in_errors,
+    check_gradient,
+    in_form,
+    random_votes,
+    route_of,
+)
 from tests.reference.contract import BACKENDS
 from tests.reference.loops import dynamic_routing_loops, length_loops, squash_vector
 from tests.reference.self_attention_loops import exponential_squash_vector
@@ -25,7 +34,8 @@ from tests.reference.self_attention_loops import exponential_squash_vector
 def test_gradient_last_treats_couplings_as_constants() -> None:
     bias = torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64)
     bias = bias.view(PARENTS, DIM).requires_grad_()
-    for iterations, leaky, backend in product((1, 2, 3), (False, True), ("dense", "fused")):
+    cases = product((1, 2, 3), (False, True), ("dense", "fused"))
+    for iterations, leaky, backend in cases:
         votes = random_votes().requires_grad_()
         traces: list[RoutingTrace] = []
         poses = dynamic_routing(
@@ -38,35 +48,45 @@ def test_gradient_last_treats_couplings_as_constants() -> None:
             backend="auto" if backend == "dense" else backend,
         ).poses
         couplings = traces[-1].couplings.detach()
-        expected = squash(torch.einsum("bij,bijd->bjd", couplings, votes) + bias)
-        with checks.case_in_errors((iterations, leaky, backend)):
-            found = torch.autograd.grad(poses.square().sum(), (votes, bias))
-            assert_close(found, torch.autograd.grad(expected.square().sum(), (votes, bias)))
+        totals = torch.einsum("bij,bijd->bjd", couplings, votes) + bias
+        found = gradients_of_squares(poses, votes, bias)
+        expected = gradients_of_squares(squash(totals), votes, bias)
+        with case_in_errors((iterations, leaky, backend)):
+            assert_close(found, expected)
+
+
+def gradients_of_squares(poses: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(poses.square().sum(), inputs)
 
 
 def test_gradient_last_changes_gradients_and_no_value() -> None:
     full = dynamic_routing(random_votes(), gradient="full").poses
     last = dynamic_routing(random_votes(), gradient="last").poses
     assert torch.equal(full, last)
+    route = route_of(build(DynamicRouting, gradient="last"))
     with pytest.raises(AssertionError):
-        checks.check_gradient(checks.route_of(build(DynamicRouting, gradient="last")))
+        check_gradient(route)
 
 
 @pytest.mark.parametrize("std", [0.01, 0.001])
 def test_small_weights_make_short_poses_and_hardly_any_routing(std: float) -> None:
     """With initial weights of std 0.01 a length is the square of its input's, and couplings stay almost equal."""
     generator = torch.Generator().manual_seed(0)
-    children = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator)
-    weight = std * torch.randn(6, 8, PARENTS, DIM, dtype=torch.float64, generator=generator)
+    normal = partial(torch.randn, dtype=torch.float64, generator=generator)
+    children = normal(2, 6, 8)
+    weight = std * normal(6, 8, PARENTS, DIM)
     votes = dense_votes(squash(children), weight)
     traces: list[RoutingTrace] = []
     poses = dynamic_routing(votes, on_iteration=traces.append).poses
-    torch.testing.assert_close(poses, dynamic_routing_loops(votes), rtol=1e-9, atol=1e-15)
+    expected = dynamic_routing_loops(votes)
+    torch.testing.assert_close(poses, expected, rtol=1e-9, atol=1e-15)
     couplings = traces[-1].couplings
     total = torch.einsum("bij,bijd->bjd", couplings, votes).norm(dim=2)
     assert total.max() < 10 * std
-    torch.testing.assert_close(poses.norm(dim=2), total.square(), rtol=0.05, atol=1e-7)
-    assert_close(couplings, torch.full_like(couplings, 1 / PARENTS), atol=std / 10)
+    lengths = poses.norm(dim=2)
+    torch.testing.assert_close(lengths, total.square(), rtol=0.05, atol=1e-7)
+    equal = torch.full_like(couplings, 1 / PARENTS)
+    assert_close(couplings, equal, atol=std / 10)
 
 
 def test_capsule_of_one_component_without_squash_is_a_neuron() -> None:
@@ -95,11 +115,12 @@ def test_logits_that_are_replaced_differ_from_the_third_iteration_on(
 
 def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
     prior = build(DynamicRouting, learned_prior=True, types=CHILDREN).prior
-    assert torch.equal(prior, torch.zeros(PARENTS, CHILDREN).double())
+    zeros_of_prior = zeros(PARENTS, CHILDREN).double()
+    assert torch.equal(prior, zeros_of_prior)
     for gradient, iterations in product(("full", "last"), (1, 2, 3)):
-        options: Any = {"prior": prior, "gradient": gradient, "iterations": iterations}
-        poses = dynamic_routing(random_votes(), **options).poses
-        (to_prior,) = torch.autograd.grad(poses.square().sum(), prior)
+        options: Any = {"gradient": gradient, "iterations": iterations}
+        poses = dynamic_routing(random_votes(), prior=prior, **options).poses
+        (to_prior,) = gradients_of_squares(poses, prior)
         assert (to_prior != 0).all()
 
 
@@ -107,8 +128,16 @@ def test_prior_starts_at_zero_and_always_gets_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("routing", "options", "message"),
     [
-        (dynamic_routing, {"prior": zeros(3, 1)}, "received prior (3, 1) of torch.float32; expec"),
-        (dynamic_routing, {"prior": zeros(4, 2).double()}, "there are 5 children of 2 types; exp"),
+        (
+            dynamic_routing,
+            {"prior": zeros(3, 1)},
+            "received prior (3, 1) of torch.float32; expec",
+        ),
+        (
+            dynamic_routing,
+            {"prior": zeros(4, 2).double()},
+            "there are 5 children of 2 types; exp",
+        ),
         (dynamic_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (uniform_routing, {"squash": "tanh"}, "squash is 'tanh'; expected 'squash', 'e"),
         (dynamic_routing, {"gradient": "none"}, "gradient is 'none'; expected"),
@@ -126,10 +155,12 @@ def test_wrong_arguments_of_functions(
 @pytest.mark.parametrize("routing", [dynamic_routing, uniform_routing])
 def test_leaky_normaliser_equals_leaky_option(routing: Callable[..., Tensor]) -> None:
     """A leaky normaliser equals ``leaky=True``; giving both is refused."""
-    leaking = routing(random_votes(), normalise=Normaliser(leaky=True))
-    assert_close(leaking, routing(random_votes(), leaky=True))
+    votes = random_votes()
+    found = routing(votes, normalise=Normaliser(leaky=True))
+    expected = routing(votes, leaky=True)
+    assert_close(found, expected)
     with pytest.raises(ValueError, match="leaky and has a normaliser; expected only one"):
-        routing(random_votes(), leaky=True, normalise=Normaliser())
+        routing(votes, leaky=True, normalise=Normaliser())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +169,8 @@ def test_leaky_normaliser_equals_leaky_option(routing: Callable[..., Tensor]) ->
 def test_bias_is_a_tenth_per_parent_and_component(kind: type[AbstractRouting]) -> None:
     """There is a bias per parent and component, initially 0.1."""
     parameters = dict(kind(PARENTS, DIM).named_parameters())
-    assert torch.equal(parameters["bias"], torch.full((PARENTS, DIM), 0.1))
+    expected = torch.full((PARENTS, DIM), 0.1)
+    assert torch.equal(parameters["bias"], expected)
 
 
 SQUASH_LOOPS = {
@@ -154,20 +186,27 @@ SQUASH_LOOPS = {
 def test_squash_is_used_in_every_iteration(name: Any) -> None:
     """Agreement uses the squashed poses; the logits come from the last total input."""
     votes = random_votes() / 2
+    squash_loops = SQUASH_LOOPS[name]
     for iterations, backend in product((1, 3), BACKENDS):
-        module: Any = build(
-            DynamicRouting, iterations=iterations, squash=name, backend=backend, bias=False
-        )
+        options: Any = {"iterations": iterations, "squash": name, "backend": backend}
+        module: Any = build(DynamicRouting, bias=False, **options)
         parents = module(in_form(votes, backend))
-        expected = dynamic_routing_loops(votes, iterations=iterations, squash=SQUASH_LOOPS[name])
-        assert_close(parents.poses, expected, atol=1e-8)
-        assert_close(parents.activations, length_loops(parents.poses), atol=1e-8)
-        lengths = parents.logits.sigmoid() if SQUASHES[name].bounded else parents.logits
-        assert_close(lengths, parents.activations, atol=1e-5)
+        poses = dynamic_routing_loops(votes, iterations=iterations, squash=squash_loops)
+        lengths = length_loops(parents.poses)
+        assert_close(parents.poses, poses, atol=1e-8)
+        assert_close(parents.activations, lengths, atol=1e-8)
+        bounded = SQUASHES[name].bounded
+        of_logits = parents.logits.sigmoid() if bounded else parents.logits
+        assert_close(of_logits, parents.activations, atol=1e-5)
         if iterations == 1:
             uniform = uniform_routing(votes, squash=name)
             assert_close(tuple(uniform), tuple(parents), atol=1e-10)
-    for kind in (DynamicRouting, UniformRouting):
-        routing = kind(PARENTS, DIM, squash=name)
-        lengths = routing(100 * random_votes(dtype=torch.float32)).activations
-        assert routing.bounded is bool(lengths.max() < 1.001)
+
+
+@pytest.mark.parametrize("name", SQUASHES)
+@pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])
+def test_routing_says_whether_lengths_are_bounded(kind: Any, name: Any) -> None:
+    routing = kind(PARENTS, DIM, squash=name)
+    long_votes = 100 * random_votes(dtype=torch.float32)
+    longest = routing(long_votes).activations.max()
+    assert routing.bounded is bool(longest < 1.001)

@@ -17,7 +17,8 @@ VOTES = Votes(
     cosine(6, 3, 4, 4, scale=0.3, frequency=0.53, phase=0.2).transpose(1, 2),
 )
 ACTIVATIONS = sine(1, 6, frequency=0.91).sigmoid()
-BETAS = cosine(6, 3, scale=0.5, frequency=0.61), sine(6, 3, scale=0.4, frequency=0.43, phase=0.2)
+BETA_USE = cosine(6, 3, scale=0.5, frequency=0.61)
+BETA_IGNORE = sine(6, 3, scale=0.4, frequency=0.43, phase=0.2)
 BIAS = sine(6, 3, 16, scale=0.1, frequency=0.29)
 
 COUPLINGS = [
@@ -42,9 +43,9 @@ VARIANCES = [
 ]
 
 
-def close(found: Tensor, expected: list[float]) -> bool:
-    """Whether values equal the official module's numbers to their printed digits."""
-    return found.flatten().tolist() == pytest.approx(expected, rel=1e-3, abs=6e-13)
+def golden(found: Tensor, expected: list[float]) -> None:
+    """Values equal the official module's numbers to their printed digits."""
+    assert found.flatten().tolist() == pytest.approx(expected, rel=1e-3, abs=6e-13)
 
 
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused", "dense"])
@@ -55,17 +56,18 @@ def test_values_are_the_golden_numbers(backend: Any) -> None:
         parents = heinsen_routing(
             votes,
             ACTIVATIONS,
-            *BETAS,
+            BETA_USE,
+            BETA_IGNORE,
             bias=BIAS,
             iterations=iterations,
             on_iteration=traces.append,
             backend="auto" if backend == "dense" else backend,
         )
-        assert close(parents.logits, SCORES[iterations - 1])
-        assert close(parents.poses[0, 0, :4], POSES[iterations - 1])
+        golden(parents.logits, SCORES[iterations - 1])
+        golden(parents.poses[0, 0, :4], POSES[iterations - 1])
         for trace in traces:
-            assert close(trace.couplings[0, 0], COUPLINGS[trace.iteration])
-            assert close(trace.variances[0, 0, :4], VARIANCES[trace.iteration])
+            golden(trace.couplings[0, 0], COUPLINGS[trace.iteration])
+            golden(trace.variances[0, 0, :4], VARIANCES[trace.iteration])
 
 
 def test_initial_scores_are_zero_and_only_betas_learn() -> None:
@@ -74,6 +76,8 @@ def test_initial_scores_are_zero_and_only_betas_learn() -> None:
     parents = layer(torch.randn(2, 6, 4), torch.rand(2, 6))
     assert torch.equal(parents.logits, torch.zeros(2, 5))
     parents.logits[:, 1].sum().backward()
-    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    moved = [name for name, grad in gradients.items() if grad is not None and grad.any()]
+    moved = []
+    for name, parameter in layer.named_parameters():
+        if parameter.grad is not None and parameter.grad.any():
+            moved.append(name)
     assert moved == ["routing.beta_use", "routing.beta_ignore"]

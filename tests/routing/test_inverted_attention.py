@@ -18,12 +18,14 @@ from tests.reference.wrong import scrambled_windows, windows
 every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
 
 
-def golden(found: Tensor, expected: tuple[float, ...]) -> None:
-    assert_close(found, torch.tensor(expected, dtype=torch.float64))
+def golden(found: Tensor, numbers: tuple[float, ...]) -> None:
+    expected = torch.tensor(numbers, dtype=torch.float64)
+    assert_close(found, expected)
 
 
 POSES = sine(1, 6, 4, 4, frequency=0.37, phase=0.1).flatten(2)
-WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2)  # given as [i x d j]
+# given as [i x d j]
+WEIGHT = cosine(6, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2)
 WEIGHT = WEIGHT.permute(0, 1, 3, 2)
 
 FIRST_POSE = {  # of parent 0, components 0 to 3, after so many iterations
@@ -72,23 +74,30 @@ CONVOLUTIONAL = {
 def test_convolutional_golden_numbers(backend: Any) -> None:
     for iterations, pose in CONVOLUTIONAL.items():
         routing = partial(InvertedAttention, iterations=iterations, backend=backend)
-        layer = ConvCapsules((5, 5), 2, 16, 3, 16, rows=4, stride=2, routing=routing).double()
+        layer = ConvCapsules((5, 5), 2, 16, 3, 16, rows=4, stride=2, routing=routing)
+        layer.double()
         layer.weight.data = KERNEL.contiguous()
-        parents = layer(GRID.flatten(1, 3), torch.ones(1, 50, dtype=torch.float64))
+        poses = GRID.flatten(1, 3)
+        activations = torch.ones(1, 50).double()
+        parents = layer(poses, activations)
         golden(parents.poses[0, 0, :4], pose)
 
 
 def test_windows_equal_those_of_the_correct_version() -> None:
     """The numbers of a pose encode child and component, so that a permutation shows."""
-    coded = torch.arange(5 * 6 * 2 * 3, dtype=torch.float64).view(1, 5, 6, 2, 3)
-    found = Windows((5, 6), 2, kernel_size=3, stride=2).poses(coded.flatten(1, 3))
-    assert torch.equal(found, windows(coded, 3, 2).flatten(0, 2).flatten(1, 3))
+    numbers = torch.arange(5 * 6 * 2 * 3, dtype=torch.float64)
+    coded = numbers.view(1, 5, 6, 2, 3)
+    ours = Windows((5, 6), 2, kernel_size=3, stride=2)
+    found = ours.poses(coded.flatten(1, 3))
+    expected = windows(coded, 3, 2).flatten(0, 2).flatten(1, 3)
+    assert torch.equal(found, expected)
 
 
 def poses_from(children: Tensor) -> Tensor:
     """Poses from windows of children, ``(image, y, x, row, column, type, d)``."""
     by_window = children.flatten(0, 2).flatten(1, 3).contiguous()
-    return inverted_attention(dense_votes(by_window, KERNEL)).poses
+    votes = dense_votes(by_window, KERNEL)
+    return inverted_attention(votes).poses
 
 
 def test_scrambled_windows_are_caught() -> None:
@@ -100,7 +109,6 @@ def test_scrambled_windows_are_caught() -> None:
 
 
 def test_poses_of_one_component_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="poses have 1 component, which layer normalisation makes 0; expected 2 or"
-    ):
+    message = "poses have 1 component, which layer normalisation makes 0; expected 2 or"
+    with pytest.raises(ValueError, match=message):
         InvertedAttention(3, 1)

@@ -1,5 +1,6 @@
 """Random couplings: drawn once from a seed, equal for all images."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,17 +13,18 @@ from capsule_lab.routing import LayerInfo, RandomCouplings, UniformRouting
 from capsule_lab.types import RoutingTrace
 from tests.helpers.closeness import assert_close
 
-LAYERS: dict[str, tuple[type[nn.Module], tuple[Any, ...], dict[str, Any]]] = {
-    "dense": (DenseCapsules, (12, 6, 4, 8), {}),
-    "class": (ClassCapsules, (6, 2, 6, 4, 8), {"coordinates": torch.rand(6, 8)}),
-    "convolutional": (ConvCapsules, ((3, 2), 2, 6, 4, 8), {"kernel_size": 2}),
+COORDINATES = torch.rand(6, 8)
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "dense": partial(DenseCapsules, 12, 6, 4, 8),
+    "class": partial(ClassCapsules, 6, 2, 6, 4, 8, coordinates=COORDINATES),
+    "convolutional": partial(ConvCapsules, (3, 2), 2, 6, 4, 8, kernel_size=2),
 }
 
 
 def build(name: str, routing: Any = RandomCouplings, **options: Any) -> Any:
     torch.manual_seed(0)
-    kind, sizes, others = LAYERS[name]
-    return kind(*sizes, **others, routing=partial(routing, **options)).double()
+    layer = LAYERS[name](routing=partial(routing, **options))
+    return layer.double()
 
 
 def below() -> tuple[Tensor, Tensor]:
@@ -38,9 +40,11 @@ def test_couplings_are_equal_for_all_images_and_differ_among_children(name: str)
     traces: list[RoutingTrace] = []
     build(name)(*below(), on_iteration=traces.append)
     found = traces[0].couplings.unflatten(0, (3, -1))  # [b position i j]
-    assert_close(found, found[:1].expand_as(found))
-    assert found[0, 0].std(0).min() > 0.01
-    assert found[0, 0].std(1).min() > 0.01
+    of_first_image = found[:1].expand_as(found)
+    assert_close(found, of_first_image)
+    couplings = found[0, 0]
+    assert couplings.std(0).min() > 0.01
+    assert couplings.std(1).min() > 0.01
     equal = build(name, spread=0.0)(*below())
     expected = build(name, UniformRouting)(*below())
     assert_close(tuple(equal), tuple(expected))
@@ -48,23 +52,29 @@ def test_couplings_are_equal_for_all_images_and_differ_among_children(name: str)
 
 def test_logits_have_a_normal_distribution_of_the_given_spread() -> None:
     routing = RandomCouplings(20, 8, spread=3.0)
-    routing.build(LayerInfo(20, 8, 500, 6, shared=False, child_types=500))
-    assert routing.log_couplings.std().item() == pytest.approx(3.0, rel=0.02)
-    assert routing.log_couplings.mean().item() == pytest.approx(0.0, abs=0.1)
+    layer = LayerInfo(20, 8, 500, 6, shared=False, child_types=500)
+    routing.build(layer)
+    logits = routing.log_couplings
+    assert logits.std().item() == pytest.approx(3.0, rel=0.02)
+    assert logits.mean().item() == pytest.approx(0.0, abs=0.1)
 
 
 def test_seed_determines_couplings_and_leaves_the_global_generator() -> None:
     first = build("dense", seed=0)
     again = build("dense", seed=0)
     other = build("dense", seed=1)
-    assert torch.equal(first.routing.log_couplings, again.routing.log_couplings)
-    assert not torch.allclose(first.routing.log_couplings, other.routing.log_couplings)
-    assert torch.equal(first.weight, build("dense", UniformRouting).weight)
+    logits = first.routing.log_couplings
+    assert torch.equal(logits, again.routing.log_couplings)
+    assert not torch.allclose(logits, other.routing.log_couplings)
+    without_draw = build("dense", UniformRouting)
+    assert torch.equal(first.weight, without_draw.weight)
 
 
 def test_couplings_are_saved_and_not_trained() -> None:
     layer = build("dense")
     other = build("dense", seed=1)
-    assert "routing.log_couplings" not in dict(layer.named_parameters())
+    parameters = dict(layer.named_parameters())
+    assert "routing.log_couplings" not in parameters
     other.load_state_dict(layer.state_dict())
-    assert_close(other(*below()).poses, layer(*below()).poses)
+    children = below()
+    assert_close(other(*children).poses, layer(*children).poses)

@@ -28,9 +28,10 @@ POSE = (0.026320132353, 0.049847254203, 0.071601041078, 0.088637219976, 0.098650
 SCALES = (-14.435897768403, -11.656865222022, -10.712660031698)  # t
 
 
-def golden(found: Tensor, expected: tuple[float, ...]) -> None:
+def golden(found: Tensor, numbers: tuple[float, ...]) -> None:
     """Compare to 1e-7: the code adds 1e-8 under roots, the paper adds nothing."""
-    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7)
+    expected = torch.tensor(numbers, dtype=torch.float64)
+    assert_close(found, expected, atol=1e-7)
 
 
 class Recorder(Normaliser):
@@ -60,25 +61,33 @@ def test_values_are_the_golden_numbers() -> None:
     for trace, expected in zip(traces, COUPLINGS, strict=False):
         golden(trace.couplings[0, 0], expected)
     golden(traces[2].poses[0, 0], POSE)
-    factors = (LENGTHS[:, :, None] / VOTES.norm(dim=3)).clamp_max(1)
-    shortened = VOTES * factors[..., None]
-    for logits, trace, scale in zip(recorder.logits[1:], traces, SCALES, strict=False):
-        distances = (trace.poses.unsqueeze(1) - shortened).norm(dim=3).transpose(1, 2)
+    ratios = LENGTHS.unsqueeze(2) / VOTES.norm(dim=3)
+    factors = ratios.clamp_max(1)
+    shortened = VOTES * factors.unsqueeze(3)
+    rows = zip(recorder.logits[1:], traces, SCALES, strict=False)
+    for logits, trace, scale in rows:
+        differences = trace.poses.unsqueeze(1) - shortened  # [b i j d]
+        distances = differences.norm(dim=3).transpose(1, 2)  # [b j i]
         assert_close(logits, scale * distances, atol=1e-6)
 
 
 def test_single_parent_gets_all_couplings() -> None:
     votes = VOTES[:, :, :1]
     once = scaled_distance_agreement(votes, LENGTHS, iterations=1)
-    torch.testing.assert_close(scaled_distance_agreement(votes, LENGTHS), once)
+    thrice = scaled_distance_agreement(votes, LENGTHS)
+    torch.testing.assert_close(thrice, once)
 
 
 def check_images_are_independent(route: Any) -> None:
-    other = 3 * VOTES.flip(1)
-    votes = torch.cat([VOTES, other])
-    lengths = torch.cat([LENGTHS, 2 * LENGTHS])
-    alone = torch.cat([route(VOTES, LENGTHS), route(other, 2 * LENGTHS)])
-    assert_close(alone, route(votes, lengths), atol=1e-10)
+    other_votes = 3 * VOTES.flip(1)
+    other_lengths = 2 * LENGTHS
+    one = route(VOTES, LENGTHS)
+    other = route(other_votes, other_lengths)
+    alone = torch.cat([one, other])
+    votes = torch.cat([VOTES, other_votes])
+    lengths = torch.cat([LENGTHS, other_lengths])
+    together = route(votes, lengths)
+    assert_close(alone, together, atol=1e-10)
     golden(alone[0, 0], POSE)
 
 
@@ -98,8 +107,10 @@ def test_images_are_independent_in_a_convolutional_layer(
 ) -> None:
     """Positions of an image share a scale, also when few images are routed at a time."""
     torch.manual_seed(0)
-    routing = partial(ScaledDistanceAgreement, normalisation=normalisation, backend="matmul")
-    layer = ConvCapsules((4, 4), 2, 6, 3, 5, weight_std=1.0, routing=routing).double()
+    options: Any = {"normalisation": normalisation, "backend": "matmul"}
+    routing = partial(ScaledDistanceAgreement, **options)
+    layer = ConvCapsules((4, 4), 2, 6, 3, 5, weight_std=1.0, routing=routing)
+    layer.double()
     poses = torch.randn(3, 32, 6).double()
     present = torch.rand(3, 32).double()
     whole = layer(poses, present).poses

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from capsule_lab.layers import DenseCapsules
 from capsule_lab.routing import UniformRouting, uniform_routing
@@ -12,23 +13,26 @@ from tests.reference.loops import dynamic_routing_loops
 
 
 @pytest.fixture
-def votes() -> torch.Tensor:
-    return torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+def votes() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 5, 3, 4, generator=generator).double()
 
 
-def test_gain_multiplies_the_sums_before_the_bias(votes: torch.Tensor) -> None:
+def test_gain_multiplies_the_sums_before_the_bias(votes: Tensor) -> None:
     """Judged by the loops: the sum of votes that are twice as large is twice as large."""
-    bias = torch.linspace(-1, 1, 12).double().reshape(3, 4)
-    found = uniform_routing(votes, gain=torch.tensor(2.0).double(), bias=bias)
+    bias = torch.linspace(-1, 1, 12).double().view(3, 4)
+    gain = torch.tensor(2.0).double()
+    found = uniform_routing(votes, gain=gain, bias=bias).poses
+    without_gain = uniform_routing(votes, bias=bias).poses
     expected = dynamic_routing_loops(2 * votes, iterations=1, bias=bias)
-    assert_close(found.poses, expected)
-    assert not torch.allclose(found.poses, uniform_routing(votes, bias=bias).poses)
+    assert_close(found, expected)
+    assert not torch.allclose(found, without_gain)
 
 
-def test_gradient_of_the_gain(votes: torch.Tensor) -> None:
-    gain = torch.tensor(1.3, requires_grad=True, dtype=torch.double)
+def test_gradient_of_the_gain(votes: Tensor) -> None:
+    gain = torch.tensor(1.3).double().requires_grad_()
 
-    def poses(gain: torch.Tensor) -> torch.Tensor:
+    def poses(gain: Tensor) -> Tensor:
         return uniform_routing(votes, gain=gain).poses
 
     assert torch.autograd.gradcheck(poses, [gain])
@@ -46,6 +50,8 @@ def test_learned_gain_starts_at_one_and_learns(backend: str) -> None:
     plain.load_state_dict(state)
     poses = torch.randn(2, 5, 4)
     activations = torch.rand(2, 5)
-    torch.testing.assert_close(layer(poses, activations).poses, plain(poses, activations).poses)
-    layer(poses, activations).activations.sum().backward()
+    parents = layer(poses, activations)
+    expected = plain(poses, activations)
+    torch.testing.assert_close(parents.poses, expected.poses)
+    parents.activations.sum().backward()
     assert gain.grad > 0, "a larger gain makes longer capsules"

@@ -12,6 +12,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules
 from capsule_lab.routing import VariationalBayesRouting, variational_bayes_routing
 from capsule_lab.types import RoutingTrace
 from tests.helpers.closeness import assert_close
+from tests.helpers.networks import count
 from tests.helpers.waves import sine
 from tests.reference import wrong
 from tests.reference.em_bridge import random
@@ -89,31 +90,41 @@ def test_values_are_the_golden_numbers() -> None:
 
 
 def golden(found: Tensor, numbers: list[float]) -> None:
-    assert_close(found, torch.tensor(numbers, dtype=torch.float64), atol=6e-10)
+    expected = torch.tensor(numbers, dtype=torch.float64)
+    assert_close(found, expected, atol=6e-10)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
-    "options", [{}, {"initial": "types"}, {"normalisation": "window"}], ids=str
+    ("options", "of_the_loops"),
+    [
+        ({}, {}),
+        ({"initial": "types"}, {"initial": "types"}),
+        ({"normalisation": "window"}, {"per_window": True}),
+    ],
+    ids=str,
 )
-def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, Any]) -> None:
+def test_convolutional_layer_equals_the_loops(
+    stride: int, options: dict[str, Any], of_the_loops: dict[str, Any]
+) -> None:
     torch.manual_seed(0)
     routing: Any = partial(VariationalBayesRouting, **options)
-    layer = ConvCapsules(
-        (4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=routing, weight_std=1.0
-    )
-    layer = layer.double().eval()
+    sizes: Any = {"rows": 2, "kernel_size": 2, "stride": stride}
+    layer = ConvCapsules((4, 4), 2, 4, 3, 4, routing=routing, weight_std=1.0, **sizes)
+    layer.double().eval()
     poses = torch.randn(2, 32, 4, dtype=torch.float64)
     activations = torch.rand(2, 32, dtype=torch.float64)
-    children = layer.windows.poses(poses).view(2, -1, 8, 2, 2)  # [b position place row q]
+    # [b position place row q]
+    children = layer.windows.poses(poses).view(2, -1, 8, 2, 2)
     votes = torch.einsum("bpwrq,wqjc->bpwjrc", children, layer.weight).flatten(4)
-    of_the_loops = {"per_window": True} if "normalisation" in options else options
     expected = bayes_loops(votes, activations, layer.windows.child, **of_the_loops)[-1]
     traces: list[RoutingTrace] = []
     found = layer(poses, activations, on_iteration=traces.append)
+    couplings = traces[-1].couplings.unflatten(0, (2, -1))
     exact = partial(assert_close, atol=1e-10)
-    exact(traces[-1].couplings.unflatten(0, (2, -1)), expected.couplings)
-    factor = (1 + layer.routing.logit_norm.eps) ** -0.5  # running statistics are still 0 and 1
+    exact(couplings, expected.couplings)
+    # running statistics are still 0 and 1
+    factor = (1 + layer.routing.logit_norm.eps) ** -0.5
     exact(found.poses, factor * expected.poses.flatten(1, 2))
     exact(found.logits, factor * expected.logits.flatten(1, 2))
 
@@ -122,24 +133,34 @@ def trained(rows: int) -> tuple[VariationalBayesRouting, Any]:
     torch.manual_seed(0)
     routing = VariationalBayesRouting(3, 4).double()
     spread = torch.tensor([1.0, 3.0, 9.0]).view(3, 1)  # of the parents
-    votes = torch.randn(rows, 6, 3, 4, dtype=torch.float64) * spread + 2
-    return routing, routing(votes, torch.rand(rows, 6, dtype=torch.float64))
+    normal = torch.randn(rows, 6, 3, 4, dtype=torch.float64)
+    votes = normal * spread + 2
+    activations = torch.rand(rows, 6, dtype=torch.float64)
+    return routing, routing(votes, activations)
 
 
 def test_poses_and_logits_are_normalised_per_parent_type() -> None:
     _, parents = trained(200)
-    for values in (parents.poses.transpose(1, 2).flatten(0, 1), parents.logits):
-        assert values.mean(0).tolist() == pytest.approx([0] * 3, abs=1e-10)
-        assert values.var(0, unbiased=False).tolist() == pytest.approx([1] * 3, rel=1e-2)
-    for affine, parameters in ((True, 6), (False, 0)):
-        routing = partial(VariationalBayesRouting, affine=affine)
-        layer = ClassCapsules(4, 2, 4, 3, 4, routing=routing)
-        assert sum(p.numel() for p in layer.routing.parameters()) == parameters
+    poses = parents.poses.transpose(1, 2).flatten(0, 1)
+    for values in (poses, parents.logits):
+        means = values.mean(0)
+        variances = values.var(0, unbiased=False)
+        assert means.tolist() == pytest.approx([0] * 3, abs=1e-10)
+        assert variances.tolist() == pytest.approx([1] * 3, rel=1e-2)
+
+
+@pytest.mark.parametrize(("affine", "parameters"), [(True, 6), (False, 0)])
+def test_normalisation_has_parameters_if_it_is_affine(affine: bool, parameters: int) -> None:
+    routing = partial(VariationalBayesRouting, affine=affine)
+    layer = ClassCapsules(4, 2, 4, 3, 4, routing=routing)
+    assert count(layer.routing) == parameters
 
 
 def check_gradients(module: nn.Module, activations: Tensor) -> None:
-    loss = (activations * torch.rand_like(activations)).sum()
-    for gradient in torch.autograd.grad(loss, list(module.parameters())):
+    weights = torch.rand_like(activations)
+    loss = (weights * activations).sum()
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    for gradient in gradients:
         assert (gradient.abs() > 1e-9).all()
 
 
@@ -150,12 +171,15 @@ def test_every_parameter_learns_in_training() -> None:
 
 def test_dead_betas_are_caught() -> None:
     module = wrong.DeadBetas(3).double()
+    activations = module(torch.randn(20, 3, dtype=torch.float64))
     with pytest.raises(AssertionError):
-        check_gradients(module, module(torch.randn(20, 3, dtype=torch.float64)))
+        check_gradients(module, activations)
 
 
 def large_votes() -> tuple[Tensor, Tensor]:
-    return random(2, 6, 3, 16), random(2, 6, seed=1).sigmoid()
+    votes = random(2, 6, 3, 16)
+    activations = random(2, 6, seed=1).sigmoid()
+    return votes, activations
 
 
 def check_couplings_of_large_votes(route: Callable[..., Any]) -> None:
@@ -168,7 +192,9 @@ def check_couplings_of_large_votes(route: Callable[..., Any]) -> None:
 
 def check_children_that_are_not_there(route: Callable[..., Any]) -> None:
     votes, activations = large_votes()
-    assert route(votes, torch.zeros_like(activations))[0].isfinite().all()
+    none = torch.zeros_like(activations)
+    poses = route(votes, none)[0]
+    assert poses.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -180,6 +206,7 @@ def check_children_that_are_not_there(route: Callable[..., Any]) -> None:
     ],
 )
 def test_mistake_is_caught(mistake: type[wrong.Bayes], check: Callable[..., None]) -> None:
-    wrong.check_catches(check, mistake(), wrong.Bayes(), variational_bayes_routing)
+    right = wrong.Bayes()
+    wrong.check_catches(check, mistake(), right, variational_bayes_routing)
     expected = variational_bayes_routing(*large_votes()).poses
-    assert_close(wrong.Bayes()(*large_votes()), expected)
+    assert_close(right(*large_votes()), expected)

@@ -30,10 +30,12 @@ def test_folder_is_named_by_the_hash_of_all_sources(
 
 def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In ``NUMBA_CACHE_DIR``, or the cache directory of the user; numba's own setting stays as it was."""
-    assert Path(em._fit._cache._cache_file._index_path).parent == compiler._FOLDER
+    index = Path(em._fit._cache._cache_file._index_path)
+    assert index.parent == compiler._FOLDER
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", str(tmp_path / "mine"))
     folder = compiler.make_cache_folder()
-    assert (folder.is_dir(), folder.parent) == (True, tmp_path / "mine" / "capsule_lab")
+    assert folder.is_dir()
+    assert folder.parent == tmp_path / "mine" / "capsule_lab"
     compiler.jit(lambda x: x)
     assert str(tmp_path / "mine") == compiler.CONFIG.CACHE_DIR
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", "")
@@ -64,7 +66,8 @@ def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     name = compiler.cache_folder(tmp_path, compiler.SOURCES).name
     for sources, hits in ((ROOT, "0"), (clone, "1")):
         cache = {"PYTHONPATH": str(sources), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-        assert interpreter("-c", SCRIPT, cwd=tmp_path, **cache).out.split() == [name, hits]
+        ended = interpreter("-c", SCRIPT, cwd=tmp_path, **cache)
+        assert ended.out.split() == [name, hits]
     (tmp_path / "file").write_text("")
     ended = interpreter("-c", SCRIPT, cwd=tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file"))
     assert ended.out.split() == ["None", "0"]
@@ -74,8 +77,9 @@ def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
 def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.CONFIG, "DISABLE_JIT", 1)
     spec = importlib.util.find_spec(compiler.__name__)
+    module = importlib.util.module_from_spec(spec)
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module)
 
 
 @pytest.mark.parametrize("ending", [".nbi", ".nbc"])

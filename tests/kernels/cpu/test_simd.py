@@ -15,7 +15,9 @@ from capsule_lab.kernels.cpu.simd import LANES, broadcast, extract, insert, load
 
 @numba.njit
 def _arithmetic(a: Any, b: Any, at: int, out: Any) -> None:
-    store(out, at, load(a, at) * load(b, at) + load(a, at) - load(b, at))
+    one = load(a, at)
+    other = load(b, at)
+    store(out, at, one * other + one - other)
 
 
 @numba.njit
@@ -36,8 +38,9 @@ def test_arithmetic_is_elementwise(dtype: Any, at: int) -> None:
     b = draw(LANES + 5, dtype, 1)
     out = np.zeros(LANES + 5, dtype)
     _arithmetic(a, b, at, out)
+    written = slice(at, at + LANES)
     expected = np.zeros_like(out)
-    expected[at : at + LANES] = (a * b + a - b)[at : at + LANES]
+    expected[written] = (a * b + a - b)[written]
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -50,7 +53,8 @@ def test_insert_extract_broadcast_and_sum(dtype: Any, lane: int) -> None:
     extracted, total = _lanes(a, lane, dtype(3), out)
     expected = a.copy()
     expected[lane] = 3
-    np.testing.assert_array_equal(out, [*expected, *np.full(LANES, 3)])
+    threes = np.full(LANES, 3)
+    np.testing.assert_array_equal(out, [*expected, *threes])
     assert extracted == 3
     np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
 
@@ -58,6 +62,7 @@ def test_insert_extract_broadcast_and_sum(dtype: Any, lane: int) -> None:
 def test_vectors_stay_vectors() -> None:
     """LLVM has not taken them apart into numbers."""
     a = draw(LANES, np.float32, 0)
-    _arithmetic(a, a, 0, np.zeros(LANES, np.float32))
+    out = np.zeros(LANES, np.float32)
+    _arithmetic(a, a, 0, out)
     intermediate = "\n".join(_arithmetic.inspect_llvm().values())
     assert f"fmul reassoc nsz contract <{LANES} x float>" in intermediate
