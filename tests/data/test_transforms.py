@@ -5,6 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
 from torchvision.transforms import v2
 
 from capsule_lab.data import transforms
@@ -120,7 +122,7 @@ def test_shift_moves_each_image_by_its_own_offset(largest):
     down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).T
     moved = transforms.shift(images, down, right, largest)
     expected = shift_slowly(images.numpy(), down.tolist(), right.tolist())
-    np.testing.assert_array_equal(moved.numpy(), expected)
+    assert_array_equal(moved.numpy(), expected)
 
 
 def test_crop_takes_each_image_from_its_own_corner():
@@ -149,7 +151,7 @@ def test_thirteen_corners_are_the_centre_and_two_diagonals(size, steps):
 
 def test_to_unit_interval_fills_the_interval_evenly():
     pixels = transforms.to_unit_interval(torch.arange(256, dtype=torch.uint8))
-    torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
+    assert_close(pixels, torch.linspace(0, 1, 256))
 
 
 def test_standardise_limits_the_deviation_from_below():
@@ -158,7 +160,7 @@ def test_standardise_limits_the_deviation_from_below():
     images[1, 0, 0, 0] = 7.5
     standard = transforms.standardise(images)
     assert standard[0].equal(torch.zeros(2, 32, 32))
-    torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
+    assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_affine_pads_with_zeros_or_the_border(around, rows):
         down=zero,
         around=around,
     )
-    torch.testing.assert_close(moved[0, 0], torch.tensor(rows).float())
+    assert_close(moved[0, 0], torch.tensor(rows).float())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_affine_equals_that_of_scipy(rotation, shear, scale_x, scale_y, right, d
         right=torch.tensor([right]),
         down=torch.tensor([down]),
     )
-    np.testing.assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
+    assert_allclose(moved[0, 0].numpy(), expected, atol=2e-4)
 
 
 def test_transform_each_seeds_the_pipeline_with_the_key_of_the_image():

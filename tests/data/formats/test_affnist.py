@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from capsule_lab.data.download import fetch
 from capsule_lab.data.formats import affnist
@@ -51,9 +52,9 @@ def refusal(function: Callable[..., Any], *arguments: Any) -> str:
 def test_file_and_archive_are_read_back_exactly(written, tmp_path, name):
     shutil.copy(written / name, tmp_path)
     images, labels, factors = load(tmp_path)
-    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
-    np.testing.assert_array_equal(labels.numpy(), LABELS)
-    np.testing.assert_array_equal(factors.numpy(), TRANSFORMS.astype(np.float32))
+    assert_array_equal(images[:, 0].numpy(), IMAGES)
+    assert_array_equal(labels.numpy(), LABELS)
+    assert_array_equal(factors.numpy(), TRANSFORMS.astype(np.float32))
     assert check(tmp_path) == {name: hashlib.sha256((written / name).read_bytes()).hexdigest()}
 
 
@@ -140,7 +141,7 @@ def test_complete_download_is_kept(written, tmp_path, monkeypatch):
     assert asked == [URL]
     assert [path.name for path in tmp_path.rglob("*")] == ["affNIST", "test.mat.zip"]
     images = load(tmp_path / "affNIST").images
-    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
+    assert_array_equal(images[:, 0].numpy(), IMAGES)
 
 
 def test_incomplete_download_leaves_nothing(written, tmp_path, monkeypatch):
