@@ -48,8 +48,6 @@ def labels_of(lines: Iterable[Line2D]) -> list[str]:
     return [line.get_label() for line in lines]
 
 
-
-
 def marker_styles(lines: Iterable[Line2D]) -> list[Any]:
     return [line.get_marker() for line in lines]
 
@@ -74,6 +72,8 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data.val_pairs=64",
         "data.test_pairs=64",
         "trainer.max_epochs=1",
+        "trainer.limit_train_batches=1",
+        "train.test=none",
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPSULE_LAB_RUN", "")
